@@ -15,7 +15,7 @@ from ..base.errors import UsageError
 from ..machine.aiter_regime import detect_regime, installed_regime
 from ..machine.hardware import Machine, gpu_by_name
 from ..predict.fleet import FleetRates
-from ..predict.trace_plan import Slo
+from ..predict.simulation import Slo
 from ..recipe.launch import load_recipe, missing_gpus, resolve, unmet_requirements
 from ..recipe.memory_plan import MemoryPlan, ModelCard, make_plan, short_pool
 from .options import RECIPE, RECIPE_NAME, one_recipe

@@ -14,7 +14,8 @@ from ..base.console import table_console
 from ..base.request_progress import request_progress
 from ..predict.fleet import FleetRates, plan_fleet
 from ..predict.layouts import node_layouts
-from ..predict.trace_plan import MODEL, Slo, plan_trace, user_counts
+from ..predict.simulation import Slo
+from ..predict.trace_plan import MODEL, plan_trace, user_counts
 
 
 def rank_layouts(
@@ -34,24 +35,20 @@ def rank_layouts(
     with request_progress("simulations", simulations + more, console) as show:
         plan = plan_trace(trace, slo, users, accept_length, horizon_s, show, layouts)
         fleet_plan = plan_fleet(plan, *fleet, lambda done, what: show(simulations + done, what)) if fleet else None
-    fleet_lines = fleet_plan.lines() if fleet_plan else []
     from ..report import traffic_plan  # optional: jinja2 and matplotlib
 
+    fleet_lines = traffic_plan.fleet_lines(fleet_plan) if fleet_plan else []
     if as_json:
-        content: dict[str, Any] = {
-            "about": MODEL,
-            "verdict": plan.verdict,
-            "users": plan.users,
-            "reasons": plan.reasons(),
-        }
-        content |= {"recipe": plan.winner.recipe if plan.winner else None, "error": plan.error}
+        content: dict[str, Any] = {"about": MODEL, "verdict": plan.verdict, "users": plan.users}
+        content |= {"reasons": plan.reasons(), "recipe": plan.winner.recipe if plan.winner else None}
+        content |= {"error": plan.error}
         content |= {"layouts": [plan.chosen[name][0].model_dump() for name in plan.ranking]}
         content |= {"fleet": asdict(fleet_plan) if fleet_plan else None}
         content |= {"curves": {name: [one.model_dump() for one in found] for name, found in plan.curves.items()}}
         typer.echo(json.dumps(content, indent=2))
         return
     console.print(MODEL, markup=False)
-    table = Table(*traffic_plan.COLUMNS, title=f"{plan.trace.name}, {plan.slo}")
+    table = Table(*traffic_plan.COLUMNS, title=f"{plan.trace.name}, {plan.job.slo}")
     for row in traffic_plan.rows(plan):
         table.add_row(*row)
     console.print(table)

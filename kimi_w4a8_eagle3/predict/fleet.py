@@ -11,7 +11,7 @@ import heapq
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -79,7 +79,6 @@ class FleetFigures:
 
     @property
     def good(self) -> float:
-        """Share of the requests that meet the SLO."""
         return 1 - (self.slow + self.cold + self.lost) / max(self.requests, 1e-9)
 
 
@@ -236,34 +235,6 @@ class FleetPlan:
     nearest: float
     simulated: int
 
-    def lines(self) -> list[str]:
-        """Return the result in sentences."""
-        failures, updates, restart = self.rates.failures, self.rates.updates, self.rates.restart_s / 60
-        rates = f"{failures:g} failures of a node in 1,000 hours, {updates:g} rolling restarts a week, "
-        rates += f"{restart:g} min each"
-        few = [
-            f"{SHARE:.1%} is finer than the simulation: with the fewest users it has {self.simulated:,} requests. "
-            "Give more --minutes."
-        ] * (self.simulated < 1 / (1 - SHARE))
-        where = f"{self.nodes:,} nodes of recipe {self.recipe}"
-        if self.users is None:
-            return [
-                f"fleet: {where} do not reach {SHARE:.1%}, with {rates}. "
-                f"The nearest is one user a node, with {self.nearest:.2%} of the requests",
-                *few,
-            ]
-        low, high, calm = (one.users if one else 0 for one in (self.slow, self.fast, self.undisturbed))
-        bad = max(self.users.slow + self.users.cold + self.users.lost, 1e-9)
-        causes = (f"{part / bad:.0%}" for part in (self.users.slow, self.users.cold, self.users.lost))
-        return [
-            f"fleet: {where} serve {self.users.users:,} users ({low:,} to {high:,}) at {SHARE:.1%}, with {rates}; "
-            f"{calm:,} if no node ever stops",
-            *few,
-            "Requests that miss: {} wait for too long, {} start on a node without their prefix, {} are cut off".format(
-                *causes
-            ),
-        ]
-
 
 def plan_fleet(plan: TracePlan, nodes: int, rates: FleetRates, show: Callable[[int, str], None]) -> FleetPlan | None:
     """Return the capacity of nodes with the plan's layout; None if no layout meets the SLO."""
@@ -271,16 +242,15 @@ def plan_fleet(plan: TracePlan, nodes: int, rates: FleetRates, show: Callable[[i
     if layout is None:
         return None
     scales, counts = (1.0, 1 + plan.error, 1 - plan.error), user_counts(None)
-    runs = [SimulatedRun(layout=asdict(layout), users=count, scale=scale) for scale in scales for count in counts]
-    found = simulate(plan.job(runs), lambda done: show(done, "fleet"))
+    runs = [SimulatedRun(layout=layout, users=count, scale=scale) for scale in scales for count in counts]
+    found = simulate(plan.job.model_copy(update={"runs": runs}), lambda done: show(done, "fleet"))
     step = KimiStepTime(calibrate(Cluster()), Cluster(tp=layout.tp, groups=layout.groups))
     turns = list(plan.trace.turns())
-    late = [step.prefill([[(turn.prompt_tokens, 0)]]) > plan.slo.ttft_s for turn in turns]
+    late = [step.prefill([[(turn.prompt_tokens, 0)]]) > plan.job.slo.ttft_s for turn in turns]
     of_session, cold = len(turns) / len(plan.trace.sessions), sum(late) / len(late)
     curves = [NodeCurve.of([one for one in found if one.scale == scale], of_session, cold) for scale in scales]
     most = [capacity(curve, rates, nodes, SHARE) for curve in curves]
     calm = capacity(curves[0], FleetRates(0.0, 0.0, rates.restart_s), nodes, SHARE)
     nearest = FleetRun(curves[0], rates, nodes, nodes).run(LEAST_HOURS).good
-    return FleetPlan(
-        nodes, layout.recipe, rates, most[0], most[1], most[2], calm, nearest, min(one.requests for one in found)
-    )
+    simulated = min(one.requests for one in found)
+    return FleetPlan(nodes, layout.recipe, rates, most[0], most[1], most[2], calm, nearest, simulated)

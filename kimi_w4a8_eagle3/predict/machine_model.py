@@ -15,6 +15,7 @@ from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, Field
 
 from ..base.resources import operator_dir
 from ..machine.hardware import GPUS, Gpu
@@ -34,41 +35,39 @@ MLA_HEADS = 16  # of AITER's decode kernel; fewer are repeated, and more take se
 class Precision:
     """Storage and arithmetic of routed experts: bytes per weight (with scales) and peak operations per second."""
 
-    name: str
     bytes_per_weight: float
     ops: float
 
 
 PRECISIONS = {
-    "w4a8": Precision("w4a8", 0.5, INT8_OPS),
-    "w4a16": Precision("w4a16", 0.5 + 2 / 32, BF16_OPS),
-    "w8a8": Precision("w8a8", 1.0, INT8_OPS),
+    "w4a8": Precision(0.5, INT8_OPS),
+    "w4a16": Precision(0.5 + 2 / 32, BF16_OPS),
+    "w8a8": Precision(1.0, INT8_OPS),
 }
 
 
-@dataclass(frozen=True)
-class Shapes:
-    """Sizes of Kimi-K2.5 and its draft, named as in their configs."""
+class Shapes(BaseModel, frozen=True):
+    """Sizes of Kimi-K2.5, by the names of its config, and of its draft, whose names begin with `draft_`."""
 
-    hidden: int
-    layers: int
-    dense_layers: int
-    dense_inner: int
-    expert_inner: int
-    experts: int
-    top_k: int
-    shared_experts: int
-    heads: int
-    q_rank: int
-    kv_rank: int
-    nope: int
-    rope: int
-    v_head: int
-    vocab: int
-    draft_inner: int
-    draft_heads: int
-    draft_kv_heads: int
-    draft_head_dim: int  # 0: the draft's attention is MLA, with the target's sizes
+    hidden: int = Field(alias="hidden_size")
+    layers: int = Field(alias="num_hidden_layers")
+    dense_layers: int = Field(alias="first_k_dense_replace")
+    dense_inner: int = Field(alias="intermediate_size")
+    expert_inner: int = Field(alias="moe_intermediate_size")
+    experts: int = Field(alias="n_routed_experts")
+    top_k: int = Field(alias="num_experts_per_tok")
+    shared_experts: int = Field(alias="n_shared_experts")
+    heads: int = Field(alias="num_attention_heads")
+    q_rank: int = Field(alias="q_lora_rank")
+    kv_rank: int = Field(alias="kv_lora_rank")
+    nope: int = Field(alias="qk_nope_head_dim")
+    rope: int = Field(alias="qk_rope_head_dim")
+    v_head: int = Field(alias="v_head_dim")
+    vocab: int = Field(alias="vocab_size")
+    draft_inner: int = Field(alias="draft_intermediate_size")
+    draft_heads: int = Field(alias="draft_num_attention_heads")
+    draft_kv_heads: int = Field(alias="draft_num_key_value_heads")
+    draft_head_dim: int = 0  # 0: the draft's attention is MLA, with the target's sizes
 
     @property
     def moe_layers(self) -> int:
@@ -81,27 +80,7 @@ def kimi(draft_card: str = DRAFT) -> Shapes:
     folder = operator_dir("launch/models")
     target = json.loads((folder / "kimi-k2.5-w4a8.json").read_text())["config"]["text_config"]
     draft = json.loads((folder / f"{draft_card}.json").read_text())["config"]
-    return Shapes(
-        hidden=target["hidden_size"],
-        layers=target["num_hidden_layers"],
-        dense_layers=target["first_k_dense_replace"],
-        dense_inner=target["intermediate_size"],
-        expert_inner=target["moe_intermediate_size"],
-        experts=target["n_routed_experts"],
-        top_k=target["num_experts_per_tok"],
-        shared_experts=target["n_shared_experts"],
-        heads=target["num_attention_heads"],
-        q_rank=target["q_lora_rank"],
-        kv_rank=target["kv_lora_rank"],
-        nope=target["qk_nope_head_dim"],
-        rope=target["qk_rope_head_dim"],
-        v_head=target["v_head_dim"],
-        vocab=target["vocab_size"],
-        draft_inner=draft["intermediate_size"],
-        draft_heads=draft["num_attention_heads"],
-        draft_kv_heads=draft["num_key_value_heads"],
-        draft_head_dim=draft.get("head_dim", 0),
-    )
+    return Shapes.model_validate(target | {f"draft_{key}": value for key, value in draft.items()})
 
 
 @dataclass(frozen=True)
@@ -178,9 +157,9 @@ def expert_weights(shapes: Shapes, tp: int) -> float:
     return 3 * shapes.hidden * shapes.expert_inner / tp
 
 
-def _mla_passes(cluster: Cluster, shapes: Shapes) -> float:
+def _mla_passes(cluster: Cluster) -> float:
     """Return how often AITER's kernel reads a request's latents: it computes 16 heads at once."""
-    return max(shapes.heads / cluster.attention_tp / MLA_HEADS, 1.0)
+    return max(cluster.shapes.heads / cluster.attention_tp / MLA_HEADS, 1.0)
 
 
 def decode_bytes(
@@ -189,19 +168,18 @@ def decode_bytes(
     context: float,
     precision: Precision,
     cluster: Cluster,
-    shapes: Shapes,
     fullest: float | None = None,
 ) -> float:
     """Return the bytes of weights, touched experts and KV that one decode pass reads on a GPU.
 
     fullest: requests of the fullest group, if the groups of DP attention are not equal.
     """
-    s, tokens = shapes, requests * tokens_each
+    s, tokens = cluster.shapes, requests * tokens_each
     # MLA keeps one latent vector per token, replicated on every GPU. AITER's kernel reads it once for all tokens of a
     # request, but its matrix work takes about as long as one reading for each (docs/bench.md). With one reading alone
     # the model falls 22% short of the published ITL.
     own = (fullest or cluster.in_a_group(requests)) * tokens_each
-    passes = own * _mla_passes(cluster, s)
+    passes = own * _mla_passes(cluster)
     kv_bytes = passes * context * s.layers * (s.kv_rank + s.rope) * BF16_BYTES
     expert = expert_weights(s, cluster.tp)
     touched = experts_touched(tokens, s) * expert * precision.bytes_per_weight * s.moe_layers
@@ -214,61 +192,67 @@ def decode_step(
     context: float,
     precision: Precision,
     cluster: Cluster,
-    shapes: Shapes,
     fullest: float | None = None,
 ) -> Terms:
     """Return the cost of one target pass over `tokens_each` new tokens of each request (1: plain decode)."""
-    s, tokens = shapes, requests * tokens_each
+    s, tokens = cluster.shapes, requests * tokens_each
     expert = expert_weights(s, cluster.tp)
     own = (fullest or cluster.in_a_group(requests)) * tokens_each
     projections = s.layers * attention_weights(s, cluster.attention_tp)
     products = own * projections + tokens * (fixed_weights(s, cluster.tp, cluster.attention_tp) - projections)
-    memory = decode_bytes(requests, tokens_each, context, precision, cluster, shapes, fullest) / cluster.bandwidth
+    memory = decode_bytes(requests, tokens_each, context, precision, cluster, fullest) / cluster.bandwidth
     attention = own * context * s.layers * s.heads / cluster.attention_tp * 2 * (2 * s.kv_rank + s.rope)
     compute = (products * 2 + attention) / BF16_OPS + tokens * s.top_k * expert * 2 * s.moe_layers / precision.ops
     return np.array([s.layers, memory + compute, 0.0])
 
 
-def _step_weights(cluster: Cluster, shapes: Shapes) -> float:
-    s, tp = shapes, cluster.attention_tp
+def _step_weights(cluster: Cluster) -> float:
+    s, tp = cluster.shapes, cluster.attention_tp
     # Queries, keys and values are of two joined vectors. The output projection, last, writes one.
     rows = (2 * s.draft_heads + 2 * 2 * s.draft_kv_heads + s.draft_heads) * s.draft_head_dim
     attention = rows * s.hidden / tp if rows else attention_weights(s, tp, inputs=2)
     return attention + (3 * s.hidden * s.draft_inner + 3 * s.hidden * s.hidden + s.vocab * s.hidden) / tp
 
 
-def draft_bytes(requests: int, context: float, cluster: Cluster, shapes: Shapes, fullest: float | None = None) -> float:
+def draft_bytes(requests: int, context: float, cluster: Cluster, fullest: float | None = None) -> float:
     """Return the bytes that one draft step reads on a GPU: weights with the output head, and KV, in BF16."""
+    shapes = cluster.shapes
     row = 2 * shapes.draft_kv_heads / cluster.attention_tp * shapes.draft_head_dim
     if not row:
-        row = _mla_passes(cluster, shapes) * (shapes.kv_rank + shapes.rope)
+        row = _mla_passes(cluster) * (shapes.kv_rank + shapes.rope)
     kv = (fullest or cluster.in_a_group(requests)) * context * row
-    return (_step_weights(cluster, shapes) + kv) * BF16_BYTES
+    return (_step_weights(cluster) + kv) * BF16_BYTES
 
 
-def draft_step(requests: int, context: float, cluster: Cluster, shapes: Shapes, fullest: float | None = None) -> Terms:
+def draft_step(requests: int, context: float, cluster: Cluster, fullest: float | None = None) -> Terms:
     """Return the cost of one step of the one-layer draft with its output head, in BF16."""
-    memory = draft_bytes(requests, context, cluster, shapes, fullest) / cluster.bandwidth
-    compute = (fullest or cluster.in_a_group(requests)) * _step_weights(cluster, shapes) * 2 / BF16_OPS
+    memory = draft_bytes(requests, context, cluster, fullest) / cluster.bandwidth
+    compute = (fullest or cluster.in_a_group(requests)) * _step_weights(cluster) * 2 / BF16_OPS
     return np.array([1.0, memory + compute, 0.0])
 
 
-def prefill(tokens: int, precision: Precision, cluster: Cluster, shapes: Shapes, together: int = 1) -> Terms:
+def speculative_step(
+    requests: int, steps: int, context: float, precision: Precision, cluster: Cluster, fullest: float | None = None
+) -> Terms:
+    """Return the cost of a verify step and its draft steps; 0 steps are plain decoding."""
+    verify = decode_step(requests, steps + 1, context, precision, cluster, fullest)
+    return verify + steps * draft_step(requests, context, cluster, fullest) if steps else verify
+
+
+def prefill(tokens: int, precision: Precision, cluster: Cluster, together: int = 1) -> Terms:
     """Return the cost of one prompt. With DP attention each group prefills one of `together` prompts in a pass."""
     prompts = min(together, cluster.groups)
-    return prefill_pass([[(tokens, 0)]] * prompts, precision, cluster, shapes) / prompts
+    return prefill_pass([[(tokens, 0)]] * prompts, precision, cluster) / prompts
 
 
-def prefill_pass(
-    groups: Sequence[Sequence[tuple[float, float]]], precision: Precision, cluster: Cluster, shapes: Shapes
-) -> Terms:
+def prefill_pass(groups: Sequence[Sequence[tuple[float, float]]], precision: Precision, cluster: Cluster) -> Terms:
     """Return the cost of a pass over prompts, by group of GPUs (new tokens, tokens before them) of each prompt.
 
     It has matrix products, attention over the past, and two all-reduces per layer. With DP attention the group with the
     most work decides the attention's time, and one of the two all-reduces is left, as a gather before the experts and a
     scatter after them.
     """
-    s, tokens = shapes, sum(new for group in groups for new, _ in group)
+    s, tokens = cluster.shapes, sum(new for group in groups for new, _ in group)
     head = s.vocab * s.hidden / cluster.tp
     projections = s.layers * attention_weights(s, cluster.attention_tp)
     rest = fixed_weights(s, cluster.tp, cluster.attention_tp) - head - projections

@@ -8,8 +8,7 @@ half after it. A wave of `C` requests takes `C` prefills plus the decode steps o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +17,7 @@ from ..base.errors import KimiError, UsageError
 from ..bench import published
 from ..bench.workloads import Workload
 from ..recipe.launch import load_recipe
-from .machine_model import PRECISIONS, Cluster, Terms, decode_step, draft_step, prefill
+from .machine_model import PRECISIONS, Cluster, Terms, prefill, speculative_step
 
 # The three figures that fix the three unknowns: latency of a small batch, of a large one, and prefill.
 CALIBRATION = (
@@ -70,47 +69,36 @@ class Fit:
 
     @property
     def vector(self) -> NDArray[np.float64]:
-        """The unknowns as a vector for the linear model."""
         return np.array([self.layer_s, 1 / self.decode_efficiency, 1 / self.prefill_efficiency])
 
 
-class PublishedPoint(NamedTuple):
+@dataclass(frozen=True)
+class PublishedPoint:
     """A published figure, in ms or tok/s. point: load. side: recipe or precision."""
 
     source: str
     point: str
     side: str
     key: str
-    value: float
+    published: float
 
 
 @dataclass(frozen=True)
-class PredictedPoint:
-    """A published figure and its prediction."""
-
-    source: str
-    point: str
-    side: str
-    key: str
-    published: float
+class PredictedPoint(PublishedPoint):
     predicted: float
     calibrated: bool
 
     @property
     def error(self) -> float:
-        """Relative error: predicted / published - 1."""
         return self.predicted / self.published - 1
 
 
 def terms(load: Load, key: str, cluster: Cluster) -> Terms:
     """Return figure `key` of `load` as a linear function of the unknowns, in seconds or seconds per token."""
-    shapes, precision = cluster.shapes, PRECISIONS[load.precision]
-    context = load.input_len + load.output_len / 2
-    step = decode_step(load.concurrency, load.steps + 1, context, precision, cluster, shapes)
-    if load.steps:
-        step = step + load.steps * draft_step(load.concurrency, context, cluster, shapes)
+    precision, context = PRECISIONS[load.precision], load.input_len + load.output_len / 2
+    step = speculative_step(load.concurrency, load.steps, context, precision, cluster)
     a_token = step / load.accept_length
-    prompt = prefill(load.input_len, precision, cluster, shapes, load.concurrency)
+    prompt = prefill(load.input_len, precision, cluster, load.concurrency)
     waits = prompt * (load.concurrency - 1) / 2
     later = load.output_len - 1
     found: dict[str, Terms] = {
@@ -150,9 +138,9 @@ def calibrate(cluster: Cluster) -> Fit:
 def fit_points(points: Sequence[PublishedPoint], cluster: Cluster) -> Fit:
     """Fit the three unknowns to published figures, with equal weight for equal relative errors."""
     rows = []
-    for _, point, side, key, value in points:
-        seconds = 1 / value if key == "output_throughput_tok_s" else value / 1000
-        rows.append(terms(_load(point, side), key, cluster) / seconds)
+    for one in points:
+        seconds = 1 / one.published if one.key == "output_throughput_tok_s" else one.published / 1000
+        rows.append(terms(_load(one.point, one.side), one.key, cluster) / seconds)
     layer_s, decode_cost, prefill_cost = np.linalg.lstsq(np.array(rows), np.ones(len(rows)), rcond=None)[0]
     return Fit(float(layer_s), float(1 / decode_cost), float(1 / prefill_cost))
 
@@ -160,7 +148,11 @@ def fit_points(points: Sequence[PublishedPoint], cluster: Cluster) -> Fit:
 def check(fit: Fit, cluster: Cluster) -> list[PredictedPoint]:
     """Return every published MI325X figure that the model covers, with the model's value."""
     return [
-        PredictedPoint(*one, predict(_load(one.point, one.side), one.key, fit, cluster), _calibrates(one))
+        PredictedPoint(
+            **asdict(one),
+            predicted=predict(_load(one.point, one.side), one.key, fit, cluster),
+            calibrated=_calibrates(one),
+        )
         for one in published_points()
     ]
 

@@ -9,27 +9,24 @@ import json
 import math
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from ..bench.trace import Trace
 from ..bench.trace_readers import read_trace
-from .layouts import NODE_GPUS, Layout
+from .layouts import NODE_GPUS
 from .machine_model import Cluster
 from .predict import calibrate
-from .simulation import SimulatedRun, SimulationJob, TrafficFigures
+from .simulation import SimulatedRun, SimulationJob, Slo, TrafficFigures
 from .step_time import KimiStepTime
-from .traffic import EngineSettings, Served, Traffic
+from .traffic import EngineSettings, Traffic
 
-RAMP = 0.1  # share of the horizon in which users start; its requests are not counted
 ENOUGH = 10000  # answers after which a simulation ends early: many short requests would take minutes
 
 
 def run(job: SimulationJob, trace: Trace, one: SimulatedRun) -> TrafficFigures:
-    """Simulate one layout under the job's traffic."""
-    layout, began = Layout(**one.layout), time.process_time()
+    layout, began = one.layout, time.process_time()
     settings = EngineSettings(
         layout.engines,
         layout.groups,
@@ -42,34 +39,27 @@ def run(job: SimulationJob, trace: Trace, one: SimulatedRun) -> TrafficFigures:
         overlap=True,
     )
     steps = KimiStepTime(calibrate(Cluster()), layout.cluster, 0 if job.accept_length == 1 else 3, scale=one.scale)
-    closed = trace.users is not None and one.users == trace.users
-    enough = math.inf if closed or one.users is None else ENOUGH
-    traffic = Traffic(trace, settings, steps, one.users, job.horizon_s, not closed, enough)
-    ramp = 0.0 if closed or one.users is None else RAMP * job.horizon_s
-    served = [request for request in traffic.run() if request.arrived >= ramp]
+    spread = one.users is not None and one.users != trace.users  # else a recorded loop, or recorded times
+    traffic = Traffic(trace, settings, steps, one.users, job.horizon_s, spread, ENOUGH if spread else math.inf)
+    traffic.run()
+    return _figures(job.slo, one, traffic, began)
+
+
+def _figures(slo: Slo, one: SimulatedRun, traffic: Traffic, began: float) -> TrafficFigures:
+    """Return the figures of the requests that arrived after all users had started."""
+    ramp = traffic.ramp_s
+    served = [request for request in traffic.served if request.arrived >= ramp]
     # At the end some requests wait for their first token: those past the limit have missed it.
     waited = [traffic.horizon_s - request.arrived for request in traffic.unfinished.values() if not request.first]
-    late = [seconds for seconds in waited if job.ttft_s < seconds <= traffic.horizon_s - ramp]
-    lasted = traffic.horizon_s if late else max((request.end for request in served), default=ramp)
-    return _figures(job, layout, one, served, late, lasted - ramp, time.process_time() - began)
-
-
-def _figures(
-    job: SimulationJob,
-    layout: Layout,
-    one: SimulatedRun,
-    served: Sequence[Served],
-    late: Sequence[float],
-    lasted: float,
-    cpu_s: float,
-) -> TrafficFigures:
+    late = [seconds for seconds in waited if slo.ttft_s < seconds <= traffic.horizon_s - ramp]
+    lasted = (traffic.horizon_s if late else max((request.end for request in served), default=ramp)) - ramp
     ttft = [*(request.ttft_s for request in served), *late] or [0.0]
     tpot = [request.tpot_s for request in served] or [0.0]
     prompts = sum(request.turn.prompt_tokens for request in served)
-    good = [request for request in served if request.ttft_s <= job.ttft_s and request.tpot_s <= job.tpot_s]
+    good = [request for request in served if request.ttft_s <= slo.ttft_s and request.tpot_s <= slo.tpot_s]
     tokens, good_tokens = (sum(request.turn.output_tokens for request in found) for found in (served, good))
     return TrafficFigures(
-        layout=layout.name,
+        layout=one.layout.name,
         users=one.users,
         scale=one.scale,
         requests=len(served),
@@ -84,14 +74,14 @@ def _figures(
         tokens_per_gpu_hour=tokens / max(lasted, 1e-9) * 3600 / NODE_GPUS,
         requests_s=len(served) / max(lasted, 1e-9),
         in_flight=sum(request.end - request.arrived for request in served) / max(lasted, 1e-9),
-        cpu_s=cpu_s,
+        cpu_s=time.process_time() - began,
     )
 
 
 def main(job_file: Path, results: Path) -> None:
     """Run a job and write each result as soon as it is known."""
     job = SimulationJob.model_validate_json(job_file.read_text())
-    trace = read_trace(Path(job.trace), job.output_tokens)
+    trace = read_trace(Path(job.trace))
     with results.open("a") as file:
         for one in job.runs:
             print(json.dumps(run(job, trace, one).model_dump()), file=file, flush=True)

@@ -6,25 +6,49 @@ The process has SGLang's imports and a configuration for SGLang as a whole (`sim
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from pydantic import BaseModel
 
-from ..base.errors import KimiError
+from ..base.errors import KimiError, UsageError
 from ..engine.process import last_line
 from ..engine.starter import Program, starter
+from .layouts import Layout
 
 _ENVIRON = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
+_UNITS = {"ms": 0.001, "s": 1.0}
+_LIMIT = r"\s*(ttft|tpot)\s*=\s*(\d+(?:\.\d+)?)\s*(ms|s)\s*"
+
+
+@dataclass(frozen=True)
+class Slo:
+    """Most seconds to the first token, and most seconds for each token after it."""
+
+    ttft_s: float
+    tpot_s: float
+
+    @classmethod
+    def parse(cls, text: str) -> Slo:
+        """Read `ttft=2s,tpot=40ms`."""
+        parts = [re.fullmatch(_LIMIT, part) for part in text.split(",")]
+        found = {part[1]: float(part[2]) * _UNITS[part[3]] for part in parts if part}
+        if len(parts) == len(found) == 2 and all(found.values()):
+            return cls(found["ttft"], found["tpot"])
+        raise UsageError(f"not an SLO: {text!r}", where="--slo", expected="both limits, such as ttft=2s,tpot=40ms")
+
+    def __str__(self) -> str:
+        return f"TTFT {self.ttft_s:g} s, TPOT {self.tpot_s * 1000:g} ms"
 
 
 class SimulatedRun(BaseModel):
     """One simulation to run. users: None for the recorded times. scale: factor on every step's time."""
 
-    layout: dict[str, Any]
+    layout: Layout
     users: int | None
     scale: float = 1.0
 
@@ -33,11 +57,9 @@ class SimulationJob(BaseModel):
     """Simulations of one trace."""
 
     trace: str
-    output_tokens: int
+    slo: Slo
     horizon_s: float
     accept_length: float
-    ttft_s: float
-    tpot_s: float
     runs: list[SimulatedRun]
 
 

@@ -11,10 +11,11 @@ from typing import Protocol
 
 import numpy as np
 
-from .machine_model import PRECISIONS, Cluster, decode_bytes, decode_step, draft_step, prefill_pass
+from .machine_model import PRECISIONS, Cluster, decode_bytes, prefill_pass, speculative_step
 from .predict import Fit
 
 Extend = tuple[float, float]  # new tokens of a request, and its cached or computed tokens before them
+_W4A8 = PRECISIONS["w4a8"]
 Decode = tuple[int, float]  # requests of a rank, and the sum of their contexts in tokens
 
 
@@ -32,24 +33,19 @@ class KimiStepTime:
     fit: Fit
     cluster: Cluster
     steps: int = 3
-    precision: str = "w4a8"
     scale: float = 1.0
 
     def prefill(self, ranks: Sequence[Sequence[Extend]]) -> float:
         """Return the time of a pass. A short one takes at least a pass over the weights."""
-        shapes, precision = self.cluster.shapes, PRECISIONS[self.precision]
-        work = prefill_pass(ranks, precision, self.cluster, shapes)
+        work = prefill_pass(ranks, _W4A8, self.cluster)
         tokens = sum(new for rank in ranks for new, _ in rank)
-        weights = decode_bytes(1, tokens, 0.0, precision, self.cluster, shapes)
-        read = np.array([shapes.layers, weights / self.cluster.bandwidth, 0.0])
+        weights = decode_bytes(1, tokens, 0.0, _W4A8, self.cluster)
+        read = np.array([self.cluster.shapes.layers, weights / self.cluster.bandwidth, 0.0])
         return max(float(terms @ self.fit.vector) for terms in (work, read)) * self.scale
 
     def decode(self, ranks: Sequence[Decode]) -> float:
         """Return the time of the draft's steps and the verify step. The rank with the longest contexts decides."""
-        shapes, precision = self.cluster.shapes, PRECISIONS[self.precision]
         total, (fullest, contexts) = sum(requests for requests, _ in ranks), max(ranks, key=lambda rank: rank[1])
         context = contexts / fullest
-        step = decode_step(total, self.steps + 1, context, precision, self.cluster, shapes, fullest)
-        if self.steps:
-            step = step + self.steps * draft_step(total, context, self.cluster, shapes, fullest)
+        step = speculative_step(total, self.steps, context, _W4A8, self.cluster, fullest)
         return float(step @ self.fit.vector) * self.scale

@@ -2,48 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from ..base.errors import UsageError
 from ..bench.trace import Trace
-from ..bench.trace_readers import OUTPUT_TOKENS, read_trace
+from ..bench.trace_readers import read_trace
 from .layouts import Layout
 from .machine_model import Cluster
 from .predict import calibrate, check, mean_error
-from .simulation import SimulatedRun, SimulationJob, TrafficFigures, simulate
+from .simulation import SimulatedRun, SimulationJob, Slo, TrafficFigures, simulate
 
 GOOD = 0.95  # share of the requests that must meet the SLO
 USERS = (2, 4, 8, 16, 32, 64)
 MODEL = "MODEL, not measured: SGLang's own scheduling and prefix cache, with modelled step times, router and host KV."
-_UNITS = {"ms": 0.001, "s": 1.0}
-
-
-@dataclass(frozen=True)
-class Slo:
-    """Most seconds to the first token, and most seconds for each token after it."""
-
-    ttft_s: float
-    tpot_s: float
-
-    @classmethod
-    def parse(cls, text: str) -> Slo:
-        """Read `ttft=2s,tpot=40ms`."""
-        found: dict[str, float] = {}
-        for part in text.split(","):
-            match = re.fullmatch(r"\s*(ttft|tpot)\s*=\s*(\d+(?:\.\d+)?)\s*(ms|s)\s*", part)
-            if match is None or match[1] in found or float(match[2]) == 0:
-                break
-            found[match[1]] = float(match[2]) * _UNITS[match[3]]
-        else:
-            if len(found) == len(_UNITS):
-                return cls(found["ttft"], found["tpot"])
-        raise UsageError(f"not an SLO: {text!r}", where="--slo", expected="both limits, such as ttft=2s,tpot=40ms")
-
-    def __str__(self) -> str:
-        return f"TTFT {self.ttft_s:g} s, TPOT {self.tpot_s * 1000:g} ms"
 
 
 @dataclass(frozen=True)
@@ -55,34 +27,32 @@ class TracePlan:
     """
 
     trace: Trace
-    slo: Slo
+    job: SimulationJob
     users: int | None
     error: float
-    accept_length: float
-    horizon_s: float
     layouts: Sequence[Layout]
     curves: dict[str, list[TrafficFigures]]
-    chosen: dict[str, tuple[TrafficFigures, TrafficFigures, TrafficFigures]]
+    chosen: dict[str, list[TrafficFigures]]
     winner: Layout | None
     default_stays: bool
-
-    def job(self, runs: list[SimulatedRun]) -> SimulationJob:
-        """Return a job with more simulations of the plan's trace."""
-        return _job(Path(self.trace.name), self.slo, self.accept_length, self.horizon_s, runs)
 
     @property
     def ranking(self) -> list[str]:
         """Layouts by the share of good requests that counts, then by goodput."""
-        return sorted(self.chosen, key=lambda name: _rank(self.chosen[name][0]), reverse=True)
+
+        def rank(name: str) -> tuple[float, float]:
+            middle = self.chosen[name][0]
+            return min(middle.good, GOOD), middle.goodput_tok_s
+
+        return sorted(self.chosen, key=rank, reverse=True)
 
     @property
     def verdict(self) -> str:
-        """The result in a sentence."""
         where = "at the recorded times" if self.users is None else f"at {self.users} users"
         if self.winner is None:
             nearest = self.ranking[0]
             good = self.chosen[nearest][0].good
-            return f"No layout meets {self.slo} {where}. The nearest is {nearest}, with {good:.0%} of the requests"
+            return f"No layout meets {self.job.slo} {where}. The nearest is {nearest}, with {good:.0%} of the requests"
         if self.default_stays:
             return f"The default, recipe {self.winner.recipe}, stays {where}"
         return f"Recipe {self.winner.recipe} ({self.winner.name}) serves this traffic best {where}"
@@ -103,10 +73,6 @@ class TracePlan:
         ]
 
 
-def _rank(figures: TrafficFigures) -> tuple[float, float]:
-    return min(figures.good, GOOD), figures.goodput_tok_s
-
-
 def plan_trace(
     path: Path,
     slo: Slo,
@@ -124,31 +90,20 @@ def plan_trace(
     trace.require_lengths()
     error = mean_error(check(calibrate(Cluster()), Cluster()))
     counts = user_counts(users)
-    runs = [SimulatedRun(layout=asdict(one), users=count) for one in layouts for count in counts]
-    job = _job(path, slo, accept_length, horizon_s, runs)
+    runs = [SimulatedRun(layout=one, users=count) for one in layouts for count in counts]
+    job = SimulationJob(trace=str(path.resolve()), slo=slo, horizon_s=horizon_s, accept_length=accept_length, runs=runs)
     swept = simulate(job, lambda done: show(done, "users"))
-    curves = {one.name: [figures for figures in swept if figures.layout == one.name] for one in layouts}
     if users is None and not trace.timed:
         users = max((f.users or 0 for f in swept if f.good >= GOOD), default=min(counts))
     scales = 1.0, 1 + error, 1 - error
-    last = [SimulatedRun(layout=asdict(one), users=users, scale=scale) for one in layouts for scale in scales]
+    last = [SimulatedRun(layout=one, users=users, scale=scale) for one in layouts for scale in scales]
     ended = simulate(job.model_copy(update={"runs": last}), lambda done: show(len(runs) + done, "intervals"))
-    groups = {one.name: [figures for figures in ended if figures.layout == one.name] for one in layouts}
-    chosen = {name: (group[0], group[1], group[2]) for name, group in groups.items()}
-    winner, stays = choose_winner(layouts, chosen)
-    return TracePlan(trace, slo, users, error, accept_length, horizon_s, layouts, curves, chosen, winner, stays)
-
-
-def _job(path: Path, slo: Slo, accept_length: float, horizon_s: float, runs: list[SimulatedRun]) -> SimulationJob:
-    return SimulationJob(
-        trace=str(path.resolve()),
-        output_tokens=OUTPUT_TOKENS,
-        horizon_s=horizon_s,
-        accept_length=accept_length,
-        ttft_s=slo.ttft_s,
-        tpot_s=slo.tpot_s,
-        runs=runs,
+    curves, chosen = (
+        {one.name: [figures for figures in found if figures.layout == one.name] for one in layouts}
+        for found in (swept, ended)
     )
+    winner, stays = choose_winner(layouts, chosen)
+    return TracePlan(trace, job, users, error, layouts, curves, chosen, winner, stays)
 
 
 def user_counts(users: int | None) -> list[int]:
@@ -156,9 +111,7 @@ def user_counts(users: int | None) -> list[int]:
     return sorted({*USERS, *([users] if users else [])})
 
 
-def choose_winner(
-    layouts: Sequence[Layout], chosen: dict[str, tuple[TrafficFigures, TrafficFigures, TrafficFigures]]
-) -> tuple[Layout | None, bool]:
+def choose_winner(layouts: Sequence[Layout], chosen: dict[str, list[TrafficFigures]]) -> tuple[Layout | None, bool]:
     """Return the best usable layout that meets the SLO; the default stays if it meets it within the model's error."""
     able = [one for one in layouts if one.usable and chosen[one.name][0].good >= GOOD]
     if not able:

@@ -11,9 +11,9 @@ import heapq
 import math
 import random
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import accumulate, count, takewhile
 from typing import Union
 
 from ..bench.trace import Trace, TraceSession, Turn
@@ -21,6 +21,7 @@ from ..recipe.router_settings import ABSOLUTE_DIFFERENCE, RELATIVE_DIFFERENCE
 from ..sglang_plugin.simulated_scheduler import SchedulerLimits, SimulatedRequest, SimulatedScheduler
 from .step_time import StepTime
 
+RAMP = 0.1  # share of the horizon in which users start
 MOST_STEPS = 32  # decode steps of one event; the context of a step is that of the first
 THINK_CAP_S = 60.0  # longer pauses count as this, as in the tool that publishes AgentX's traces
 ROUTER_STRIDE = 8  # units; a prefix of the router is compared every so many
@@ -211,7 +212,8 @@ class _Engine:
             self.doing = "prefill"
             return now + loaded / self.settings.host_tokens_s + self.time.prefill(work)
         running = [
-            (len(scheduler.running), sum(_context(one) for one in scheduler.running)) for scheduler in self.ranks
+            (len(scheduler.running), sum(one.tag.turn.prompt_tokens + one.tag.tokens for one in scheduler.running))
+            for scheduler in self.ranks
         ]
         if not any(requests for requests, _ in running):
             return None
@@ -229,21 +231,15 @@ def _extend(request: SimulatedRequest, grain: int) -> tuple[float, float]:
     return max(min(new, whole - past), 1), min(past, whole - 1)
 
 
-def _context(request: SimulatedRequest) -> float:
-    return float(request.tag.turn.prompt_tokens + request.tag.tokens)
-
-
 def _choose(engines: Sequence[_Engine], prompt: array[int]) -> _Engine:
     """Choose as sglang-router's cache-aware policy: the fewest requests if unbalanced, else the longest prefix."""
     loads = [engine.outstanding for engine in engines]
-    chains, chain = [], 0
-    for unit in prompt[::ROUTER_STRIDE] if len(engines) > 1 else ():
-        chain = hash((chain, unit))
-        chains.append(chain)
+    units = prompt[::ROUTER_STRIDE] if len(engines) > 1 else ()
+    chains = list(accumulate(units, lambda chain, unit: hash((chain, unit)), initial=0))[1:]
     if max(loads) - min(loads) > ABSOLUTE_DIFFERENCE and max(loads) > RELATIVE_DIFFERENCE * min(loads):
         chosen = engines[loads.index(min(loads))]
     else:
-        matched = [sum(1 for _ in _prefix(chains, engine.prefixes)) for engine in engines]
+        matched = [sum(1 for _ in takewhile(engine.prefixes.__contains__, chains)) for engine in engines]
         best = max(range(len(engines)), key=lambda at: matched[at])
         if matched[best] <= CACHE_THRESHOLD * len(chains):
             best = loads.index(min(loads))
@@ -252,19 +248,12 @@ def _choose(engines: Sequence[_Engine], prompt: array[int]) -> _Engine:
     return chosen
 
 
-def _prefix(chains: Sequence[int], known: set[int]) -> Iterator[int]:
-    for chain in chains:
-        if chain not in known:
-            return
-        yield chain
-
-
 class Traffic:
     """One run of a trace on the engines of a layout.
 
     users: sessions that are active at once, started again with new text when all have ended; without it sessions start
-    at their recorded times. Users start one after another during the first tenth of horizon_s. The run ends early, and
-    horizon_s with it, when `enough` requests have ended that were sent after this time.
+    at their recorded times. spread: users start one after another during ramp_s, the first tenth of horizon_s. The run
+    ends early, and horizon_s with it, when `enough` requests have ended that were sent after ramp_s.
     """
 
     def __init__(
@@ -291,7 +280,7 @@ class Traffic:
         self.engines = [_Engine(settings, time, schedulers) for schedulers in ranks]
         self.trace, self.settings, self.horizon_s, self.users = trace, settings, horizon_s, users
         self.served: list[Served] = []
-        self._left, self._started = enough, horizon_s / 10 if spread else 0.0
+        self._left, self.ramp_s = enough, RAMP * horizon_s if spread else 0.0
         self.unfinished: dict[int, Served] = {}
         self._units, self._unique, self._draw = _Units(grain), count(-1, -1), random.Random(settings.seed)
         self._next, self._events, self._order = 0, list[tuple[float, int, _Event]](), count()
@@ -300,7 +289,7 @@ class Traffic:
                 self._start(session, session.start_s or 0.0, 0)
         else:
             for user in range(users):
-                self._begin_next(horizon_s / 10 * user / users if spread else 0.0)
+                self._begin_next(self.ramp_s * user / users)
 
     def run(self) -> list[Served]:
         """Run until no event is left or the horizon is reached, and return the requests that ended."""
@@ -371,7 +360,7 @@ class Traffic:
 
     def _answered(self, served: Served, now: float) -> None:
         self.served.append(self.unfinished.pop(id(served)))
-        self._left -= served.arrived >= self._started
+        self._left -= served.arrived >= self.ramp_s
         self._after(served.session, now)
 
     def _after(self, running: _Running, now: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from ..predict.fleet import SHARE, FleetPlan
 from ..predict.simulation import TrafficFigures
 from ..predict.trace_plan import GOOD, MODEL, TracePlan
 from .page import Page, Picture, Section, Table, Tone, Words
@@ -20,7 +21,6 @@ def rows(plan: TracePlan) -> list[list[str]]:
         layout = next(one for one in plan.layouts if one.name == name)
         middle = plan.chosen[name][0]
         cell = partial(_interval, plan.chosen[name])
-
         found.append(
             [
                 name,
@@ -49,13 +49,41 @@ def notes(plan: TracePlan) -> list[str]:
     times = "by users that start one after another" if plan.users is not None else "at the recorded times"
     return [
         f"{plan.trace.format} trace, {len(plan.trace.sessions)} sessions with {requests} requests, sent {times}; "
-        f"{plan.horizon_s / 60:g} minutes, accept length {plan.accept_length:g}.",
+        f"{plan.job.horizon_s / 60:g} minutes, accept length {plan.job.accept_length:g}.",
         f"Intervals: step times longer and shorter by {plan.error:.1%}, the model's mean error on published figures "
         "that did not fit it. None is published for four GPUs, DP attention, or short prefills after a long prefix.",
         f"A layout meets the SLO if {GOOD:.0%} of the requests meet both limits. Layouts without a recipe are priced "
         "only: no recipe here switches on KV in host memory yet.",
         "Not simulated: FP8 KV and 4 GPUs that prefill for 4 that decode (`python -m proof.account.not_yet` prices "
         "them for random prompts), and all-reduces in INT8 (`python -m proof.account`).",
+    ]
+
+
+def fleet_lines(plan: FleetPlan) -> list[str]:
+    """Return the capacity of a fleet in sentences."""
+    failures, updates, restart = plan.rates.failures, plan.rates.updates, plan.rates.restart_s / 60
+    rates = f"{failures:g} failures of a node in 1,000 hours, {updates:g} rolling restarts a week, "
+    rates += f"{restart:g} min each"
+    few = [
+        f"{SHARE:.1%} is finer than the simulation: with the fewest users it has {plan.simulated:,} requests. "
+        "Give more --minutes."
+    ] * (plan.simulated < 1 / (1 - SHARE))
+    where = f"{plan.nodes:,} nodes of recipe {plan.recipe}"
+    if plan.users is None:
+        return [
+            f"fleet: {where} do not reach {SHARE:.1%}, with {rates}. "
+            f"The nearest is one user a node, with {plan.nearest:.2%} of the requests",
+            *few,
+        ]
+    low, high, calm = (one.users if one else 0 for one in (plan.slow, plan.fast, plan.undisturbed))
+    bad = max(plan.users.slow + plan.users.cold + plan.users.lost, 1e-9)
+    slow, cold, lost = (f"{part / bad:.0%}" for part in (plan.users.slow, plan.users.cold, plan.users.lost))
+    return [
+        f"fleet: {where} serve {plan.users.users:,} users ({low:,} to {high:,}) at {SHARE:.1%}, with {rates}; "
+        f"{calm:,} if no node ever stops",
+        *few,
+        f"Requests that miss: {slow} wait for too long, {cold} start on a node without their prefix, "
+        f"{lost} are cut off",
     ]
 
 
@@ -79,6 +107,5 @@ def page(plan: TracePlan, fleet: Sequence[str] = ()) -> Page:
         ),
     ]
     verdicts = [Words(MODEL), *(Words(line) for line in (*plan.reasons(), *fleet))]
-    return Page(
-        f"By a model: {plan.verdict}", verdicts, f"{plan.trace.name}, {plan.slo}", picture, notes(plan), sections, tone
-    )
+    subtitle = f"{plan.trace.name}, {plan.job.slo}"
+    return Page(f"By a model: {plan.verdict}", verdicts, subtitle, picture, notes(plan), sections, tone)

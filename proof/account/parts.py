@@ -121,7 +121,7 @@ def step_parts(load: Load, cluster: Cluster, shapes: Shapes) -> list[Row]:
     rows.append(_small(s.layers * LAYER_KERNELS, "other kernels"))
     if load.steps:
         launches = load.steps * DRAFT_KERNELS
-        read = float(draft_step(load.concurrency, context, cluster, s)[1]) * cluster.gpu.hbm_tb_s / moe_time.SMALL_TB_S
+        read = float(draft_step(load.concurrency, context, cluster)[1]) * cluster.gpu.hbm_tb_s / moe_time.SMALL_TB_S
         ms = launches * moe_time.SMALL_US / 1000 + load.steps * read * 1000
         formula = f"{launches} x {moe_time.SMALL_US} us + {load.steps} x {read * 1e6:.0f} us of weights and KV"
         rows.append(Row("draft", ms, launches, formula, _MODEL, 0.4))

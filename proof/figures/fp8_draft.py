@@ -28,7 +28,7 @@ from kimi_w4a8_eagle3.cli import run
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.metrics import Acceptance, acceptance_from_counters, scrape
 from kimi_w4a8_eagle3.fleet.target import Target
-from kimi_w4a8_eagle3.predict.machine_model import PRECISIONS, Cluster, decode_bytes, draft_bytes, kimi
+from kimi_w4a8_eagle3.predict.machine_model import PRECISIONS, Cluster, decode_bytes, draft_bytes
 from kimi_w4a8_eagle3.recipe.memory_plan import ModelCard, draft_weights
 from laptop import tiny
 
@@ -72,12 +72,12 @@ def rounded(draft: Path, folder: Path, bits: int) -> Path:
 
 def saved(requests: int, bits: int) -> tuple[float, float]:
     """Bytes that 3 draft steps save with projections of `bits` bits, and what they and the verify step read."""
-    shapes, cluster, steps, context = kimi(), Cluster(), 3, 10240 + 256
+    cluster, steps, context = Cluster(), 3, 10240 + 256
     draft = ModelCard.packaged("kimi-k2.5-eagle3")
     narrow = replace(draft, bits={"draft layer": bits})
     less = steps * (draft_weights(draft, cluster.tp)["draft"] - draft_weights(narrow, cluster.tp)["draft"])
-    whole = decode_bytes(requests, steps + 1, context, PRECISIONS["w4a8"], cluster, shapes)
-    return less, whole + steps * draft_bytes(requests, context, cluster, shapes)
+    whole = decode_bytes(requests, steps + 1, context, PRECISIONS["w4a8"], cluster)
+    return less, whole + steps * draft_bytes(requests, context, cluster)
 
 
 def ask(draft: Path, questions: list[str], log: Path) -> tuple[Tokens, Acceptance]:

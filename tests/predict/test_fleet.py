@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kimi_w4a8_eagle3.predict.fleet import FleetPlan, FleetRates, FleetRun, NodeCurve, capacity
+from kimi_w4a8_eagle3.report.traffic_plan import fleet_lines
 
 USERS = range(21)
 # A node answers all requests of ten users in time, and 1% of them late for every user more.
@@ -54,9 +55,7 @@ def test_failures_take_capacity() -> None:
 def test_the_sentences_name_the_capacity_or_the_nearest() -> None:
     found = capacity(CURVE, CALM, 10, 0.999)
     plan = FleetPlan(10, "agent", CALM, found, found, found, found, 0.97, 5000)
-    assert "10 nodes of recipe agent serve 10" in plan.lines()[0] and len(plan.lines()) == 2
-    assert "--minutes" in replace(plan, simulated=200).lines()[1]
-    assert (
-        "do not reach 99.9%" in replace(plan, users=None).lines()[0]
-        and "97.00%" in replace(plan, users=None).lines()[0]
-    )
+    assert "10 nodes of recipe agent serve 10" in fleet_lines(plan)[0] and len(fleet_lines(plan)) == 2
+    assert "--minutes" in fleet_lines(replace(plan, simulated=200))[1]
+    nearest = fleet_lines(replace(plan, users=None))[0]
+    assert "do not reach 99.9%" in nearest and "97.00%" in nearest

@@ -13,8 +13,9 @@ from kimi_w4a8_eagle3.cli import load
 from kimi_w4a8_eagle3.predict.layouts import Layout
 from kimi_w4a8_eagle3.predict.machine_model import Cluster
 from kimi_w4a8_eagle3.predict.predict import Load, calibrate, predict
+from kimi_w4a8_eagle3.predict.simulation import Slo
 from kimi_w4a8_eagle3.predict.step_time import KimiStepTime
-from kimi_w4a8_eagle3.predict.trace_plan import MODEL, Slo
+from kimi_w4a8_eagle3.predict.trace_plan import MODEL
 from kimi_w4a8_eagle3.report import traffic_plan
 from kimi_w4a8_eagle3.report.page import write_page
 

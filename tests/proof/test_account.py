@@ -186,8 +186,8 @@ def test_a_layout_is_priced_with_its_recipes_draft() -> None:
         "kimi-k2.5-eagle3-mla"
     ] * 2
     mha, mla = Cluster(groups=8), Cluster(groups=8, draft="kimi-k2.5-eagle3-mla")
-    tokens = [draft_bytes(8, 65536, one, one.shapes) - draft_bytes(8, 0, one, one.shapes) for one in (mha, mla)]
+    tokens = [draft_bytes(8, 65536, one) - draft_bytes(8, 0, one) for one in (mha, mla)]
     assert tokens == [65536 * 2 * 64 * 128 * 2, 65536 * 4 * 576 * 2]  # all heads; a latent in four passes of 16 heads
     for one in (mha, mla):
         planned = draft_weights(ModelCard.packaged(one.draft), 1)["draft"]
-        assert draft_bytes(8, 0, one, one.shapes) == pytest.approx(planned, rel=0.005)
+        assert draft_bytes(8, 0, one) == pytest.approx(planned, rel=0.005)

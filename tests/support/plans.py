@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kimi_w4a8_eagle3.bench.trace import Segment, Trace, TraceSession, Turn
 from kimi_w4a8_eagle3.predict.layouts import node_layouts
-from kimi_w4a8_eagle3.predict.simulation import TrafficFigures
-from kimi_w4a8_eagle3.predict.trace_plan import Slo, TracePlan, choose_winner
+from kimi_w4a8_eagle3.predict.simulation import SimulationJob, Slo, TrafficFigures
+from kimi_w4a8_eagle3.predict.trace_plan import TracePlan, choose_winner
 
 LAYOUTS = node_layouts()
 
@@ -27,4 +27,5 @@ def plan(goodputs: dict[str, float], good: float = 0.97, name: str = "t") -> Tra
     trace = Trace(name, "AgentX", (TraceSession("a", (Turn((Segment("x", 9),), 3),)),))
     winner, stays = choose_winner(LAYOUTS, chosen)  # type: ignore[arg-type]
     curves = {one.name: [figures(one.name, 50, 1, 4), chosen[one.name][0]] for one in LAYOUTS}
-    return TracePlan(trace, Slo(2, 0.04), 8, 0.1, 2.7, 600, LAYOUTS, curves, chosen, winner, stays)  # type: ignore[arg-type]
+    job = SimulationJob(trace=name, slo=Slo(2, 0.04), horizon_s=600, accept_length=2.7, runs=[])
+    return TracePlan(trace, job, 8, 0.1, LAYOUTS, curves, chosen, winner, stays)  # type: ignore[arg-type]
