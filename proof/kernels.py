@@ -17,6 +17,7 @@ from kimi_w4a8_eagle3.moe.contract import MoeShape
 from kimi_w4a8_eagle3.quark.weight_format import INT4, MXFP4
 
 from .account import moe_time
+from .account.blocks import padded_to
 from .assembly import assembly
 from .gfx942.parser import parse_kernel
 from .kernel_counts import Figures, common_path, figures, floors, read_figures, regressions, write_figures
@@ -136,7 +137,7 @@ def _print_floors(
     console: Console, card: Gpu, shape: MoeShape, tokens: list[int], size: int, found: dict[str, Figures]
 ) -> None:
     from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
-    from kimi_w4a8_eagle3.moe.flydsl.configs import ByTokenConfig, padded_to
+    from kimi_w4a8_eagle3.moe.flydsl.configs import ByTokenConfig
 
     backend: FlydslBackend = FlydslBackend()
     table = Table("us", "tokens", "weights from HBM", "MFMA", "MFMA padded", "SIMD bound of the code")

@@ -1,4 +1,4 @@
-"""Stage 1 and 2 that write their exact sums in place of results, for comparison with the contract's integers."""
+"""Stage 1 and 2 that write their exact sums in place of results, and stage 2 of rows that are INT8 already."""
 
 from __future__ import annotations
 
@@ -15,7 +15,16 @@ class Stage1Sums(Stage1Config):
 
 @dataclass(frozen=True)
 class Stage2Sums(Stage2Config):
-    """Writes float32 [slots, columns], the sums before they are scaled."""
+    """Writes float32 [slots, columns], the sums before they are scaled; given: of rows as `Stage2Given` takes them."""
+
+    given: bool = False
+
+
+@dataclass(frozen=True)
+class Stage2Given(Stage2Config):
+    """Takes INT8 rows and their info, and quantizes nothing."""
+
+    given: bool = True
 
 
 def sums_of(config: Any) -> Any:
@@ -27,7 +36,8 @@ def register() -> None:
     """Let FlyDSL compile the configurations above."""
     from kimi_w4a8_eagle3.moe.flydsl.launcher import KERNELS  # optional: flydsl
 
-    from .sum_kernels import stage1_sums, stage2_sums
+    from .sum_kernels import stage1_sums, stage2_given, stage2_sums
 
     KERNELS[Stage1Sums] = *KERNELS[Stage1Config][:2], stage1_sums
     KERNELS[Stage2Sums] = *KERNELS[Stage2Config][:2], stage2_sums
+    KERNELS[Stage2Given] = *KERNELS[Stage2Config][:2], stage2_given

@@ -1,8 +1,16 @@
-"""Expected number of experts and of row blocks under uniform routing."""
+"""Rows of the kernels' blocks: how many there are under uniform routing, and in which multiples they are multiplied."""
 
 from __future__ import annotations
 
+from kimi_w4a8_eagle3.gates import PREFILL_ROWS
 from kimi_w4a8_eagle3.moe.contract import MoeShape
+
+
+def padded_to(tile_m: int) -> int:
+    """Return the multiple in which a block's rows are multiplied; in prefill it is less than the block."""
+    from kimi_w4a8_eagle3.moe.flydsl.configs import TOGETHER  # torch, slow to import
+
+    return 16 * TOGETHER if tile_m >= PREFILL_ROWS else tile_m
 
 
 def expected_blocks(shape: MoeShape, tokens: int, tile_m: int) -> tuple[float, float]:

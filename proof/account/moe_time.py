@@ -15,7 +15,7 @@ from kimi_w4a8_eagle3.machine.hardware import Gpu
 from kimi_w4a8_eagle3.moe.contract import MoeShape
 from kimi_w4a8_eagle3.predict.machine_model import INT8_OPS
 
-from .blocks import expected_blocks
+from .blocks import expected_blocks, padded_to
 from .calibration import STAGE1, STAGE2, rates
 
 INT8_TOPS_PER_CU = INT8_OPS / 304 / 1e12  # data sheet
@@ -39,7 +39,6 @@ def ours(gpu: Gpu, shape: MoeShape, tokens: int) -> list[Part]:
     """Return the launches of this package's kernels."""
     # torch, slow to import
     from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend, columns_at_once
-    from kimi_w4a8_eagle3.moe.flydsl.configs import padded_to
 
     kernels: Any = FlydslBackend().configs(shape, tokens)
     slots, columns = tokens * shape.top_k, columns_at_once(kernels, tokens * shape.top_k)

@@ -33,7 +33,7 @@ CEILINGS = {
     "fetch": 1691,
     "fleet": 1557,
     "machine": 621,
-    "moe": 5716,
+    "moe": 5666,
     "ops": 998,
     "predict": 1598,
     "quark": 1842,

@@ -236,7 +236,7 @@ def _stage1(shape: MoeShape, tiles: FlydslTiles, pinned: bool = True, by_xcd: bo
 def _stage2(shape: MoeShape, tiles: FlydslTiles) -> Stage2Config:
     size = (shape.hidden, shape.inter, shape.top_k, max(tiles.tile_m, 16))
     short = tiles.tile_m == OWN_ROWS and shape.inter % 256 == 0
-    return Stage2Config(*size, *tiles.stage2, quantize=True, short=short, weights=shape.weights)
+    return Stage2Config(*size, *tiles.stage2, short=short, weights=shape.weights)
 
 
 def _by_token(shape: MoeShape) -> ByTokenConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import flydsl.expr as fx
@@ -142,6 +143,8 @@ class Stage1Workgroup(Workgroup):
     ring_bytes: int  # weights in registers ahead
     waves_k: int  # waves that split K
     pairs: int
+    row_tiles: int
+    groups: list[tuple[range, Any]]  # row tiles that are multiplied together, with the condition that they exist
     rows: Value  # buffer of the token rows
     row_lane: list[Any]  # bytes where this lane's part of each row begins
     weight_lane: Value  # the same of a tile's weights
@@ -160,13 +163,33 @@ class Stage1Workgroup(Workgroup):
         first, up = self.first_at(tile), cfg.inter // TILE_N * tile
         self.tile_at = [first + half * up + t * tile for half in (0, 1) for t in range(self.pairs)]
 
+    def multiply(self, state: Stage1State, chunk: Value, rows: list[Any], refill: bool) -> Stage1State:
+        """Multiply the oldest chunk of the ring with its rows; load the chunk that follows by a ring if `refill`."""
+        (current, *weights), sums, loaded = state.weights, list(state.sums), []
+        for tile in range(self.tiles):
+            operands = self.weights.unpack(current[tile])
+            self.pin()
+            if refill:
+                loaded.append(self.load_weight(chunk + self.ring, tile))
+            for group, here in self.groups:
+                first, last = (2 * (tile * self.row_tiles + m) for m in (group.start, group.stop))
+                multiply = partial(self.weights.multiply, operands, rows[group.start : group.stop])
+                sums[first:last] = ops.changed(here, sums[first:last], multiply)
+            if self.cfg.decode:
+                self.pin()
+        return Stage1State([*weights, loaded] if refill else weights, state.rows[1:], sums)
+
+    def operands(self, parts: list[Any]) -> list[list[tuple[Any, Any]]]:
+        """Return MFMA operands of rows as `load_rows` loads them: [row tile][k half] (high, low)."""
+        halves = [ops.split_rows(part) for part in parts]
+        return [halves[m : m + 2] for m in range(0, len(halves), 2)]
+
     def row_info(self, tokens: Iterable[Value]) -> list[Any]:
         """Load scale and low sum of these tokens' rows."""
         per_row = ops.buffer(self.args.row_info, self.args.tokens * 8)
         return [ops.load(per_row, T.i32x2, token * 8) for token in tokens]
 
     def load_weight(self, chunk: Value, tile: int) -> list[Any]:
-        """Load one tile of a chunk."""
         return self.weights.load(self.weight_lane, self.tile_at[tile] + chunk * (self.waves_k * TILE_BYTES))
 
     def load_rows(self, chunk: Value) -> list[Any]:
@@ -175,7 +198,6 @@ class Stage1Workgroup(Workgroup):
         return [ops.load(self.rows, T.i32x4, lane + part, at) for lane in self.row_lane for part in parts]
 
     def results(self) -> Value:
-        """Open the buffer of the results."""
         return ops.buffer(self.args.out, self.args.tokens * (self.cfg.top_k * self.cfg.inter * 4))
 
     def exact(self, sums: Iterable[Any], info: Value) -> list[Any]:

@@ -39,8 +39,7 @@ def read_metadata(image: bytes) -> dict[str, Any]:
     import msgspec  # optional: the extra `kernels`
 
     try:
-        found = next(msgspec.msgpack.decode(note) for kind, note in _notes(image) if kind == _METADATA_NOTE)
-        return dict(found)
+        return dict(next(msgspec.msgpack.decode(note) for kind, note in _notes(image) if kind == _METADATA_NOTE))
     except (struct.error, StopIteration, msgspec.DecodeError):
         raise KimiError(
             "this is not a code object: it has no AMDGPU metadata", expected="an ELF file for AMDGPU"

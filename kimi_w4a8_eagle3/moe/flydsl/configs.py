@@ -71,11 +71,6 @@ class KernelConfig(Protocol):
         ...
 
 
-def padded_to(tile_m: int) -> int:
-    """Return the multiple in which a block's rows are multiplied; in prefill it is less than the block."""
-    return 16 * TOGETHER if tile_m >= PREFILL_ROWS else tile_m
-
-
 @dataclass(frozen=True)
 class Stage1Config(KernelConfig):
     """Compile-time parameters of stage 1.
@@ -138,14 +133,13 @@ class Stage1Config(KernelConfig):
 class Stage2Config(KernelConfig):
     """Compile-time parameters of stage 2.
 
+    Rows are stage 1's float32, and each workgroup quantizes those of its block. The first workgroup of a block writes
+    the row info that the reduction takes; in prefill it also writes the rows, for the launches of other columns.
     tile_m: rows a workgroup.
     tile_n: output channels a workgroup.
     tile_k: k of one slot of the weight ring.
     pinned: keep the written order of loads (else the compiler's).
     by_xcd: in prefill, neighbours in the list of blocks run on one XCD (`block.work_of`).
-    quantize: rows are stage 1's float32, and each workgroup quantizes those of its block. The first workgroup of a
-        block writes the row info that the reduction takes; in prefill it also writes the rows, for the launches of
-        other columns. Without it rows and info are given (tests).
     short: blocks have up to OWN_ROWS rows, as stage 1 lists them for few tokens.
     """
 
@@ -157,7 +151,6 @@ class Stage2Config(KernelConfig):
     tile_k: int = 256
     pinned: bool = True
     by_xcd: bool = False
-    quantize: bool = False
     short: bool = False
     weights: WeightFormat = INT4
 
@@ -169,7 +162,7 @@ class Stage2Config(KernelConfig):
     @property
     def keeps(self) -> bool:
         """True if the launch for column 0 quantizes the rows for the other launches."""
-        return self.quantize and self.tile_m >= PREFILL_ROWS
+        return self.tile_m >= PREFILL_ROWS
 
     @property
     def row_bytes(self) -> int:
@@ -268,12 +261,6 @@ class QuantizeConfig:
         """Waves a row: the whole workgroup for long rows or where it works `together`, else one wave."""
         return WAVES if self.columns > 2048 or self.together else 1
 
-    def grid(self, rows: int) -> tuple[int, int, int]:
-        return (rows if self.waves_per_row > 1 else (rows + (WAVES - 1)) // WAVES), 1, 1
-
-    def problem(self) -> str | None:
-        return f"rows of {self.columns} values: not a multiple of 16" if self.columns % (2 * LOW_K_BIT) else None
-
 
 @dataclass(frozen=True)
 class ReduceConfig(KernelConfig):
@@ -346,7 +333,8 @@ class RouteConfig(KernelConfig):
     hidden: int = 0
 
     def grid(self, tokens: int) -> tuple[int, int, int]:
-        return SORTERS + (QuantizeConfig(self.hidden, bf16=True).grid(tokens)[0] if self.hidden else 0), 1, 1
+        rows = WAVES // QuantizeConfig(self.hidden, bf16=True).waves_per_row  # of a workgroup
+        return SORTERS + (-(-tokens // rows) if self.hidden else 0), 1, 1
 
     def problem(self) -> str | None:
-        return QuantizeConfig(self.hidden, bf16=True).problem()
+        return f"rows of {self.hidden} values: not a multiple of 16" if self.hidden % (2 * LOW_K_BIT) else None

@@ -6,7 +6,7 @@ The host fills in tensors and numbers. In a kernel the same fields are FlyDSL's 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 Address: TypeAlias = Any
 Number: TypeAlias = Any
@@ -24,24 +24,20 @@ class RouteArguments:
     blocks: Number  # B
 
 
-class Routed(Protocol):
-    """The tables that sort the rows, in blocks of tile_m."""
-
-    order: Address  # int32 [T * top_k]: slots by expert
-    # int32 [B, 4] for the B blocks that are launched: expert, place of the first row in `order`, number of rows (0:
-    # unused block), number of used blocks
-    blocks: Address
-
-
 @dataclass
 class _RoutedArguments:
-    """The rows and weights of both stages. Stage 2's scales are `layout.slot_scales`."""
+    """The rows and weights of both stages, and the tables that sort the rows, in blocks of tile_m.
+
+    Stage 2's scales are `layout.slot_scales`.
+    """
 
     rows: Address  # stage 1: token rows int8 [T, hidden]; stage 2: slot rows float32 [T * top_k, inter]
     row_info: Address  # for each of the rows: float32 scale (stage 2: times the router weight), int32 low_sum
     weights: Address  # flydsl_layout [E, channels/16, k/128, 64, 16]
     w_scale: Address  # float32 [E, channels]
-    order: Address
+    order: Address  # int32 [T * top_k]: slots by expert
+    # int32 [B, 4] for the B blocks that are launched: expert, place of the first row in `order`, number of rows (0:
+    # unused block), number of used blocks
     blocks: Address
 
 
@@ -95,3 +91,6 @@ class W4A16Arguments:
     blocks: Address
     out: Address  # bfloat16 [T * top_k, columns]
     tokens: Number
+
+
+Routed: TypeAlias = _RoutedArguments | W4A16Arguments  # what names the tables of the sorted rows

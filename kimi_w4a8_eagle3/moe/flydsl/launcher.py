@@ -39,8 +39,6 @@ def stage1_kind(cfg: Stage1Config) -> type[Stage1Workgroup]:
 
 
 def stage2_kind(cfg: Stage2Config) -> type[Stage2]:
-    if not cfg.quantize:
-        return Stage2
     return Stage2Prefill if cfg.keeps else Stage2Small if cfg.short else Stage2Decode
 
 

@@ -51,7 +51,6 @@ _E2M1_TO_PAIR = [*range(8, 16), 8, 3, 2, 1, 0, 5, 4, 6]  # -1 is 3 ^ 0xFC
 
 
 def name(weights: WeightFormat) -> str:
-    """Return the name of the layout of one format."""
     return f"flydsl-{weights.name.lower()}-16x128"
 
 

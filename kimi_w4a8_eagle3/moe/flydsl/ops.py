@@ -290,9 +290,7 @@ def lds_store(base: Value, value: Value, offset: Value, alignment: int = 16) -> 
 
 def lds_add(base: Value, offset: Value) -> Value:
     """Add 1 to an i32 in LDS; return its value before."""
-    kind, order = llvm.AtomicBinOp.add, llvm.AtomicOrdering.monotonic
-    where, one = lds_at(base, offset), const_i32(1)
-    return llvm.AtomicRMWOp(kind, where, one, order, syncscope="workgroup", alignment=4).result
+    return fx.llvm.atomic_add(lds_at(base, offset), fx.Int32(1), syncscope="workgroup")
 
 
 @contextmanager

@@ -99,8 +99,7 @@ class Quantize:
     def load(self, there: Value | None = None) -> list[Any]:
         """Start to load all values of this lane; they are zero past the end of the row and unless `there`."""
         size, kind = (2, T.i32x2) if self.cfg.bf16 else (4, T.f32x4)
-        row_bytes = self.cfg.columns * size
-        source = ops.item(self.x, self.row, row_bytes, there)
+        source = ops.item(self.x, self.row, self.cfg.columns * size, there)
         return [ops.load(source, kind, at) for at in self.column_offsets(size)]
 
     def quantize(self, loaded: list[Any]) -> tuple[list[Any], Any, Any]:

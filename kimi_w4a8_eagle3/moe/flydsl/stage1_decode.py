@@ -31,11 +31,11 @@ class Stage1Decode(Stage1Workgroup):
         super().__init__(cfg, args)
         self.column = fx.block_idx.x
         self.row_tiles = cfg.row_tiles
+        self.groups = [(range(m, m + 1), None) for m in range(self.row_tiles)]
         self.pairs = cfg.tile_n // 16
         self.block = self.find_block()
 
     def find_block(self) -> RowBlock:
-        """Return the rows of this workgroup."""
         return RowBlock(self.args, fx.block_idx.y, self.args.tokens * self.cfg.top_k, self.cfg.top_k)
 
     def open_buffers(self) -> None:
@@ -56,38 +56,25 @@ class Stage1Decode(Stage1Workgroup):
 
     def main_loop(self) -> list[Any]:
         """Return this wave's sums: two accumulators for each tile and row tile."""
-        ring = self.ring
-        weights = [[self.load_weight(fx.Int32(c), t) for t in range(self.tiles)] for c in range(ring)]
+        weights = [[self.load_weight(fx.Int32(c), t) for t in range(self.tiles)] for c in range(self.ring)]
         ops.pin_schedule()  # start the weight loads before waiting for the row numbers
         self.start_rows()
-        rows = [self.load_rows(fx.Int32(c)) for c in range(ring)]
+        rows = [self.load_rows(fx.Int32(c)) for c in range(self.ring)]
         zero = ops.splat(ops.const_i32(0), 4)
         state = Stage1State(weights, rows, [zero] * (2 * self.tiles * self.row_tiles))
 
         # A turn of the rolled loop covers `turn` chunks. Chunks that do not fill turns run before it, at least one ring
         # of them, so that the loop starts with its loads in the order in which its own turns leave them.
-        turn = max(self.cfg.tile_k // CHUNK_K, ring)
-        refilled = self.chunks - ring
-        return self.over_chunks(state, min(refilled, ring + (refilled - ring) % turn), turn).sums
+        turn = max(self.cfg.tile_k // CHUNK_K, self.ring)
+        refilled = self.chunks - self.ring
+        return self.over_chunks(state, min(refilled, self.ring + (refilled - self.ring) % turn), turn).sums
 
     def step(self, chunk: Value, state: Stage1State, refill: bool, more: bool) -> Stage1State:
         """Multiply the oldest chunk of the ring, and load another in its place if `refill`."""
-        current = [ops.split_rows(r) for r in state.rows[0]]
-        weights, rows, sums = state.weights[1:], state.rows[1:], list(state.sums)
-        if refill:
-            rows = [*rows, self.load_rows(chunk + self.ring)]
+        current = self.operands(state.rows[0])
+        ahead = [self.load_rows(chunk + self.ring)] if refill else []
         self.pin()
-        loaded = []
-        for tile in range(self.tiles):
-            operands = self.weights.unpack(state.weights[0][tile])
-            self.pin()
-            if refill:
-                loaded.append(self.load_weight(chunk + self.ring, tile))
-            for m in range(self.row_tiles):
-                at = 2 * (tile * self.row_tiles + m)
-                sums[at : at + 2] = self.weights.multiply(operands, [current[2 * m : 2 * m + 2]], sums[at : at + 2])
-            self.pin()
-        return Stage1State([*weights, loaded] if refill else weights, rows, sums)
+        return self.multiply(state._replace(rows=[*state.rows, *ahead]), chunk, current, refill)
 
     def finish(self, sums: list[Any]) -> None:
         """Add the four waves' sums, scale, apply SiLU and store: wave w finishes channel tile w."""

@@ -8,7 +8,6 @@ before the previous step's barrier, so one barrier a step is enough.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import flydsl.expr as fx
@@ -28,7 +27,7 @@ ROW_TILE_BYTES = 16 * CHUNK_K
 class Stage1Prefill(Stage1Workgroup):
     """One workgroup: `tile_m` sorted rows x `tile_n` channels of gate and up."""
 
-    ring_bytes, waves_k = 4096, 1
+    ring_bytes, waves_k, row_tiles = 4096, 1, ROW_TILES
 
     def __init__(self, cfg: Stage1Config, args: Stage1Arguments) -> None:
         super().__init__(cfg, args)
@@ -43,7 +42,6 @@ class Stage1Prefill(Stage1Workgroup):
         self.staged = cfg.tile_m // 16 // WAVES  # row tiles that this wave brings to LDS
 
     def open_buffers(self) -> None:
-        """Open the block's tables and buffers, and allocate the LDS for rows."""
         super().open_buffers()
         self.rows = ops.buffer(self.args.rows, self.args.tokens * self.cfg.hidden)
         self.lds = ops.lds_alloc(2 * self.cfg.tile_m * CHUNK_K)
@@ -64,12 +62,11 @@ class Stage1Prefill(Stage1Workgroup):
         for i, part in enumerate(fetched):
             ops.lds_store(self.lds, part, at + i * 1024)
 
-    def read_rows(self, chunk: Value) -> list[list[tuple[Any, Any]]]:
-        """Return MFMA operands of this wave's rows: [row tile][k half] (high, low)."""
+    def read_rows(self, chunk: Value) -> list[Any]:
+        """Read this wave's rows of one chunk from LDS."""
         wave_m = self.wave % self.waves_m
         at = (chunk & 1) * (self.cfg.tile_m * CHUNK_K) + wave_m * (ROW_TILES * ROW_TILE_BYTES) + self.lane * 16
-        parts = [ops.lds_load(self.lds, T.i32x4, at + i * 1024) for i in range(2 * ROW_TILES)]
-        return [[ops.split_rows(p) for p in parts[2 * m : 2 * m + 2]] for m in range(ROW_TILES)]
+        return [ops.lds_load(self.lds, T.i32x4, at + i * 1024) for i in range(2 * ROW_TILES)]
 
     def main_loop(self) -> list[Any]:
         """Return this wave's sums: two accumulators for each tile and row tile."""
@@ -86,22 +83,13 @@ class Stage1Prefill(Stage1Workgroup):
     def step(self, chunk: Value, state: Stage1State, refill: bool, more: bool) -> Stage1State:
         """Multiply one chunk of 128 k; `refill` the weight ring behind it and bring the next rows to LDS if `more`."""
         fetched = self.load_rows(chunk + 1) if more else []
-        rows = self.read_rows(chunk)
+        rows = self.operands(self.read_rows(chunk))
         self.pin()
-        sums, loaded = list(state.sums), []
-        for tile in range(self.tiles):
-            operands = self.weights.unpack(state.weights[0][tile])
-            self.pin()
-            if refill:
-                loaded.append(self.load_weight(chunk + self.ring, tile))
-            for group, here in self.groups:
-                first, last = (2 * (tile * ROW_TILES + m) for m in (group.start, group.stop))
-                multiply = partial(self.weights.multiply, operands, rows[group.start : group.stop])
-                sums[first:last] = ops.changed(here, sums[first:last], multiply)
+        state = self.multiply(state, chunk, rows, refill)
         if more:
             self.stage_rows(fetched, chunk + 1)
             ops.barrier()
-        return Stage1State([*state.weights[1:], loaded] if refill else state.weights[1:], [], sums)
+        return state
 
     def finish(self, sums: list[Any]) -> None:
         """Scale, apply SiLU and store: a lane holds four channels of one row for each pair of tiles."""

@@ -14,6 +14,7 @@ neighbours.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -37,6 +38,10 @@ class Stage2(Workgroup):
     """`tile_m` sorted INT8 rows x `tile_n` of the channels `column` .. `column + columns - 1`."""
 
     blocks: type[RowBlock] = RowBlock
+    # Returns what `int8_rows` takes of loads that begin before those of the weights: loads return in order.
+    start_rows: Callable[[], tuple[Any, ...]]
+    # Returns the parts of each row that this lane multiplies, and the row's low sum.
+    int8_rows: Callable[..., list[Any]]
 
     def __init__(self, cfg: Stage2Config, args: Stage2Arguments) -> None:
         ops.keep(*(value for name, value in vars(args).items() if name != "kept"))
@@ -104,20 +109,6 @@ class Stage2(Workgroup):
         rows = [found[m : m + parts + 1] for m in range(0, len(found), parts + 1)]
         self.operands = [[ops.split_rows(part) for part in row[:-1]] for row in rows]
         self.starts = [ops.splat(start, 4) for row in rows for start in self.weights.start(row[-1], cfg.inter)]
-
-    def start_rows(self) -> tuple[Any, ...]:
-        """Return what `int8_rows` takes of loads that begin before those of the weights: loads return in order."""
-        return ()
-
-    def int8_rows(self) -> list[Any]:
-        """Return the parts of each row that this lane multiplies, and the row's low sum, as they are in memory."""
-        found = []
-        for slot in self.slot:
-            at = slot * self.cfg.inter + self.weights.corner(self.lane)
-            parts = map(self.weights.part, range(self.cfg.inter // 64))
-            found += [ops.load(self.kept_rows, T.i32x4, at + part) for part in parts]
-            found.append(ops.element(ops.load(self.info, T.i32x2, slot * 8), 1))
-        return found
 
     def stream(self) -> None:
         """Compute all tiles of this wave: unrolled when they are few, else in a rolled loop over ring-sized groups."""

@@ -28,11 +28,7 @@ class Stage2Decode(Stage2):
 
     def start_rows(self) -> tuple[Any, ...]:
         self.own = self.wave * 4 + (self.lane >> 4)  # first row that this lane quantizes
-        return self.first_rows()
-
-    def first_rows(self) -> tuple[Any, ...]:
-        """Load what `int8_rows` needs before it waits for the weights."""
-        return (self.quantized_slots(0),)
+        return () if self.cfg.keeps else (self.quantized_slots(0),)
 
     def quantized_slots(self, start: int) -> list[Any]:
         """Return the slots of the rows that this lane helps to quantize: row tiles from `start` on, for each wave."""
@@ -41,7 +37,7 @@ class Stage2Decode(Stage2):
         return [self.block.slot(self.own + 16 * tile) for tile in tiles]
 
     def int8_rows(self, slots: Any = (), loaded: Any = ()) -> list[Any]:
-        """Quantize rows through LDS, as many row tiles at a time as fit; see Stage2.int8_rows."""
+        """Quantize rows through LDS, as many row tiles at a time as fit."""
         cfg, at_once = self.cfg, self.cfg.quantized_tiles
         self.lds = ops.lds_alloc(cfg.lds_bytes)
         place, found = self.lane & (self.places - 1), []
@@ -106,10 +102,16 @@ class Stage2Small(Stage2Decode):
 class Stage2Prefill(Stage2Decode):
     """The launch for column 0 quantizes, and keeps the rows for the launches of other columns."""
 
-    def first_rows(self) -> tuple[Any, ...]:
-        return ()
-
     def int8_rows(self, slots: Any = (), loaded: Any = ()) -> list[Any]:
         kinds = ([T.i32x4] * (self.cfg.inter // 64) + [T.i32]) * self.row_tiles
-        kept, fresh = partial(Stage2.int8_rows, self), super().int8_rows
-        return ops.choose(self.later_columns, kinds, kept, fresh)
+        return ops.choose(self.later_columns, kinds, self.rows_in_memory, super().int8_rows)
+
+    def rows_in_memory(self) -> list[Any]:
+        """Load what `int8_rows` returns."""
+        found = []
+        for slot in self.slot:
+            at = slot * self.cfg.inter + self.weights.corner(self.lane)
+            parts = map(self.weights.part, range(self.cfg.inter // 64))
+            found += [ops.load(self.kept_rows, T.i32x4, at + part) for part in parts]
+            found.append(ops.element(ops.load(self.info, T.i32x2, slot * 8), 1))
+        return found

@@ -30,12 +30,11 @@ class _Slot:
     def __init__(self, work: Stage2Token, number: Value, expert: Value) -> None:
         cfg, self.work = work.cfg, work
         self.number, self.slot = number, work.token * cfg.top_k + number
-        routed = is_expert(expert, cfg.experts)
+        self.routed = routed = is_expert(expert, cfg.experts)
         self.expert = ops.select(routed, expert, 0)
         # The buffers are empty for a slot without an expert here.
         self.weights = READERS[cfg.weights](work.args.weights, self.expert, cfg.hidden * cfg.inter, routed)
         self.scales = ops.item(work.args.scales, self.expert, (cfg.hidden + SCALES_PAD) * 4, routed)
-        self.routed = routed
 
     def load(self) -> None:
         """Start all loads, the row's first."""
@@ -111,13 +110,12 @@ class Stage2Token(Workgroup):
             for slot in slots:
                 step(slot)
         ops.barrier()
-        tid = fx.thread_idx.x
-        with ops.when(tid < cfg.tile_n // 2):
+        with ops.when(self.tid < cfg.tile_n // 2):
             total = [ops.const_f32(0.0)] * 2
             for s in range(cfg.top_k):
-                at = tid * 4 + (self.results_at + s * cfg.tile_n * 2)
+                at = self.tid * 4 + (self.results_at + s * cfg.tile_n * 2)
                 word = ops.lds_load(self.lds, T.i32, at, alignment=4)
                 scale = ops.lds_load(self.lds, T.f32, fx.Int32(self.factors_at + 4 * s), alignment=4)
                 total = [ops.fma_f16(word, bool(high), scale, t) for high, t in enumerate(total)]
             row = ops.item(self.args.out, self.token, cfg.hidden * 2)
-            ops.store(row, ops.element(ops.to_bf16(ops.pack(total)), 0), tid * 4 + self.channel * 2)
+            ops.store(row, ops.element(ops.to_bf16(ops.pack(total)), 0), self.tid * 4 + self.channel * 2)

@@ -1,8 +1,8 @@
 """Compile FlyDSL kernels to gfx942 without a GPU.
 
 FlyDSL links with `$ROCM_PATH/llvm/bin/ld.lld`. The linker of the package `ziglang` (extra `kernels`) comes first, so
-that every machine links alike, then ROCm's own, then Debian's. All but ROCm's are called through a private folder that
-is laid out like ROCm's.
+that every machine links alike, then ROCm's own, then Debian's. They are called through a private folder, laid
+out like ROCm's.
 """
 
 from __future__ import annotations
@@ -43,45 +43,30 @@ def flydsl_problem() -> str | None:
 
 def linker_problem() -> str | None:
     """Return the reason why compiled kernels cannot be linked, or None."""
-    if _wheel_linker() or _rocm_linker() or _debian_linker():
+    if _linker():
         return None
     return "no linker: package ziglang (extra `kernels`), ROCm's llvm/bin/ld.lld and Debian's ld.lld-19 are all missing"
 
 
-def _wheel_linker() -> list[str] | None:
+def _linker() -> list[str]:
+    """Return the command of the preferred linker, empty if there is none."""
     package = find_spec("ziglang")
-    folders = (package and package.submodule_search_locations) or []
-    return next(([str(zig), "ld.lld"] for folder in folders if (zig := Path(folder) / "zig").is_file()), None)
-
-
-def _rocm_linker() -> Path | None:
-    linker = Path(os.environ.get("ROCM_PATH") or DEFAULT_ROCM) / "llvm" / "bin" / "ld.lld"
-    return linker if linker.is_file() else None
-
-
-def _debian_linker() -> list[str] | None:
-    return next(([found] for name in LINKERS if (found := shutil.which(name))), None)
+    for folder in (package and package.submodule_search_locations) or []:
+        if (zig := Path(folder) / "zig").is_file():
+            return [str(zig), "ld.lld"]
+    rocm = Path(os.environ.get("ROCM_PATH") or DEFAULT_ROCM) / "llvm" / "bin" / "ld.lld"
+    return [path for name in (str(rocm), *LINKERS) if (path := shutil.which(name))][:1]
 
 
 def rocm_path() -> Path:
-    """Return a folder with llvm/bin/ld.lld: ROCm, or a private one whose linker is a script that calls another.
-
-    Raises KimiError when there is no linker.
-    """
-    rocm = _rocm_linker()
-    command = _wheel_linker() or (None if rocm else _debian_linker())
-    if command:
-        return _private_rocm(command)
-    if rocm:
-        return rocm.parents[2]
-    raise KimiError(
-        str(linker_problem()),
-        where="compiling FlyDSL kernels",
-        remedy="in a checkout of this package: pip install '.[kernels]'",
-    )
-
-
-def _private_rocm(command: list[str]) -> Path:
+    """Return a private folder whose llvm/bin/ld.lld is a script that calls a linker; raise KimiError without one."""
+    command = _linker()
+    if not command:
+        raise KimiError(
+            str(linker_problem()),
+            where="compiling FlyDSL kernels",
+            remedy="in a checkout of this package: pip install '.[kernels]'",
+        )
     script = f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n'
     folder = cache_dir() / "rocm" / hashlib.sha256(script.encode()).hexdigest()[:16]
     linker = folder / "llvm" / "bin" / "ld.lld"

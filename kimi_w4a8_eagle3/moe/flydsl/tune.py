@@ -85,9 +85,6 @@ def flydsl_measure(shape: MoeShape, backend: FlydslBackend, device: torch.device
         call = FlydslCall(backend, backend.configs_of(shape, tiles), x, moe, weights, ids)
         tables = call.route()[2]
         h = torch.zeros(call.slots, shape.inter, device=device)
-        return (
-            timer(lambda: call.stage1(*call.route())),
-            timer(lambda: call.down(h, tables)),
-        )
+        return timer(lambda: call.stage1(*call.route())), timer(lambda: call.down(h, tables))
 
     return measure

@@ -109,9 +109,10 @@ class Device:
     ) -> torch.Tensor:
         """Channels from `column` on.
 
-        With `quantize` a8 is float32, and info router weights that become scales; not where a prefill is past column 0.
+        Where the kernel quantizes, a8 is float32, and info router weights that become scales.
         """
-        slots, columns, quantizes = a8.shape[0], cfg.hidden - column, cfg.quantize and not (cfg.keeps and column)
+        slots, columns = a8.shape[0], cfg.hidden - column
+        quantizes = not getattr(cfg, "given", False) and not (cfg.keeps and column)
         kept = self.memory.empty((slots, cfg.inter), np.int8) if quantizes else self.put(a8)
         out = self.memory.empty((slots, columns), np.float32 if isinstance(cfg, Stage2Sums) else np.float16)
         written, router = self.memory.empty((slots, 2), np.int32) if quantizes else self.put(info), self.put(info)

@@ -91,7 +91,7 @@ def test_stage2_by_token_has_the_bits_of_stage2_and_the_sum(inter: int, order: s
 def in_two_launches(layer: Any, h: torch.Tensor, router: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """The same by the kernels for more tokens."""
     inter = h.shape[1]
-    cfg = Stage2Config(512, inter, 4, tile_k=min(inter, 256), quantize=True)
+    cfg = Stage2Config(512, inter, 4, tile_k=min(inter, 256))
     info = router.flatten().clone()
     slots = Device().stage2(cfg, h, info, layer.moe, route(ids, EXPERTS, 16))
     info = torch.stack([info.view(torch.int32), torch.zeros(12, dtype=torch.int32)], 1)
@@ -116,7 +116,7 @@ def test_stage2_of_short_blocks_has_the_bits_of_long_ones(inter: int, order: str
 
 
 def short_config(inter: int, short: bool) -> Stage2Config:
-    return Stage2Config(512, inter, TOP_K, 16, 256, 256, quantize=True, short=short)
+    return Stage2Config(512, inter, TOP_K, 16, 256, 256, short=short)
 
 
 @pytest.mark.parametrize("kernel", ["stage 1 that sorts", "stage 2 by token"])

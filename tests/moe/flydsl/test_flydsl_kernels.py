@@ -29,7 +29,7 @@ if SKIP is None:
     from kimi_w4a8_eagle3.moe.routing import route
     from proof.assembly import assembly
     from proof.gfx942 import DataRace, MachineError, parse_kernel
-    from proof.sums import Stage1Sums, Stage2Sums, sums_of
+    from proof.sums import Stage1Sums, Stage2Given, Stage2Sums, sums_of
 
 
 def stage1_sums(cfg: Any, layer: Any, ids: torch.Tensor, order: Any = "lockstep") -> tuple[torch.Tensor, torch.Tensor]:
@@ -94,7 +94,7 @@ STAGE2 = [
 @pytest.mark.parametrize("inter,tile_m,tile_n,tile_k", STAGE2)
 def test_stage2_sums_are_exact(inter: int, tile_m: int, tile_n: int, tile_k: int) -> None:
     layer = Layer(1024, inter)
-    cfg = Stage2Sums(1024, inter, TOP_K, tile_m, tile_n, tile_k)
+    cfg = Stage2Sums(1024, inter, TOP_K, tile_m, tile_n, tile_k, given=True)
     got, expected = stage2_sums(cfg, layer, route_ids("absent slots"))
     assert torch.equal(got, expected)
 
@@ -104,7 +104,7 @@ def test_stage2_sums_are_exact(inter: int, tile_m: int, tile_n: int, tile_k: int
 def test_stage2_ragged_routing(tile: tuple[int, int, int], kind: str) -> None:
     """The served form: float16 rows, equal for all tiles, also of a chunk of the channels."""
     layer, ids = Layer(2048, 256), route_ids(kind)
-    cfg = Stage2Config(2048, 256, TOP_K, *tile, by_xcd=tile[0] >= 64)
+    cfg = Stage2Given(2048, 256, TOP_K, *tile, by_xcd=tile[0] >= 64)
     got, expected = stage2_sums(cfg, layer, ids)
     here = ids.flatten() >= 0
     scales = layer.moe.s2[ids.flatten()[here], :2048]
@@ -128,7 +128,7 @@ def test_extreme_values_stay_exact() -> None:
     layer.w2.fill_(-8)
     layer.moe = replace(layer.moe, w2=layout.pack(pack_reorder(layer.w2), paired=True))
     ids = route_ids("one token")
-    cfg = Stage2Sums(1024, 512, TOP_K)
+    cfg = Stage2Sums(1024, 512, TOP_K, given=True)
     for value in (127, -127):
         rows = torch.full((TOP_K, 512), value, dtype=torch.int8)
         got = Device().stage2(cfg, rows, info_of(rows, torch.ones(TOP_K)), layer.moe, route(ids, EXPERTS, 16))
@@ -225,7 +225,7 @@ def test_a_prefills_first_stage2_quantizes_for_the_others(inter: int, order: str
     h = special_rows(inter, torch.float32)[torch.arange(slots) % 9]
     h[2, 17], h[41, 255], h[43, 0] = float("nan"), float("inf"), float("-inf")
     router = torch.rand(slots, generator=torch.Generator().manual_seed(0))
-    first = Stage2Config(2048, inter, TOP_K, 64, 1024, 256, by_xcd=True, quantize=True)
+    first = Stage2Config(2048, inter, TOP_K, 64, 1024, 256, by_xcd=True)
     device, routed = Device(order), route(ids, EXPERTS, 64)
     got = device.stage2(first, h, router.clone(), layer.moe, routed)
     expected, scale = quantize_rows(h)
@@ -243,7 +243,7 @@ def test_a_prefills_first_stage2_quantizes_for_the_others(inter: int, order: str
 def test_rows_that_a_block_lacks_are_not_multiplied(stage: int) -> None:
     tile = (64, 128, 128) if stage == 1 else (64, 1024, 256)
     hidden = 1024 * stage
-    cfg: Any = (Stage1Config if stage == 1 else Stage2Config)(hidden, 256, TOP_K, *tile, by_xcd=True)
+    cfg: Any = (Stage1Config if stage == 1 else Stage2Given)(hidden, 256, TOP_K, *tile, by_xcd=True)
     cfg = sums_of(cfg) if stage == 1 else cfg  # as compiled above
     layer, counts = Layer(hidden, 256), []
     for rows in (1, 32, 33, 64):
