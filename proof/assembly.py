@@ -41,7 +41,8 @@ def _compile(config: Any) -> str:
     sums.register()
     with tempfile.TemporaryDirectory(prefix="flydsl-") as dump:
         with (
-            toolchain.environment(FLYDSL_DEBUG_DUMP_ASM="1", FLYDSL_DUMP_DIR=dump),
+            # Where each operation was written is printed and parsed between all passes, and never changes the code.
+            toolchain.environment(FLYDSL_DEBUG_DUMP_ASM="1", FLYDSL_DUMP_DIR=dump, FLYDSL_DEBUG_MAX_LOC_DEPTH="1"),
             redirect_stdout(io.StringIO()),
         ):
             toolchain.compiled(launcher_of(config))
