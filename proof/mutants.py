@@ -46,7 +46,7 @@ TESTS = {
     "fleet/identity": ("fleet/test_identity.py",),
     "door/access": ("sglang_plugin/test_door_keys.py", "sglang_plugin/test_door.py"),
     "door/admission": ("door/test_admission.py", "door/test_security_page.py"),
-    "door/answers": ("sglang_plugin/test_door.py", "sglang_plugin/test_door_keys.py"),
+    "door/answers": ("door/test_answers.py", "sglang_plugin/test_door.py", "sglang_plugin/test_door_keys.py"),
     "door/bodies": ("door/test_body_reader.py", "door/test_security_page.py", "sglang_plugin/test_door.py"),
     "door/computed": ("sglang_plugin/test_door.py",),
     "door/connections": ("door/test_header_deadline.py", "door/test_security_page.py", "sglang_plugin/test_door.py"),
@@ -61,7 +61,7 @@ TESTS = {
     "door/schemas": ("door/test_enforceable.py", "door/test_real_tools.py", "sglang_plugin/test_door_bodies.py"),
     "door/settings": ("door/test_door_settings.py",),
     "door/shape": ("sglang_plugin/test_door_bodies.py", "door/test_large.py"),
-    "door/trial": ("door/test_trial.py", "door/test_security_page.py"),
+    "door/trial": ("door/test_grammar_walk.py", "door/test_trial.py", "door/test_security_page.py"),
 }
 _HELD = "torch triton hypothesis scipy.stats httpx psutil yaml prometheus_client.parser pydantic.main safetensors.torch"
 _HELD += " huggingface_hub.utils huggingface_hub.hf_api"

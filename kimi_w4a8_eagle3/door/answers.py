@@ -97,12 +97,10 @@ def without_grammar_faults(scope: Scope, send: Send) -> Send:
         buffered.append(message)
         if message["type"] == "http.response.start" or message.get("more_body", False):
             return
-        messages, body = list(buffered), b"".join(part.get("body", b"") for part in buffered)
-        buffered.clear()
-        if _GRAMMAR_FAULT in body:
+        if _GRAMMAR_FAULT in b"".join(part.get("body", b"") for part in buffered):
             await answer(scope, send, Refusal("no token of this model can follow the grammar of this request"))
             return
-        for part in messages:
+        for part in buffered:
             await send(part)
 
     return watched

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
-from importlib import metadata
+from importlib import metadata, util
 from random import Random
-from runpy import run_path
 from typing import Any
 
 import pytest
@@ -69,7 +68,8 @@ def test_what_a_newer_xgrammar_holds_is_refused_with_the_old_one_only(
 
 
 def test_names_that_may_be_any_text_are_no_constraint() -> None:
-    for free in ({"type": "string"}, {"type": "string", "description": "A name"}):
+    described = {"type": "string", "title": "Name", "description": "A name"}
+    for free in ({"type": "string"}, {"type": "string", "description": "A name"}, described):
         require_enforceable({"type": "object", "propertyNames": free}, "x")
     for constraint in ({"type": "string", "pattern": "^a"}, {"type": "integer"}, {"enum": ["a"]}, False, {}):
         with pytest.raises(Refusal, match="propertyNames would be ignored"):
@@ -81,7 +81,29 @@ def test_names_that_may_be_any_text_are_no_constraint() -> None:
 def test_the_installed_xgrammar_decides_what_is_held(old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for version in (old, new):
         monkeypatch.setattr(metadata, "version", {"xgrammar": version}.__getitem__)
-        assert run_path(str(enforceable.__file__), run_name=enforceable.__name__)["_OLD"] is (version == old)
+        spec = util.spec_from_file_location(enforceable.__name__, enforceable.__file__)
+        assert spec and spec.loader
+        spec.loader.exec_module(read_again := util.module_from_spec(spec))
+        assert read_again._OLD is (version == old)
+
+
+@pytest.mark.parametrize("one", [{"pattern": "a"}, {"format": "date"}, {"minLength": 1, "maxLength": 2}])
+def test_a_text_has_one_kind_of_constraint_and_its_type(one: dict[str, Any]) -> None:
+    require_enforceable({"type": "string", **one}, "x")
+    with pytest.raises(Refusal, match=f"{max(one)} without a type would be ignored"):
+        require_enforceable(one, "x")
+    for other in ({"pattern": "b"}, {"format": "time"}, {"maxLength": 3}):
+        if not one.keys() & other.keys():
+            with pytest.raises(Refusal, match="pattern, format and a length cannot be enforced together"):
+                require_enforceable({"type": "string", **one, **other}, "x")
+
+
+@pytest.mark.parametrize("key", ["anyOf", "oneOf", "allOf", "prefixItems"])
+def test_schemas_in_lists_are_read(key: str) -> None:
+    inner = [{"type": "string", "minLength": 1}] * (key != "allOf") + [{"type": "object", "if": {}}]
+    with pytest.raises(Refusal, match=f"the schema at #/{key}/{len(inner) - 1} cannot be enforced: if would be"):
+        require_enforceable({key: inner}, "x")
+    require_enforceable({key: inner[:1]} if len(inner) > 1 else {key: [{"type": "object"}]}, "x")
 
 
 @pytest.mark.parametrize("key", ["pattern", "minimum", "properties", "items", "anyOf"])

@@ -55,6 +55,8 @@ LIMITS = {
     "memory of a grammar": f"| memory of the compiled grammar | {trial.MAX_GRAMMAR_BYTES >> 20} MiB |",
     "mask": f"| {DoorSettings().max_mask_ms} ms (`KIMI_MAX_MASK_MS`) for the longest that the walk finds. It ends by "
     f"itself after {trial._WALK_S:.0f} s |",
+    "verdicts": f"The last {admission._MAX_VERDICTS:,} verdicts are kept",
+    "repeats": f"At its end the walk repeats characters {trial._REPEATS} times",
     "waiting": f"A grammar that waits for {admission._QUEUE_S:.0f} s gets 503",
 }
 

@@ -1,4 +1,4 @@
-"""Weights are data: a checkpoint whose weights are pickled is refused before anything reads them."""
+"""A checkpoint is data: pickled weights are refused unread, and its chat template reaches nothing but its input."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from support.sglang_program import BOTH, found
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.quark.preflight import preflight
@@ -36,3 +37,34 @@ def test_pickled_weights_are_refused_unread(name: str, tmp_path: Path) -> None:
     assert not mark.exists()
     pickle.loads((folder / name).read_bytes())
     assert mark.exists()  # the file would have done it
+
+
+TEMPLATES = {
+    "{{ messages[0].content }}": "hi",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}": "SecurityError",
+    "{{ cycler.__init__.__globals__.os.popen('id').read() }}": "SecurityError",
+    "{{ messages.append(1) }}": "SecurityError",
+    "{{ raise_exception.__globals__ }}": "",  # undefined
+    "{% include '/etc/passwd' %}": "TypeError",  # this environment loads no files
+}
+PROGRAM = f"""
+import json
+from transformers import PreTrainedTokenizerFast
+from laptop import tiny
+
+tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(tiny.target_path() / "tokenizer.json"))
+said = {{}}
+for tokenizer.chat_template in {list(TEMPLATES)!r}:
+    try:
+        text = tokenizer.apply_chat_template([{{"role": "user", "content": "hi"}}], tokenize=False)
+        said[tokenizer.chat_template] = text
+    except Exception as error:
+        said[tokenizer.chat_template] = type(error).__name__
+print(json.dumps(said))
+"""
+
+
+@BOTH
+def test_a_chat_template_is_rendered_in_a_sandbox(newest: bool) -> None:
+    """With the transformers of each release, in the process in which SGLang and the plugin are loaded."""
+    assert found(PROGRAM, newest) == TEMPLATES

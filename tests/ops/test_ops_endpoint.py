@@ -183,3 +183,12 @@ def test_a_taken_port_is_an_error_and_stop_frees_the_port() -> None:
         assert httpx.get(f"{again.base_url}/live").status_code == 200
     again.stop()  # a second time
     assert threading.active_count() == before
+
+
+def test_nothing_can_be_changed_through_the_ops_port() -> None:
+    with serve(HandmadeFleet([]), scrape_timeout_s=0.5) as ops:
+        for path in ("/", "/live", "/ready", "/metrics", "/status"):
+            for method in ("POST", "PUT", "PATCH", "DELETE"):
+                answer = httpx.request(method, f"{ops.base_url}{path}")
+                assert (answer.status_code, sorted(answer.headers["allow"].split(", "))) == (405, ["GET", "HEAD"])
+        assert httpx.get(f"{ops.base_url}/flush_cache").status_code == 404

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.door_app import ANYTHING, CLOSED
 from support.door_bodies import (
     CHAT,
     CONTEXT,
@@ -22,6 +23,10 @@ from support.door_bodies import (
 )
 from support.pictures import noise, picture
 from support.sglang_program import BOTH, found
+
+from kimi_w4a8_eagle3.door import rules
+from kimi_w4a8_eagle3.door.access import CHECKED
+from kimi_w4a8_eagle3.door.answers import Refusal
 
 PROGRAM = """
 import json, sys
@@ -243,3 +248,24 @@ def test_what_the_operator_opened(answers: Callable[[bool], dict[str, Any]]) -> 
     given = dict(zip(OPENED, answers(False)["opened"], strict=True))
     assert {name: status for name, (status, _) in given.items()} == {name: case[2] for name, case in OPENED.items()}
     assert given["n=2"][1] == "n must be 1 (KIMI_DOOR_VALUES=moonshot)"
+
+
+def test_prompts_together_may_be_longer_than_one() -> None:
+    small = rules.RequestRules(CLOSED, dict.fromkeys(CHECKED, ANYTHING), ANYTHING, context=100)
+
+    def admit(**body: Any) -> None:
+        small.admit("/generate", {}, json.dumps(body).encode())
+
+    admit(text=["x" * 1500] * 2)
+    admit(text="x" * 1500)
+    for text in ("x" * 1601, ["x" * 1601, "x"]):
+        with pytest.raises(Refusal, match="the prompt is longer than 100 tokens"):
+            admit(text=text)
+    admit(text="x", logprob_start_len=-1)
+    with pytest.raises(Refusal, match="logprob_start_len must be a position"):
+        admit(text="x", logprob_start_len=-2)
+
+
+def test_a_list_of_prompts_is_a_batch_and_one_prompt_of_ids_is_not() -> None:
+    assert all(rules._is_batch(body) for body in ({"text": ["a"]}, {"input_ids": [[1]]}))
+    assert not any(rules._is_batch(body) for body in ({"text": "a"}, {"input_ids": [1]}, {"text": []}, {}))
