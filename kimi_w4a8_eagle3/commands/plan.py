@@ -14,7 +14,6 @@ from ..base.console import table_console
 from ..base.errors import UsageError
 from ..machine.aiter_regime import detect_regime, installed_regime
 from ..machine.hardware import Machine, gpu_by_name
-from ..predict.fleet import FleetRates
 from ..predict.simulation import Slo
 from ..recipe.launch import load_recipe, missing_gpus, resolve, unmet_requirements
 from ..recipe.memory_plan import MemoryPlan, ModelCard, make_plan, short_pool
@@ -52,10 +51,6 @@ def plan(
         2.7, "--accept-length", "-l", min=1, max=4, help="With --trace: tokens that a verify step accepts."
     ),
     minutes: float = typer.Option(10.0, "--minutes", min=1, help="With --trace: simulated time."),
-    nodes: int = typer.Option(0, "--nodes", min=0, max=1000, help="With --trace: users that so many nodes serve."),
-    failures: float = typer.Option(5.0, "--failures", min=0, help="With --nodes: failures of a node in 1,000 hours."),
-    updates: float = typer.Option(1.0, "--updates", min=0, help="With --nodes: rolling restarts in a week."),
-    restart_minutes: float = typer.Option(10.0, "--restart-minutes", min=0, help="With --nodes: time of a restart."),
 ) -> None:
     """Show the memory map per GPU, the KV capacity and the page-offset guard's verdict, from configs alone.
 
@@ -69,13 +64,10 @@ def plan(
                 where="--trace",
                 expected="kimi-w4a8 plan --trace FILE --slo ttft=2s,tpot=40ms",
             )
-        fleet = (nodes, FleetRates(failures, updates, restart_minutes * 60)) if nodes else None
-        rank_layouts(trace, Slo.parse(slo), users, accept_length, minutes * 60, output, as_json, fleet)
+        rank_layouts(trace, Slo.parse(slo), users, accept_length, minutes * 60, output, as_json)
         return
-    if slo is not None or users is not None or nodes:
-        raise UsageError(
-            "--slo, --users and --nodes belong to --trace", where="kimi-w4a8 plan", remedy="add --trace FILE"
-        )
+    if slo is not None or users is not None:
+        raise UsageError("--slo and --users belong to --trace", where="kimi-w4a8 plan", remedy="add --trace FILE")
     if tp:
         settings = [*settings, f"tp-size={tp}"]
     resolved = resolve(load_recipe(one_recipe(name, recipe)), settings)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from rich.table import Table
 
 from ..base.console import table_console
 from ..base.request_progress import request_progress
-from ..predict.fleet import FleetRates, plan_fleet
 from ..predict.layouts import node_layouts
 from ..predict.simulation import Slo
 from ..predict.trace_plan import MODEL, plan_trace, user_counts
@@ -26,24 +24,19 @@ def rank_layouts(
     horizon_s: float,
     output: Path | None,
     as_json: bool,
-    fleet: tuple[int, FleetRates] | None = None,
 ) -> None:
-    """Simulate the layouts, print the ranking, and write the page if a folder is given. fleet: nodes and rates."""
+    """Simulate the layouts, print the ranking, and write the page if a folder is given."""
     console, layouts = table_console(), node_layouts()
     simulations = len(layouts) * (len(user_counts(users)) + 3)  # and three for the intervals
-    more = 3 * len(user_counts(None)) if fleet else 0
-    with request_progress("simulations", simulations + more, console) as show:
+    with request_progress("simulations", simulations, console) as show:
         plan = plan_trace(trace, slo, users, accept_length, horizon_s, show, layouts)
-        fleet_plan = plan_fleet(plan, *fleet, lambda done, what: show(simulations + done, what)) if fleet else None
     from ..report import traffic_plan  # optional: jinja2 and matplotlib
 
-    fleet_lines = traffic_plan.fleet_lines(fleet_plan) if fleet_plan else []
     if as_json:
         content: dict[str, Any] = {"about": MODEL, "verdict": plan.verdict, "users": plan.users}
         content |= {"reasons": plan.reasons(), "recipe": plan.winner.recipe if plan.winner else None}
         content |= {"error": plan.error}
         content |= {"layouts": [plan.chosen[name][0].model_dump() for name in plan.ranking]}
-        content |= {"fleet": asdict(fleet_plan) if fleet_plan else None}
         content |= {"curves": {name: [one.model_dump() for one in found] for name, found in plan.curves.items()}}
         typer.echo(json.dumps(content, indent=2))
         return
@@ -52,9 +45,9 @@ def rank_layouts(
     for row in traffic_plan.rows(plan):
         table.add_row(*row)
     console.print(table)
-    for line in (*traffic_plan.notes(plan), f"verdict: {plan.verdict}", *plan.reasons(), *fleet_lines):
+    for line in (*traffic_plan.notes(plan), f"verdict: {plan.verdict}", *plan.reasons()):
         console.print(line, markup=False)
     if output is not None:
         from ..report.page import write_page  # optional: jinja2
 
-        typer.echo(f"page: {write_page(traffic_plan.page(plan, fleet_lines), output)}")
+        typer.echo(f"page: {write_page(traffic_plan.page(plan), output)}")

@@ -72,8 +72,6 @@ def _figures(slo: Slo, one: SimulatedRun, traffic: Traffic, began: float) -> Tra
         goodput_tok_s=good_tokens / max(lasted, 1e-9),
         throughput_tok_s=tokens / max(lasted, 1e-9),
         tokens_per_gpu_hour=tokens / max(lasted, 1e-9) * 3600 / NODE_GPUS,
-        requests_s=len(served) / max(lasted, 1e-9),
-        in_flight=sum(request.end - request.arrived for request in served) / max(lasted, 1e-9),
         cpu_s=time.process_time() - began,
     )
 

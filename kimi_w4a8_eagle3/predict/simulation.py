@@ -64,10 +64,7 @@ class SimulationJob(BaseModel):
 
 
 class TrafficFigures(BaseModel):
-    """Figures of one simulation. good: share of the requests that meet the SLO. Throughput is of output tokens.
-
-    requests_s: requests that ended in a second. in_flight: requests in the engines, in the mean.
-    """
+    """Figures of one simulation. good: share of the requests that meet the SLO. Throughput is of output tokens."""
 
     layout: str
     users: int | None
@@ -82,8 +79,6 @@ class TrafficFigures(BaseModel):
     goodput_tok_s: float
     throughput_tok_s: float
     tokens_per_gpu_hour: float
-    requests_s: float
-    in_flight: float
     cpu_s: float
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ..predict.fleet import SHARE, FleetPlan
 from ..predict.simulation import TrafficFigures
 from ..predict.trace_plan import GOOD, MODEL, TracePlan
 from .page import Page, Picture, Section, Table, Tone, Words
@@ -59,35 +58,7 @@ def notes(plan: TracePlan) -> list[str]:
     ]
 
 
-def fleet_lines(plan: FleetPlan) -> list[str]:
-    """Return the capacity of a fleet in sentences."""
-    failures, updates, restart = plan.rates.failures, plan.rates.updates, plan.rates.restart_s / 60
-    rates = f"{failures:g} failures of a node in 1,000 hours, {updates:g} rolling restarts a week, "
-    rates += f"{restart:g} min each"
-    few = [
-        f"{SHARE:.1%} is finer than the simulation: with the fewest users it has {plan.simulated:,} requests. "
-        "Give more --minutes."
-    ] * (plan.simulated < 1 / (1 - SHARE))
-    where = f"{plan.nodes:,} nodes of recipe {plan.recipe}"
-    if plan.users is None:
-        return [
-            f"fleet: {where} do not reach {SHARE:.1%}, with {rates}. "
-            f"The nearest is one user a node, with {plan.nearest:.2%} of the requests",
-            *few,
-        ]
-    low, high, calm = (one.users if one else 0 for one in (plan.slow, plan.fast, plan.undisturbed))
-    bad = max(plan.users.slow + plan.users.cold + plan.users.lost, 1e-9)
-    slow, cold, lost = (f"{part / bad:.0%}" for part in (plan.users.slow, plan.users.cold, plan.users.lost))
-    return [
-        f"fleet: {where} serve {plan.users.users:,} users ({low:,} to {high:,}) at {SHARE:.1%}, with {rates}; "
-        f"{calm:,} if no node ever stops",
-        *few,
-        f"Requests that miss: {slow} wait for too long, {cold} start on a node without their prefix, "
-        f"{lost} are cut off",
-    ]
-
-
-def page(plan: TracePlan, fleet: Sequence[str] = ()) -> Page:
+def page(plan: TracePlan) -> Page:
     """Return the page: verdict, chart of goodput over users, and the table."""
     from .plots import goodput_curves  # optional: matplotlib
 
@@ -106,6 +77,6 @@ def page(plan: TracePlan, fleet: Sequence[str] = ()) -> Page:
             "Goodput by users", tables=[Table(["users", *plan.curves], by_users, "tok/s (requests that met the SLO)")]
         ),
     ]
-    verdicts = [Words(MODEL), *(Words(line) for line in (*plan.reasons(), *fleet))]
+    verdicts = [Words(MODEL), *(Words(line) for line in plan.reasons())]
     subtitle = f"{plan.trace.name}, {plan.job.slo}"
     return Page(f"By a model: {plan.verdict}", verdicts, subtitle, picture, notes(plan), sections, tone)

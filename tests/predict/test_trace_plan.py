@@ -103,7 +103,6 @@ def test_every_layout_is_a_layout() -> None:
         (["--trace", "t.jsonl", "--slo", "fast"], "not an SLO"),
         (["--trace", "none.jsonl", "--slo", "ttft=2s,tpot=40ms"], "cannot read the trace"),
         (["agent", "--users", "3"], "belong to --trace"),
-        (["agent", "--nodes", "3"], "belong to --trace"),
     ],
 )
 def test_wrong_words_give_one_message_and_write_nothing(

@@ -12,8 +12,7 @@ LAYOUTS = node_layouts()
 
 def figures(layout: str, goodput: float, good: float = 0.97, users: int | None = 8) -> TrafficFigures:
     times = {"ttft_p50_s": 0.5, "ttft_p95_s": 1.5, "tpot_p50_ms": 20.0, "tpot_p95_ms": 39.0}
-    rates = {"requests_s": 2.0, "in_flight": 3.0, "goodput_tok_s": goodput}
-    rates |= {"throughput_tok_s": goodput, "tokens_per_gpu_hour": goodput * 450}
+    rates = {"goodput_tok_s": goodput, "throughput_tok_s": goodput, "tokens_per_gpu_hour": goodput * 450}
     return TrafficFigures(
         layout=layout, users=users, scale=1, requests=100, hit_rate=0.9, good=good, cpu_s=1, **times, **rates
     )
