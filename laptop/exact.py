@@ -72,7 +72,7 @@ ASKS["mixed"] = tuple(
 
 
 @dataclass(frozen=True)
-class Plan:
+class ExactPlan:
     """Size of the comparison. A third of the prompts is sent a second time with a stop string."""
 
     prompts: int = 72
@@ -83,14 +83,14 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Request:
+class ExactRequest:
     kind: str
     ids: tuple[int, ...]
     params: dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Side:
+class ComparedServer:
     """One server and the behaviours it must show; the run is invalid if one does not occur."""
 
     target: Target
@@ -119,7 +119,7 @@ class Difference:
 
 
 @dataclass
-class Report:
+class ExactReport:
     state: Verdict
     reasons: list[str]
     compared: int
@@ -130,37 +130,37 @@ class Report:
 
 def compare(
     reference: Target, target: Target, prompts: int, max_tokens: int, ask: str, runs: Path, console: Console
-) -> tuple[Path, Report]:
+) -> tuple[Path, ExactReport]:
     """Compare two running servers, or a recipe's four; return the run directory and the report."""
     if ask not in ASKS:
         raise UsageError(f"unknown value --ask {ask}", expected=", ".join(ASKS))
     if target.recipe is None:
-        sides = [Side(reference, "reference", False), Side(target, "EAGLE3", True)]
+        sides = [ComparedServer(reference, "reference", False), ComparedServer(target, "EAGLE3", True)]
     else:
         sides = sides_of_recipe(
             lambda draft, words: replace(target if draft else reference, settings=(*words, *target.settings))
         )
-    return run(sides, Plan(prompts, max_tokens, ask, runs=runs), console)
+    return run(sides, ExactPlan(prompts, max_tokens, ask, runs=runs), console)
 
 
-def sides_of_recipe(recipe: Callable[[bool, tuple[str, ...]], Target]) -> list[Side]:
+def sides_of_recipe(recipe: Callable[[bool, tuple[str, ...]], Target]) -> list[ComparedServer]:
     """Return a recipe's four servers, the reference first; `recipe` makes a target from (speculate, settings)."""
 
-    def side(speculates: bool, caches: bool) -> Side:
+    def side(speculates: bool, caches: bool) -> ComparedServer:
         label = f"{'EAGLE3' if speculates else 'plain'}, prefix cache {'on' if caches else 'off'}"
         target = recipe(speculates, (f"disable-radix-cache={'false' if caches else 'true'}", *_SETTINGS))
-        return Side(target, label, speculates, caches, True)
+        return ComparedServer(target, label, speculates, caches, True)
 
     return [side(speculates, caches) for speculates in (False, True) for caches in (False, True)]
 
 
-def run(sides: Sequence[Side], plan: Plan, console: Console) -> tuple[Path, Report]:
+def run(sides: Sequence[ComparedServer], plan: ExactPlan, console: Console) -> tuple[Path, ExactReport]:
     """Ask all servers, one after the other. The first one's sequential answers are expected from all of them."""
     for side in sides:
         side.target.check()
     folder = new_run_dir("eval-lossless", plan.runs)
-    report = Report(Verdict.PASS, [], 0, 0, [], {})
-    asked: list[Request] = []
+    report = ExactReport(Verdict.PASS, [], 0, 0, [], {})
+    asked: list[ExactRequest] = []
     expected: list[Tokens] = []
     model = ""
     for number, side in enumerate(sides):
@@ -189,7 +189,7 @@ def run(sides: Sequence[Side], plan: Plan, console: Console) -> tuple[Path, Repo
 
 
 def differences(
-    asked: Sequence[Request], expected: Sequence[Tokens], found: Sequence[Tokens], side: str, concurrency: int
+    asked: Sequence[ExactRequest], expected: Sequence[Tokens], found: Sequence[Tokens], side: str, concurrency: int
 ) -> list[Difference]:
     """Return the answers that are not bit for bit the expected ones, with their first differing position."""
     out = []
@@ -218,7 +218,7 @@ def _first(want: Tokens, got: Tokens) -> tuple[int | None, str]:
     return None, ""
 
 
-def _expectation(probe: TokenClient, model: str, plan: Plan) -> tuple[list[Request], list[Tokens]]:
+def _expectation(probe: TokenClient, model: str, plan: ExactPlan) -> tuple[list[ExactRequest], list[Tokens]]:
     """Return the requests and their sequential answers. A stop string is a piece from the middle of an answer."""
     asked = _requests(probe, model, plan)
     expected = [ask(probe, request) for request in asked]
@@ -230,7 +230,7 @@ def _expectation(probe: TokenClient, model: str, plan: Plan) -> tuple[list[Reque
     return asked + cut, expected + [ask(probe, request) for request in cut]
 
 
-def _requests(probe: TokenClient, model: str, plan: Plan) -> list[Request]:
+def _requests(probe: TokenClient, model: str, plan: ExactPlan) -> list[ExactRequest]:
     """Make prompts of all kinds in the model's chat template: 1 in 10 declares a tool, 1 in 24 exceeds 4,000 tokens."""
     out = []
     for number, prompt in enumerate(prompts(plan.prompts)):
@@ -242,22 +242,22 @@ def _requests(probe: TokenClient, model: str, plan: Plan) -> list[Request]:
             text = " ".join(p.question for p in problems(_VERY_LONG_QUESTIONS, 500 + number))
         elif number % 12 == 4:
             kind, most = "one token", 1
-        out.append(Request(kind, probe.chat_ids(text, model, tools), _params(plan, number, most)))
-    return [*out, Request("one token", out[0].ids[:1], _params(plan, len(out), plan.max_tokens))]
+        out.append(ExactRequest(kind, probe.chat_ids(text, model, tools), _params(plan, number, most)))
+    return [*out, ExactRequest("one token", out[0].ids[:1], _params(plan, len(out), plan.max_tokens))]
 
 
-def _params(plan: Plan, number: int, most: int) -> dict[str, Any]:
+def _params(plan: ExactPlan, number: int, most: int) -> dict[str, Any]:
     """Return the sampling parameters of request `number`, limited to `most` tokens."""
     kinds = ASKS[plan.ask]
     params = {"sampling_seed": number, **kinds[number % len(kinds)], "max_new_tokens": most}
     return params | {"min_new_tokens": min(params.get("min_new_tokens", 0), most)}
 
 
-def _with(request: Request, kind: str, **params: Any) -> Request:
+def _with(request: ExactRequest, kind: str, **params: Any) -> ExactRequest:
     return replace(request, kind=kind, params=request.params | params)
 
 
-def ask(probe: TokenClient, request: Request) -> Tokens:
+def ask(probe: TokenClient, request: ExactRequest) -> Tokens:
     """Return the server's answer with its top logprobs. A 400 is an answer too and must be the same on every server."""
     try:
         return probe.answer(request.ids, request.params, with_top=True)
@@ -267,7 +267,7 @@ def ask(probe: TokenClient, request: Request) -> Tokens:
         return Tokens((), refused.message, REFUSED)
 
 
-def _in_another_order(probe: TokenClient, asked: list[Request], concurrency: int, seed: str) -> list[Tokens]:
+def _in_another_order(probe: TokenClient, asked: list[ExactRequest], concurrency: int, seed: str) -> list[Tokens]:
     """Return all answers, requested in shuffled order, with disconnecting clients from concurrency 2 on."""
     order = list(range(len(asked)))
     random.Random(seed).shuffle(order)
@@ -277,7 +277,7 @@ def _in_another_order(probe: TokenClient, asked: list[Request], concurrency: int
 
 
 @contextmanager
-def _leavers(probe: TokenClient, asked: list[Request], seed: str | None) -> Iterator[None]:
+def _leavers(probe: TokenClient, asked: list[ExactRequest], seed: str | None) -> Iterator[None]:
     """Until the block ends, run clients that disconnect after a few tokens; without a seed there are none."""
     over = threading.Event()
     short = [request.ids for request in asked if len(request.ids) <= _LEFT]  # longer ones take too long to prefill
@@ -309,7 +309,7 @@ def _count(seen: dict[str, float], found: Sequence[Tokens]) -> None:
         seen[name] = seen.get(name, 0) + value
 
 
-def _judge(report: Report, sides: Sequence[Side], asked: list[Request], plan: Plan) -> None:
+def _judge(report: ExactReport, sides: Sequence[ComparedServer], asked: list[ExactRequest], plan: ExactPlan) -> None:
     """Fail for any difference; report INVALID when a server did not show the behaviours it is there for."""
     missing = []
     for side in sides:
@@ -336,7 +336,11 @@ def _judge(report: Report, sides: Sequence[Side], asked: list[Request], plan: Pl
 
 
 def _result(
-    sides: Sequence[Side], asked: list[Request], expected: list[Tokens], report: Report, plan: Plan
+    sides: Sequence[ComparedServer],
+    asked: list[ExactRequest],
+    expected: list[Tokens],
+    report: ExactReport,
+    plan: ExactPlan,
 ) -> dict[str, Any]:
     return {
         "kind": KIND,

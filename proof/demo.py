@@ -45,7 +45,7 @@ from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render
 from kimi_w4a8_eagle3.report.page import Page, Section, Words, write_page
 from kimi_w4a8_eagle3.report.page import Table as PageTable
 
-from .tiny.problems import Problem, problems
+from .tiny.problems import WordProblem, problems
 
 FOR_TOOLS = "On a farm there are 6 hens and 3 cows. How many legs are there in all?"
 QUESTIONS = 20
@@ -74,7 +74,7 @@ LOAD = Workload(
 
 
 @dataclass(frozen=True)
-class Side:
+class ServerResults:
     """Results of one of the two servers."""
 
     name: str
@@ -160,10 +160,10 @@ def _measure(
     server: EngineServer,
     launch: Launch,
     ready_s: float,
-    questions: Sequence[Problem],
+    questions: Sequence[WordProblem],
     folder: Path,
     console: Console,
-) -> Side:
+) -> ServerResults:
     name = server.name
     with EngineClient(server.base_url) as client:
         if launch.draft and launch.num_draft_tokens:
@@ -186,7 +186,7 @@ def _measure(
         detail = acceptance_from_histograms((a.accepted_histogram for a in answers), launch.num_draft_tokens)
         per_position = detail.per_position if detail else ()
         acceptance = Acceptance(acceptance.length, acceptance.rate, acceptance.steps, per_position)
-    return Side(name, ready_s, conversation, answers, found.load, acceptance)
+    return ServerResults(name, ready_s, conversation, answers, found.load, acceptance)
 
 
 def _label(launch: Launch) -> str:
@@ -219,7 +219,7 @@ def _converse(client: EngineClient, name: str, console: Console) -> list[Generat
     return turns
 
 
-def _table(plain: Side, fast: Side) -> Table:
+def _table(plain: ServerResults, fast: ServerResults) -> Table:
     table = Table(title=f"{LOAD_PROMPTS} requests at concurrency {CONCURRENCY}, greedy", title_style="bold")
     table.add_column("")
     for side in (plain, fast):
@@ -236,7 +236,7 @@ def _table(plain: Side, fast: Side) -> Table:
     return table
 
 
-def page(plain: Side, fast: Side, same: bool, correct: int, folder: Path) -> Page:
+def page(plain: ServerResults, fast: ServerResults, same: bool, correct: int, folder: Path) -> Page:
     """The page of the demo: what is the same, what is faster, and the figures."""
     times = plain.load.median_tpot_ms / fast.load.median_tpot_ms
     speed = f"{times:.2f}x {'faster' if times > 1 else 'as fast'} (TPOT)"
@@ -273,8 +273,8 @@ def _verdict(differences: list[int], same_talk: bool, correct: int, folder: Path
     return Panel.fit("\n".join(lines), border_style="green" if same else "red")
 
 
-def _result(plain: Side, fast: Side, differences: list[int], correct: int) -> dict[str, object]:
-    def side(s: Side) -> dict[str, object]:
+def _result(plain: ServerResults, fast: ServerResults, differences: list[int], correct: int) -> dict[str, object]:
+    def side(s: ServerResults) -> dict[str, object]:
         return {
             "ready_s": s.ready_s,
             "load": s.load.model_dump(),

@@ -34,7 +34,7 @@ _HEAD = (
 
 
 @dataclass(frozen=True)
-class Step:
+class DiagramBox:
     """A box: its title, lines of text, what flows to the next box, and whether this package's code does it."""
 
     title: str
@@ -44,14 +44,14 @@ class Step:
 
 
 LAYER = (
-    Step("Hidden state", ("from attention, on every GPU",), "bfloat16 [T, 7168]", ours=False),
-    Step(
+    DiagramBox("Hidden state", ("from attention, on every GPU",), "bfloat16 [T, 7168]", ours=False),
+    DiagramBox(
         "Quantize the tokens",
         ("scale = max|x| / 127 per token", "a8 = round(x / scale)"),
         "int8 [T, 7168], float32 [T]",
     ),
-    Step("Route", ("8 of 384 experts a token", "sort the (token, expert) pairs by expert"), "slots by expert"),
-    Step(
+    DiagramBox("Route", ("8 of 384 experts a token", "sort the (token, expert) pairs by expert"), "slots by expert"),
+    DiagramBox(
         "Stage 1, per expert",
         (
             "INT4 weights -> INT8 in registers",
@@ -60,33 +60,35 @@ LAYER = (
         ),
         "float32 [T * 8, 2048 / TP]",
     ),
-    Step("Quantize again", ("one scale per (token, expert)",), "int8 [T * 8, 2048 / TP]"),
-    Step(
+    DiagramBox("Quantize again", ("one scale per (token, expert)",), "int8 [T * 8, 2048 / TP]"),
+    DiagramBox(
         "Stage 2, per expert",
         ("INT4 weights -> INT8 in registers", "int32 sums, times scales and router weight"),
         "rows [T * 8, 7168]",
     ),
-    Step("Sum of a token's 8 rows", ("always in the same order, no atomics",), "bfloat16 [T, 7168]"),
-    Step("All-reduce", ("the GPUs add their shares",), ours=False),
+    DiagramBox("Sum of a token's 8 rows", ("always in the same order, no atomics",), "bfloat16 [T, 7168]"),
+    DiagramBox("All-reduce", ("the GPUs add their shares",), ours=False),
 )
 REQUEST = (
-    Step("Client", ("OpenAI chat, responses, messages",), "HTTP", ours=False),
-    Step("sglang-router", ("picks the engine that has the prefix",), "HTTP", ours=False),
-    Step("Door: door/", ("key, endpoint, size, fields", "a worker tries pictures and grammars"), "checked request"),
-    Step("SGLang's tokenizer and scheduler", ("template, tokens, prefix cache, batch",), "batch", ours=False),
-    Step("Guards: sglang_plugin/", ("bad tokens and failing requests end alone",), "batch"),
-    Step("EAGLE3 draft", ("proposes 3 tokens",), "4 tokens a request", ours=False),
-    Step("Target: moe/", ("attention by AITER, experts by the W4A8 kernels",), "logits of 4 positions"),
-    Step(
+    DiagramBox("Client", ("OpenAI chat, responses, messages",), "HTTP", ours=False),
+    DiagramBox("sglang-router", ("picks the engine that has the prefix",), "HTTP", ours=False),
+    DiagramBox(
+        "Door: door/", ("key, endpoint, size, fields", "a worker tries pictures and grammars"), "checked request"
+    ),
+    DiagramBox("SGLang's tokenizer and scheduler", ("template, tokens, prefix cache, batch",), "batch", ours=False),
+    DiagramBox("Guards: sglang_plugin/", ("bad tokens and failing requests end alone",), "batch"),
+    DiagramBox("EAGLE3 draft", ("proposes 3 tokens",), "4 tokens a request", ours=False),
+    DiagramBox("Target: moe/", ("attention by AITER, experts by the W4A8 kernels",), "logits of 4 positions"),
+    DiagramBox(
         "Sampling: sampling/",
         ("draws the target's token at each position", "keeps the draft's while they agree"),
         "1 to 4 tokens",
     ),
-    Step("Reader: chat/", ("separates thinking, text and tool calls",), "stream to the client"),
+    DiagramBox("Reader: chat/", ("separates thinking, text and tool calls",), "stream to the client"),
 )
 
 
-def drawn(steps: Sequence[Step], alt: str) -> str:
+def drawn(steps: Sequence[DiagramBox], alt: str) -> str:
     """Return the boxes under each other as SVG, with arrows that say what flows; it follows light and dark mode."""
     width = round(max(len(line) for step in steps for line in (step.title, *step.text)) * _CHAR) + 2 * _PAD
     parts, y = [_STYLE, _HEAD], 4

@@ -26,66 +26,66 @@ from proof.fault_stage import (
     STALL_S,
     VISIBLE,
     WHOLE_S,
-    Case,
-    Row,
-    Stage,
+    FaultCase,
+    FaultRow,
+    FaultStage,
     kimi_command,
     other_kimi,
     under_load,
 )
-from proof.load.load import Load, forbidden, median_ms, write_records
-from proof.load.load_request import Client, Manner, Outcome, Record
+from proof.load.load import ClientLoad, forbidden, median_ms, write_records
+from proof.load.load_request import ClientOutcome, LoadClient, Manner, Record
 from proof.load.served import ServedFleet
 
 
-def kill_scheduler(stage: Stage) -> Row:
+def kill_scheduler(stage: FaultStage) -> FaultRow:
     """The process that computes is gone; its engine notices."""
     return under_load(stage, lambda: stage.fleet.scheduler(0).kill(), VISIBLE, "kill-scheduler")
 
 
-def kill_engine(stage: Stage) -> Row:
+def kill_engine(stage: FaultStage) -> FaultRow:
     """The engine is gone at once, its scheduler with it."""
     return under_load(stage, lambda: stage.fleet.engine(0).kill(), VISIBLE, "kill-engine")
 
 
-def kill_router(stage: Stage) -> Row:
+def kill_router(stage: FaultStage) -> FaultRow:
     """Everybody loses the connection; replicas and their work stay."""
-    allowed = VISIBLE | {Outcome.UNREACHABLE}
+    allowed = VISIBLE | {ClientOutcome.UNREACHABLE}
     return under_load(stage, lambda: stage.fleet.router().kill(), allowed, "kill-router")
 
 
-def stop_scheduler(stage: Stage) -> Row:
+def stop_scheduler(stage: FaultStage) -> FaultRow:
     """The engine answers but computes nothing: only tokens tell."""
     row = under_load(stage, lambda: stage.fleet.scheduler(1).suspend(), VISIBLE, "stop-scheduler")
     row.expect(row.detected_s is not None and row.detected_s < 4 * STALL_S, "the watchdog came late")
     return row
 
 
-def stop_engine(stage: Stage) -> Row:
+def stop_engine(stage: FaultStage) -> FaultRow:
     """The engine accepts connections and says nothing."""
     row = under_load(stage, lambda: stage.fleet.engine(1).suspend(), VISIBLE, "stop-engine")
     row.expect(row.detected_s is not None and row.detected_s < 4 * STALL_S, "the watchdog came late")
     return row
 
 
-def leave_stream(stage: Stage) -> Row:
+def leave_stream(stage: FaultStage) -> FaultRow:
     """A closed stream is noticed at the next piece."""
     return _leave(stage, Manner.LEAVES_STREAM)
 
 
-def leave_plain(stage: Stage) -> Row:
+def leave_plain(stage: FaultStage) -> FaultRow:
     """Nothing is written to a client that waits; the engine looks now and then."""
     return _leave(stage, Manner.LEAVES_PLAIN)
 
 
-def _leave(stage: Stage, manner: Manner) -> Row:
+def _leave(stage: FaultStage, manner: Manner) -> FaultRow:
     """Time how long an engine goes on for a client that has gone."""
-    row, tokens = Row(), 3000
+    row, tokens = FaultRow(), 3000
     stage.wait_idle()
     aborted = stage.count("sglang:num_aborted_requests_total")
 
     async def ask() -> Record:
-        async with Client(stage.fleet.base_url, leave_after=15) as client:
+        async with LoadClient(stage.fleet.base_url, leave_after=15) as client:
             return await client.ask(stage.endless(tokens), manner)
 
     record = asyncio.run(ask())
@@ -96,14 +96,14 @@ def _leave(stage: Stage, manner: Manner) -> Row:
     row.detected_s = time.monotonic() - gone
     row.clients = f"1 {record.outcome.value}"
     row.remark = f"the engine stopped {row.detected_s:.1f} s after the client had gone; {ended:.0f} request aborted"
-    row.expect(record.outcome is Outcome.LEFT, f"the client saw {record.outcome.value} {record.detail}")
+    row.expect(record.outcome is ClientOutcome.LEFT, f"the client saw {record.outcome.value} {record.detail}")
     row.expect(ended == 1 and stage.wait_idle() < 30, f"{ended:.0f} requests were aborted")
     return row
 
 
-def slow_client(stage: Stage) -> Row:
+def slow_client(stage: FaultStage) -> FaultRow:
     """Two clients that read one piece a second; the others' speed, and how long the engines hold the slow ones' KV."""
-    row, slow_ones = Row(), 2
+    row, slow_ones = FaultRow(), 2
 
     def measure(seconds: float) -> tuple[float, list[Record]]:
         with stage.load(2) as load:
@@ -112,10 +112,10 @@ def slow_client(stage: Stage) -> Row:
 
     question = stage.endless(1200)
     before, records = measure(10)
-    with Load(stage.fleet.base_url, [question], slow_ones, mix={Manner.STREAM: 1}, total=slow_ones) as quick:
+    with ClientLoad(stage.fleet.base_url, [question], slow_ones, mix={Manner.STREAM: 1}, total=slow_ones) as quick:
         quick.wait(600)
     usual = max(record.ended - record.began for record in quick.records)
-    slow = Load(stage.fleet.base_url, [question], slow_ones, mix={Manner.SLOW: 1}, hang_s=600.0)
+    slow = ClientLoad(stage.fleet.base_url, [question], slow_ones, mix={Manner.SLOW: 1}, hang_s=600.0)
     with slow:
         asked = time.monotonic()
         while stage.count("sglang:num_running_reqs") < slow_ones:
@@ -137,9 +137,9 @@ def slow_client(stage: Stage) -> Row:
     return row
 
 
-def two_hundred(stage: Stage) -> Row:
+def two_hundred(stage: FaultStage) -> FaultRow:
     """Far more requests than both replicas run at a time: the rest waits its turn."""
-    row = Row()
+    row = FaultRow()
     with stage.load(200, total=200) as load:
         began = time.time()
         row.expect(load.wait(900), "not all were answered in 15 minutes")
@@ -151,25 +151,28 @@ def two_hundred(stage: Stage) -> Row:
     return row
 
 
-def bad_clients(stage: Stage) -> Row:
+def bad_clients(stage: FaultStage) -> FaultRow:
     """Bad requests and clients that leave, beside ordinary ones."""
-    row = Row()
+    row = FaultRow()
     mix = {Manner.BAD: 3, Manner.LEAVES_STREAM: 1, Manner.LEAVES_PLAIN: 1}
-    with stage.load(2) as good, Load(stage.fleet.base_url, [*stage.questions, stage.endless(2000)], 2, mix=mix) as bad:
+    with (
+        stage.load(2) as good,
+        ClientLoad(stage.fleet.base_url, [*stage.questions, stage.endless(2000)], 2, mix=mix) as bad,
+    ):
         time.sleep(15)
     row.judge(good.records, ONLY_OK)
     answers = Counter(record.outcome for record in bad.records if record.manner is Manner.BAD)
     statuses = Counter(record.status for record in bad.records if record.manner is Manner.BAD)
     row.clients += f"; bad requests: {', '.join(f'{n} HTTP {status}' for status, n in statuses.most_common())}"
-    row.expect(set(answers) == {Outcome.REFUSED}, f"bad requests: {answers}")
+    row.expect(set(answers) == {ClientOutcome.REFUSED}, f"bad requests: {answers}")
     for record in forbidden(bad.records):
         row.problems.append(f"{record.manner.value}: {record.outcome.value} {record.detail}")
     return row
 
 
-def other_model(stage: Stage) -> Row:
+def other_model(stage: FaultStage) -> FaultRow:
     """`kimi-w4a8 route` in front of a replica of the fleet and of an engine that serves another name."""
-    row = Row()
+    row = FaultRow()
     port, ops = free_port(), free_port()
     folder = stage.folder / "other-model"
     other = [
@@ -192,7 +195,7 @@ def other_model(stage: Stage) -> Row:
         while refused not in router() and time.monotonic() - began < 300:
             time.sleep(0.5)
         row.expect(refused in router(), "it was not refused")
-        with Load(f"http://127.0.0.1:{front}", stage.questions, 2, total=24, hang_s=120.0) as load:
+        with ClientLoad(f"http://127.0.0.1:{front}", stage.questions, 2, total=24, hang_s=120.0) as load:
             load.wait(300)
         unknown = httpx.post(
             f"http://127.0.0.1:{front}/v1/chat/completions",
@@ -209,9 +212,9 @@ def other_model(stage: Stage) -> Row:
     return row
 
 
-def rolling_restart(stage: Stage) -> Row:
+def rolling_restart(stage: FaultStage) -> FaultRow:
     """SIGHUP: every replica is replaced and nobody notices."""
-    row, fleet = Row(), stage.fleet
+    row, fleet = FaultRow(), stage.fleet
     before = fleet.debris(patience_s=0)
     with stage.load() as load:
         time.sleep(BEFORE_S)
@@ -230,9 +233,9 @@ def rolling_restart(stage: Stage) -> Row:
     return row
 
 
-def terminate(stage: Stage) -> Row:
+def terminate(stage: FaultStage) -> FaultRow:
     """SIGTERM to `kimi-w4a8 serve`: what runs is answered, what comes later is refused."""
-    row, fleet = Row(), stage.fleet
+    row, fleet = FaultRow(), stage.fleet
     with stage.load(8) as load:
         time.sleep(BEFORE_S)
         at = time.time()
@@ -240,9 +243,9 @@ def terminate(stage: Stage) -> Row:
         row.whole_s = None
         seconds = time.time() - at
     write_records(stage.folder / "terminate.jsonl", load.records)
-    row.judge(load.records, VISIBLE | {Outcome.UNREACHABLE})
+    row.judge(load.records, VISIBLE | {ClientOutcome.UNREACHABLE})
     running = [record for record in load.records if record.began < at <= record.ended]
-    lost = [record for record in running if record.outcome is not Outcome.OK]
+    lost = [record for record in running if record.outcome is not ClientOutcome.OK]
     row.clients = f"{len(running) - len(lost)} of {len(running)} running requests ok; all: {row.clients}"
     row.remark = f"ended after {seconds:.1f} s with exit code {code}"
     row.expect(bool(running) and not lost, f"lost: {[(r.outcome.value, r.detail) for r in lost]}")
@@ -253,23 +256,23 @@ def terminate(stage: Stage) -> Row:
     return row
 
 
-def kill_supervisor(stage: Stage) -> Row:
+def kill_supervisor(stage: FaultStage) -> FaultRow:
     """kill -9 of `kimi-w4a8 serve`: nobody is left to clean up but the kernel and the next start."""
-    row, fleet = Row(), stage.fleet
+    row, fleet = FaultRow(), stage.fleet
     with stage.load() as load:
         time.sleep(BEFORE_S)
         fleet.look()
         fleet.process.kill()
         fleet.process.wait()
         time.sleep(AFTER_S)
-    row.judge(load.records, VISIBLE | {Outcome.UNREACHABLE})
+    row.judge(load.records, VISIBLE | {ClientOutcome.UNREACHABLE})
     _nothing_outlives(fleet, row)
     return row
 
 
-def kill_start(stage: Stage) -> Row:
+def kill_start(stage: FaultStage) -> FaultRow:
     """The same as soon as an engine has children, which have not loaded anything yet."""
-    row, fleet = Row(clients="nobody is served yet"), stage.fleet
+    row, fleet = FaultRow(clients="nobody is served yet"), stage.fleet
     end = time.monotonic() + WHOLE_S
     while not _has_children(fleet):
         if time.monotonic() > end:
@@ -287,7 +290,7 @@ def _has_children(fleet: ServedFleet) -> bool:
     return False
 
 
-def _nothing_outlives(fleet: ServedFleet, row: Row) -> None:
+def _nothing_outlives(fleet: ServedFleet, row: FaultRow) -> None:
     """After a kill -9 of `kimi-w4a8 serve`: no process and no port; what else is left goes with the next start."""
     left = fleet.leftovers(20.0)
     row.expect(not left.processes and not left.ports, f"left behind: {left}")
@@ -299,9 +302,9 @@ def _nothing_outlives(fleet: ServedFleet, row: Row) -> None:
     row.expect(not after, f"left behind after the next start: {after}")
 
 
-def disk_full(stage: Stage) -> Row:
+def disk_full(stage: FaultStage) -> FaultRow:
     """The disk of the run folder is full: answers go on, a replica that dies meanwhile comes back."""
-    row, fleet = Row(), stage.fleet
+    row, fleet = FaultRow(), stage.fleet
     filler = fleet.folder / "filler"
     with stage.load() as load:
         time.sleep(BEFORE_S)
@@ -311,7 +314,7 @@ def disk_full(stage: Stage) -> Row:
         row.expect(fleet.process.poll() is None, "`kimi-w4a8 serve` ended")
         row.expect(_free_bytes(fleet.folder) < 4096, "the disk was not full")
         quiet = Counter(record.outcome for record in load.records if record.began > full)
-        row.expect(set(quiet) == {Outcome.OK}, f"while nothing but the disk failed: {quiet}")
+        row.expect(set(quiet) == {ClientOutcome.OK}, f"while nothing but the disk failed: {quiet}")
         died = time.time()
         fleet.engine(0).kill()
         time.sleep(AFTER_S)
@@ -322,7 +325,7 @@ def disk_full(stage: Stage) -> Row:
         time.sleep(AFTER_S)
     row.judge(load.records, VISIBLE)
     row.expect(all(entry["ready"] for entry in fleet.status()["replicas"]), "the replica did not come back")
-    row.remark = f"{quiet[Outcome.OK]} answers on the full disk; then kill -9 of an engine: it came back"
+    row.remark = f"{quiet[ClientOutcome.OK]} answers on the full disk; then kill -9 of an engine: it came back"
     row.expect(fleet.stop(signal.SIGTERM) == 128 + signal.SIGTERM, "no clean end")
     left = fleet.leftovers()
     row.left = str(left)
@@ -330,9 +333,9 @@ def disk_full(stage: Stage) -> Row:
     return row
 
 
-def port_taken(stage: Stage | None, folder: Path) -> Row:
+def port_taken(stage: FaultStage | None, folder: Path) -> FaultRow:
     """The API port, then the ops port, is somebody else's: one message, exit code 1, nothing started."""
-    row, seen = Row(), []
+    row, seen = FaultRow(), []
     for which in ("API", "ops"):
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
@@ -368,21 +371,21 @@ def _free_bytes(folder: Path) -> int:
 
 
 CASES = (
-    Case("kill-scheduler", "kill -9 of an engine's scheduler", kill_scheduler),
-    Case("kill-engine", "kill -9 of an engine's main process", kill_engine),
-    Case("kill-router", "kill -9 of the router", kill_router),
-    Case("stop-scheduler", f"SIGSTOP of a scheduler (watchdog at {STALL_S} s)", stop_scheduler),
-    Case("stop-engine", f"SIGSTOP of an engine's main process (watchdog at {STALL_S} s)", stop_engine),
-    Case("leave-stream", "a client disconnects while its answer streams", leave_stream),
-    Case("leave-plain", "a client disconnects while it waits for its whole answer", leave_plain),
-    Case("slow-client", "two clients read one piece a second", slow_client),
-    Case("two-hundred", "200 requests at once on 2 replicas", two_hundred),
-    Case("bad-clients", "bad requests and leaving clients beside ordinary ones", bad_clients),
-    Case("other-model", "a replica with another model", other_model),
-    Case("rolling-restart", "rolling restart (SIGHUP) in the middle of load", rolling_restart),
-    Case("terminate", "SIGTERM in the middle of load", terminate, own_fleet=True),
-    Case("kill-supervisor", "kill -9 of `kimi-w4a8 serve` itself", kill_supervisor, own_fleet=True),
-    Case("kill-start", "kill -9 of `kimi-w4a8 serve` while its engines start", kill_start, own_fleet=True),
-    Case("disk-full", "the disk of the run folder is full", disk_full, own_fleet=True),
-    Case("port-taken", "the API port or the ops port is taken", lambda stage: Row(), own_fleet=True),
+    FaultCase("kill-scheduler", "kill -9 of an engine's scheduler", kill_scheduler),
+    FaultCase("kill-engine", "kill -9 of an engine's main process", kill_engine),
+    FaultCase("kill-router", "kill -9 of the router", kill_router),
+    FaultCase("stop-scheduler", f"SIGSTOP of a scheduler (watchdog at {STALL_S} s)", stop_scheduler),
+    FaultCase("stop-engine", f"SIGSTOP of an engine's main process (watchdog at {STALL_S} s)", stop_engine),
+    FaultCase("leave-stream", "a client disconnects while its answer streams", leave_stream),
+    FaultCase("leave-plain", "a client disconnects while it waits for its whole answer", leave_plain),
+    FaultCase("slow-client", "two clients read one piece a second", slow_client),
+    FaultCase("two-hundred", "200 requests at once on 2 replicas", two_hundred),
+    FaultCase("bad-clients", "bad requests and leaving clients beside ordinary ones", bad_clients),
+    FaultCase("other-model", "a replica with another model", other_model),
+    FaultCase("rolling-restart", "rolling restart (SIGHUP) in the middle of load", rolling_restart),
+    FaultCase("terminate", "SIGTERM in the middle of load", terminate, own_fleet=True),
+    FaultCase("kill-supervisor", "kill -9 of `kimi-w4a8 serve` itself", kill_supervisor, own_fleet=True),
+    FaultCase("kill-start", "kill -9 of `kimi-w4a8 serve` while its engines start", kill_start, own_fleet=True),
+    FaultCase("disk-full", "the disk of the run folder is full", disk_full, own_fleet=True),
+    FaultCase("port-taken", "the API port or the ops port is taken", lambda stage: FaultRow(), own_fleet=True),
 )

@@ -16,9 +16,9 @@ import httpx
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.prometheus import Reading
-from proof.load.load import Load, forbidden, write_records
+from proof.load.load import ClientLoad, forbidden, write_records
 from proof.load.load_questions import Question, endless_question, known_questions
-from proof.load.load_request import Outcome, Record
+from proof.load.load_request import ClientOutcome, Record
 from proof.load.served import ServedFleet
 
 CLIENTS = 6
@@ -28,12 +28,12 @@ BEFORE_S = 4.0
 AFTER_S = 4.0
 _NOTICE_S = 240.0
 WHOLE_S = 900.0
-VISIBLE = frozenset({Outcome.OK, Outcome.CUT, Outcome.FAILED, Outcome.REFUSED})
-ONLY_OK = frozenset({Outcome.OK})
+VISIBLE = frozenset({ClientOutcome.OK, ClientOutcome.CUT, ClientOutcome.FAILED, ClientOutcome.REFUSED})
+ONLY_OK = frozenset({ClientOutcome.OK})
 
 
 @dataclass
-class Row:
+class FaultRow:
     """Row of the fault table. problems: reasons why the case failed, none if it passed."""
 
     clients: str = ""
@@ -48,7 +48,7 @@ class Row:
         if not condition:
             self.problems.append(problem)
 
-    def judge(self, records: Sequence[Record], allowed: frozenset[Outcome]) -> None:
+    def judge(self, records: Sequence[Record], allowed: frozenset[ClientOutcome]) -> None:
         """Count what clients saw; a wrong or shortened answer, or an outcome that is not allowed, is a problem."""
         found = Counter(record.outcome for record in records)
         self.clients = ", ".join(f"{number:,} {outcome.value}" for outcome, number in found.most_common())
@@ -56,10 +56,10 @@ class Row:
             self.problems.append(f"{record.outcome.value}: {record.detail}")
         others = {outcome: number for outcome, number in found.items() if outcome not in allowed}
         self.expect(not others, f"not expected: {', '.join(f'{n} {o.value}' for o, n in others.items())}")
-        self.expect(found[Outcome.OK] > 0, "no request was answered")
+        self.expect(found[ClientOutcome.OK] > 0, "no request was answered")
 
 
-class Stage:
+class FaultStage:
     """A running fleet, the questions whose answers are known, and where records go."""
 
     def __init__(self, fleet: ServedFleet, folder: Path) -> None:
@@ -68,9 +68,9 @@ class Stage:
         fleet.wait_whole(WHOLE_S)
         self.questions = known_questions(fleet.base_url)
 
-    def load(self, clients: int = CLIENTS, **options: object) -> Load:
+    def load(self, clients: int = CLIENTS, **options: object) -> ClientLoad:
         """A load of ordinary clients."""
-        return Load(self.fleet.base_url, self.questions, clients, hang_s=240.0, **options)  # type: ignore[arg-type]
+        return ClientLoad(self.fleet.base_url, self.questions, clients, hang_s=240.0, **options)  # type: ignore[arg-type]
 
     def endless(self, tokens: int) -> Question:
         """A request that runs for so many tokens."""
@@ -95,18 +95,20 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Case:
+class FaultCase:
     """A fault. own_fleet: it ends the fleet, or needs another one than the rest."""
 
     name: str
     title: str
-    run: Callable[[Stage], Row]
+    run: Callable[[FaultStage], FaultRow]
     own_fleet: bool = False
 
 
-def under_load(stage: Stage, inflict: Callable[[], object], allowed: frozenset[Outcome], name: str) -> Row:
+def under_load(
+    stage: FaultStage, inflict: Callable[[], object], allowed: frozenset[ClientOutcome], name: str
+) -> FaultRow:
     """Break something in the middle of a load and wait until both replicas are ready and registered again."""
-    row, fleet = Row(), stage.fleet
+    row, fleet = FaultRow(), stage.fleet
     before = fleet.debris(patience_s=0)
     with stage.load() as load:
         time.sleep(BEFORE_S)
@@ -121,7 +123,7 @@ def under_load(stage: Stage, inflict: Callable[[], object], allowed: frozenset[O
     running = [record for record in load.records if record.began <= at <= record.ended]
     seen = Counter(record.outcome.value for record in running)
     row.remark = f"of {len(running)} running {', '.join(f'{n} {o}' for o, n in seen.items())}"
-    errors = [record.ended - at for record in load.records if record.outcome is not Outcome.OK]
+    errors = [record.ended - at for record in load.records if record.outcome is not ClientOutcome.OK]
     if errors:
         row.remark += f"; last error after {max(errors):.1f} s"
     left = fleet.debris(before)

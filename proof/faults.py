@@ -28,7 +28,7 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.run_dir import RECORD, new_run_dir, record, write_json
 from kimi_w4a8_eagle3.base.signals import Terminated, signals_raise
 from proof.fault_cases import CASES, port_taken
-from proof.fault_stage import FLEET, Case, Row, Stage, small_disk
+from proof.fault_stage import FLEET, FaultCase, FaultRow, FaultStage, small_disk
 from proof.load.served import ServedFleet
 
 ROOT = Path(__file__).parent.parent
@@ -43,7 +43,7 @@ class Bench:
     def __init__(self, folder: Path, console: Console) -> None:
         self._folder, self._console = folder, console
         self._stack = ExitStack()
-        self._shared: Stage | None = None
+        self._shared: FaultStage | None = None
 
     def __enter__(self) -> Bench:
         return self
@@ -51,15 +51,15 @@ class Bench:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def run(self, case: Case) -> Row:
+    def run(self, case: FaultCase) -> FaultRow:
         """One case; what it raises is its problem and costs the shared fleet."""
         try:
             return self._run(case)
         except Exception as error:
             self._close_shared()
-            return Row(problems=[f"{type(error).__name__}: {error}"])
+            return FaultRow(problems=[f"{type(error).__name__}: {error}"])
 
-    def _run(self, case: Case) -> Row:
+    def _run(self, case: FaultCase) -> FaultRow:
         if case.name == "port-taken":
             return port_taken(None, self._folder)
         if not case.own_fleet:
@@ -73,12 +73,12 @@ class Bench:
             place = self._folder / case.name
             if case.name == "disk-full":
                 stack.enter_context(small_disk(place))
-            return case.run(Stage(stack.enter_context(ServedFleet(place, arguments=FLEET)), self._folder))
+            return case.run(FaultStage(stack.enter_context(ServedFleet(place, arguments=FLEET)), self._folder))
 
-    def _open_shared(self) -> Stage:
+    def _open_shared(self) -> FaultStage:
         self._console.print("two replicas and the router start")
         fleet = self._stack.enter_context(ServedFleet(self._folder / "fleet", arguments=FLEET))
-        self._shared = Stage(fleet, self._folder)
+        self._shared = FaultStage(fleet, self._folder)
         return self._shared
 
     def _close_shared(self) -> None:

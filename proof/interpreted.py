@@ -35,7 +35,7 @@ from kimi_w4a8_eagle3.quark.mx_blocks import MAX_SHIFT
 from kimi_w4a8_eagle3.quark.weight_format import INT4, MXFP4
 
 from .assembly import assembly
-from .gfx942 import Kernel, Machine, Memory, parse_kernel
+from .gfx942 import Gfx942Device, Kernel, Memory, parse_kernel
 from .sums import sums_of
 
 BATCHES = [0, 1, 2, 8, 33, 64, 65, 160, 256, 257, 1024]
@@ -65,7 +65,7 @@ class InterpretedBackend(FlydslBackend):
             memory.share(_bytes(value), name, True) if isinstance(value, torch.Tensor) else value
             for name, value in vars(passed).items()
         ]
-        Machine(memory).launch(kernel, config.grid(count), (256, 1, 1), given, order=self.order)
+        Gfx942Device(memory).launch(kernel, config.grid(count), (256, 1, 1), given, order=self.order)
 
 
 def _bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:

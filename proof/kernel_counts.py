@@ -123,7 +123,7 @@ def write_figures(rows: dict[str, Figures], path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Floors:
+class KernelFloors:
     """Least microseconds of one stage for a batch with uniform routing, on an otherwise perfect GPU."""
 
     weights_us: float  # every distinct expert's weights read once from memory
@@ -134,7 +134,7 @@ class Floors:
 
 def floors(
     gpu: Gpu, shape: MoeShape, tokens: int, stage: int, tile: tuple[int, int], wave: Figures, padded_to: int = 0
-) -> Floors:
+) -> KernelFloors:
     """Floors of stage 1 or 2 with (tile_m, tile_n); `wave` holds the figures of its kernel for a full block.
 
     padded_to: rows of a block are multiplied in multiples of so many, if not all.
@@ -147,7 +147,7 @@ def floors(
     peak = INT8_TOPS_PER_CU * gpu.compute_units * 1e12
     workgroups = padded / tile_m * ((shape.inter if stage == 1 else shape.hidden) / tile_n)
     simd_seconds = workgroups * wave["waves"] * wave["simd_clocks"] / (gpu.compute_units * SIMDS_PER_CU)
-    return Floors(
+    return KernelFloors(
         weights_us=experts * weights / 2 / (gpu.hbm_tb_s * 1e12) * 1e6,
         mfma_us=2 * tokens * shape.top_k * weights / peak * 1e6,
         padded_mfma_us=2 * padded * weights / peak * 1e6,

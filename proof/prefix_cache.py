@@ -42,7 +42,7 @@ Messages = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Answer:
+class CachedAnswer:
     """One answer: its tokens, its message, how long the prompt was and how much of it the cache had.
 
     clear: tokens before the first that was nearly another one.
@@ -56,11 +56,11 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class State:
+class CacheState:
     """The same requests in one state of the cache."""
 
     name: str
-    answers: Sequence[Answer]
+    answers: Sequence[CachedAnswer]
 
     @property
     def hits(self) -> float:
@@ -74,7 +74,7 @@ class Prover:
     def __init__(self, http: httpx.Client) -> None:
         self._http, self._model = http, served_model(http)
 
-    def states(self, users: int) -> list[State]:
+    def states(self, users: int) -> list[CacheState]:
         """Cold, warm, evicted, retracted, for the conversations of so many users."""
         self._http.post("/flush_cache").raise_for_status()
         cold = self._conversations(users)
@@ -82,7 +82,7 @@ class Prover:
         warm = [self._ask(messages) for messages in requests]
         self._until_grown(EVICTED, POOL, self._fill)
         evicted = [self._ask(messages) for messages in requests]
-        together: list[Answer] = []
+        together: list[CachedAnswer] = []
 
         def crowd() -> None:
             with ThreadPoolExecutor(_CROWD * len(requests)) as pool:
@@ -95,10 +95,10 @@ class Prover:
         pairs = zip(same, (answer for _, answer in cold), strict=True)
         odd = [next((again for again in many if differs(first, again)), many[0]) for many, first in pairs]
         named = {"cold": [answer for _, answer in cold], "warm": warm, "evicted": evicted, "retracted": odd}
-        return [State(name, answers) for name, answers in named.items()]
+        return [CacheState(name, answers) for name, answers in named.items()]
 
-    def _conversations(self, users: int) -> list[tuple[Messages, Answer]]:
-        found: list[tuple[Messages, Answer]] = []
+    def _conversations(self, users: int) -> list[tuple[Messages, CachedAnswer]]:
+        found: list[tuple[Messages, CachedAnswer]] = []
         questions = iter(problems("held_out", users * _TURNS, seed=15))
         for _ in range(users):
             messages: Messages = [{"role": "system", "content": _SYSTEM}]
@@ -122,14 +122,14 @@ class Prover:
                 return
         raise AssertionError(f"{counter} did not grow by {by}")
 
-    def _ask(self, messages: Messages, max_tokens: int = 48, **more: Any) -> Answer:
+    def _ask(self, messages: Messages, max_tokens: int = 48, **more: Any) -> CachedAnswer:
         body = {"model": self._model, "messages": messages, "max_tokens": max_tokens, "temperature": 0.0}
         response = self._http.post("/v1/chat/completions", json={**body, "return_token_ids": True, **more})
         response.raise_for_status()
         answer = response.json()
         choice, usage = answer["choices"][0], answer["usage"]
         places = (choice["logprobs"] or {}).get("content", ())
-        return Answer(
+        return CachedAnswer(
             token_ids=tuple(choice["response_token_ids"]),
             message=choice["message"],
             prompt=usage["prompt_tokens"],
@@ -138,12 +138,12 @@ class Prover:
         )
 
 
-def differs(first: Answer, again: Answer) -> bool:
+def differs(first: CachedAnswer, again: CachedAnswer) -> bool:
     """True if tokens differ where rounding cannot be the reason."""
     return first.token_ids[: first.clear] != again.token_ids[: first.clear]
 
 
-def faults(states: Sequence[State], drafts: bool) -> list[str]:
+def faults(states: Sequence[CacheState], drafts: bool) -> list[str]:
     """One sentence for each state that is not as it must be."""
     cold, warm, evicted, _ = states
     found = [

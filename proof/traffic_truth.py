@@ -92,7 +92,7 @@ ENGINES = (
 
 
 @dataclass
-class Client:
+class TokenIdClient:
     """Client of one address that sends token ids and keeps the text behind every content."""
 
     http: httpx.AsyncClient
@@ -187,12 +187,12 @@ def simulated(trace: Trace, fitted: Fitted, engine: EngineUnderTest, seed: int) 
 
 
 @asynccontextmanager
-async def clients(urls: Sequence[str]) -> AsyncIterator[list[Client]]:
+async def clients(urls: Sequence[str]) -> AsyncIterator[list[TokenIdClient]]:
     """Yield a client for each address."""
     headers = {"authorization": f"Bearer {ADMIN_KEY}"}
     opened = [httpx.AsyncClient(base_url=url, headers=headers, timeout=300) for url in urls]
     try:
-        yield [Client(http) for http in opened]
+        yield [TokenIdClient(http) for http in opened]
     finally:
         await asyncio.gather(*(http.aclose() for http in opened))
 
@@ -212,7 +212,7 @@ def _others_s() -> float:
 
 
 async def _answers(
-    asked: Sequence[Client], flushed: Sequence[Client], traces: Sequence[Trace], most: float
+    asked: Sequence[TokenIdClient], flushed: Sequence[TokenIdClient], traces: Sequence[Trace], most: float
 ) -> tuple[list[list[Answered]], float]:
     """Replay a trace with every client, again while others are busy; return the answers and the cores of others."""
     for _ in range(TRIES):

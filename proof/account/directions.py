@@ -29,14 +29,14 @@ STEPS = 20  # decode steps of one event
 
 
 @dataclass(frozen=True)
-class Figures:
+class DirectionFigures:
     """Tokens a second of a user, and input and output tokens a second of all GPUs."""
 
     speed: float
     rate: float
 
 
-def simulate(name: str, sessions: int) -> Figures:
+def simulate(name: str, sessions: int) -> DirectionFigures:
     """Simulate all turns of the sessions. A turn's earlier tokens are in the cache, and a verify step has one token."""
     fit, split = calibrate(Cluster()), name == "split"
     first = KimiStepTime(fit, Cluster(tp=4 if split else 8), steps=0)
@@ -80,7 +80,7 @@ def simulate(name: str, sessions: int) -> Figures:
                 if turns[session]:
                     send(session)
     speed = float(np.median(speeds)) if split else sessions * TURNS * OUTPUT / now / sessions
-    return Figures(speed, tokens / now)  # the speeds are defined as in the publication
+    return DirectionFigures(speed, tokens / now)  # the speeds are defined as in the publication
 
 
 def most(speeds: Sequence[float], limit: float) -> int:

@@ -22,7 +22,7 @@ CONCURRENCIES, CONTEXTS, OUTPUT = (2, 8, 40, 64), (2048, 10240, 65536), 512
 
 
 @dataclass(frozen=True)
-class Figures:
+class LayoutFigures:
     """Figures of a node: throughput of all engines, TPOT and TTFT of a request."""
 
     tokens_per_s: float
@@ -30,14 +30,14 @@ class Figures:
     ttft_s: float
 
 
-def figures(chosen: Layout, concurrency: int, context: int, accept_length: float, fit: Fit) -> Figures:
+def figures(chosen: Layout, concurrency: int, context: int, accept_length: float, fit: Fit) -> LayoutFigures:
     """Return the figures of `concurrency` requests of `context` input tokens on a node."""
     load = Load(concurrency // chosen.engines, context, OUTPUT, steps=3, accept_length=accept_length)
     rate, tpot, ttft = (
         predict(load, key, fit, chosen.cluster)
         for key in ("output_throughput_tok_s", "tpot_median_ms", "ttft_median_ms")
     )
-    return Figures(chosen.engines * rate, tpot, ttft / 1000)
+    return LayoutFigures(chosen.engines * rate, tpot, ttft / 1000)
 
 
 def main(

@@ -14,7 +14,7 @@ from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve
 
 from . import moe_time
 from .draw_time import draw_ms
-from .parts import Account, Part, Row, decode_attention, moe_rows
+from .parts import Account, AccountRow, StepPart, decode_attention, moe_rows
 
 SHARED_KERNELS = 4  # of the shared expert: gate and up, SiLU, down, and the addition
 
@@ -67,7 +67,7 @@ def costs(account: Account, cluster: Cluster) -> list[Lever]:
     drawn = draw_ms(load.concurrency * (load.steps + 1), s.vocab)
     # Experts are read for each small chunk. A one-stage all-reduce reads seven bytes for a byte, a ring 2 x 7/8.
     again = math.ceil(load.input_len / CHUNK) * sum(row.ms for row in moe_rows(cluster, s, CHUNK))
-    slower = max(again - ms(account.prefill, Part.EXPERTS), 0.0) + 3 * ms(account.prefill, Part.REDUCES)
+    slower = max(again - ms(account.prefill, StepPart.EXPERTS), 0.0) + 3 * ms(account.prefill, StepPart.REDUCES)
     deterministic = ["options.deterministic=true"]
     if load.steps:  # it needs the all-reduce that hung in the verify step
         deterministic.append('options.accept_faults=["eagle-custom-all-reduce"]')
@@ -77,7 +77,7 @@ def costs(account: Account, cluster: Cluster) -> list[Lever]:
     ]
 
 
-def ms(rows: Sequence[Row], part: Part) -> float:
+def ms(rows: Sequence[AccountRow], part: StepPart) -> float:
     """Return the milliseconds of one part."""
     return sum(row.ms for row in rows if row.part is part)
 
@@ -85,12 +85,12 @@ def ms(rows: Sequence[Row], part: Part) -> float:
 def _savings(account: Account, cluster: Cluster) -> list[Change]:
     load, s, small = account.load, kimi(), moe_time.SMALL_US / 1000
 
-    def moe(tokens: int, rows: Sequence[Row]) -> float:
+    def moe(tokens: int, rows: Sequence[AccountRow]) -> float:
         ours = moe_time.ours(cluster.gpu, moe_shape(s, cluster), tokens)
-        return ms(rows, Part.EXPERTS) - s.moe_layers * sum(part.us for part in ours) / 1000
+        return ms(rows, StepPart.EXPERTS) - s.moe_layers * sum(part.us for part in ours) / 1000
 
     kernels = moe(load.concurrency * (load.steps + 1), account.step), moe(load.input_len, account.prefill)
-    half = ms(account.step, Part.ATTENTION) - decode_attention(load, cluster, s, 1.0).ms
+    half = ms(account.step, StepPart.ATTENTION) - decode_attention(load, cluster, s, 1.0).ms
     fused = 2 * s.layers * small
     custom = "disable-custom-all-reduce=false"  # QuickReduce and AITER's fusion exist only with it
     fusion = "enable-aiter-allreduce-fusion=true"
@@ -100,7 +100,7 @@ def _savings(account: Account, cluster: Cluster) -> list[Change]:
         Change("MoE kernels of this package", ("env.KIMI_MOE_BACKEND=flydsl",), *kernels),
         Change("FP8 KV cache", ("kv-cache-dtype=fp8_e4m3",), half, 0.0),
         Change("all-reduce, residual and norm in one kernel", (custom, fusion), fused, fused),
-        Change("prefill all-reduces in INT8", (custom, quick), 0.0, ms(account.prefill, Part.REDUCES) / 2),
+        Change("prefill all-reduces in INT8", (custom, quick), 0.0, ms(account.prefill, StepPart.REDUCES) / 2),
         Change("shared expert on a second stream", ("env.SGLANG_ROCM_USE_MULTI_STREAM=1",), shared, 0.0),
     ]
 

@@ -26,7 +26,7 @@ _STAGES = {1: STAGE1, 2: STAGE2}
 
 
 @dataclass(frozen=True)
-class Part:
+class KernelTime:
     """One kernel of a forward pass: its launches, the microseconds of all of them, and the formula."""
 
     name: str
@@ -35,7 +35,7 @@ class Part:
     formula: str
 
 
-def ours(gpu: Gpu, shape: MoeShape, tokens: int) -> list[Part]:
+def ours(gpu: Gpu, shape: MoeShape, tokens: int) -> list[KernelTime]:
     """Return the launches of this package's kernels."""
     # torch, slow to import
     from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend, columns_at_once
@@ -55,7 +55,7 @@ def ours(gpu: Gpu, shape: MoeShape, tokens: int) -> list[Part]:
     return [part for part in parts if part.name in kernels]
 
 
-def aiter(gpu: Gpu, shape: MoeShape, tokens: int) -> list[Part]:
+def aiter(gpu: Gpu, shape: MoeShape, tokens: int) -> list[KernelTime]:
     """Return the launches behind the published figures. Stage 2 adds to the output atomically."""
     slots, rows = tokens * shape.top_k, next((m for most, m in AITER_ROWS.items() if tokens <= most), 64)
     return [
@@ -77,7 +77,7 @@ def _stage(
     cached: int = 0,
     reads: float | None = None,
     atomic: bool = False,
-) -> Part:
+) -> KernelTime:
     """Model stage 1 or 2 with each expert's rows padded to `rows`.
 
     cached: bytes of slots into the last-level cache, and of rows quantized from there and back. reads: number of
@@ -100,10 +100,10 @@ def _stage(
     if atomic:
         added = tokens * shape.top_k * shape.hidden * 2 / 1e6
         formula, us = formula + f" + {added:.0f} MB / {fit.added_tb_s:.1f} TB/s", us + added / fit.added_tb_s
-    return Part(f"stage{number}", launches, us + bounds[bound], formula)
+    return KernelTime(f"stage{number}", launches, us + bounds[bound], formula)
 
 
-def _small(name: str, memory: float, launches: int = 1, cached: float = 0) -> Part:
+def _small(name: str, memory: float, launches: int = 1, cached: float = 0) -> KernelTime:
     us = launches * SMALL_US + memory / 1e6 / SMALL_TB_S + cached / 1e6 / CACHE_TB_S
     fixed = f"{launches} x {SMALL_US} us" if launches > 1 else f"{SMALL_US} us"
-    return Part(name, launches, us, f"{fixed} + {(memory + cached) / 1e6:.1f} MB")
+    return KernelTime(name, launches, us, f"{fixed} + {(memory + cached) / 1e6:.1f} MB")

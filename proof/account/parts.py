@@ -40,7 +40,7 @@ ATTENTION_TFLOPS = 330.0  # assumed, for both phases
 _MODEL, _FITTED = "counted", "AITER's timings, proof/account/calibration.py"
 
 
-class Part(str, Enum):
+class StepPart(str, Enum):
     """Part of a step or prefill that a change can reduce."""
 
     EXPERTS = "experts"
@@ -50,7 +50,7 @@ class Part(str, Enum):
 
 
 @dataclass(frozen=True)
-class Row:
+class AccountRow:
     """Row of the account; uncertainty is a share of ms. Rows without launches share the launches of others."""
 
     name: str
@@ -59,7 +59,7 @@ class Row:
     formula: str
     source: str
     uncertainty: float
-    part: Part = Part.OTHER
+    part: StepPart = StepPart.OTHER
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class Account:
     source: str
     step_ms: float
     prefill_ms: float
-    step: list[Row]
-    prefill: list[Row]
+    step: list[AccountRow]
+    prefill: list[AccountRow]
 
 
 def explain(load: Load, fit: Fit, cluster: Cluster) -> Account:
@@ -106,29 +106,33 @@ def _totals(load: Load, fit: Fit, cluster: Cluster) -> tuple[float, float, str]:
     return itl * figures.get("accept_length", 1.0), prefill_ms, published.load(published.MAIN)["source"]
 
 
-def step_parts(load: Load, cluster: Cluster, shapes: Shapes) -> list[Row]:
+def step_parts(load: Load, cluster: Cluster, shapes: Shapes) -> list[AccountRow]:
     """Return the parts of one target pass over steps + 1 tokens per request, and of the draft's steps."""
     s, tokens = shapes, load.concurrency * (load.steps + 1)
     context = load.input_len + load.output_len / 2
     rows = [*moe_rows(cluster, s, tokens), decode_attention(load, cluster, s)]
     fixed = fixed_weights(s, cluster.tp) * BF16_BYTES
     formula = f"{fixed / 1e9:.1f} GB / {moe_time.SMALL_TB_S} TB/s"
-    rows.append(Row("attention, shared, head weights", fixed / moe_time.SMALL_TB_S / 1e9, 0, formula, _MODEL, 0.2))
+    rows.append(
+        AccountRow("attention, shared, head weights", fixed / moe_time.SMALL_TB_S / 1e9, 0, formula, _MODEL, 0.2)
+    )
     message = tokens * s.hidden * BF16_BYTES / 1e6
     one_us, count = REDUCE_US + REDUCE_US_PER_MB * message, 2 * s.layers
     formula = f"{count} x ({REDUCE_US} us + {message:.2f} MB x {REDUCE_US_PER_MB} us)"
-    rows.append(Row("all-reduces", count * one_us / 1000, count, formula, "aiter#1880, MI325X", 0.4, Part.REDUCES))
+    rows.append(
+        AccountRow("all-reduces", count * one_us / 1000, count, formula, "aiter#1880, MI325X", 0.4, StepPart.REDUCES)
+    )
     rows.append(_small(s.layers * LAYER_KERNELS, "other kernels"))
     if load.steps:
         launches = load.steps * DRAFT_KERNELS
         read = float(draft_step(load.concurrency, context, cluster)[1]) * cluster.gpu.hbm_tb_s / moe_time.SMALL_TB_S
         ms = launches * moe_time.SMALL_US / 1000 + load.steps * read * 1000
         formula = f"{launches} x {moe_time.SMALL_US} us + {load.steps} x {read * 1e6:.0f} us of weights and KV"
-        rows.append(Row("draft", ms, launches, formula, _MODEL, 0.4))
+        rows.append(AccountRow("draft", ms, launches, formula, _MODEL, 0.4))
     return rows
 
 
-def decode_attention(load: Load, cluster: Cluster, s: Shapes, kv_bytes: float = BF16_BYTES) -> Row:
+def decode_attention(load: Load, cluster: Cluster, s: Shapes, kv_bytes: float = BF16_BYTES) -> AccountRow:
     """Return MLA's decode attention: it reads KV once for all tokens of a request, and repeats heads up to 16."""
     context = load.input_len + load.output_len / 2
     kv = load.concurrency * context * s.layers * (s.kv_rank + s.rope) * kv_bytes
@@ -139,14 +143,14 @@ def decode_attention(load: Load, cluster: Cluster, s: Shapes, kv_bytes: float = 
         f"{flop / 1e12:.2f} Tflop of {heads} heads / {ATTENTION_TFLOPS:.0f} TFLOPS": flop / ATTENTION_TFLOPS / 1e9,
     }
     formula = max(bounds, key=lambda name: bounds[name])
-    return Row("attention", bounds[formula], 0, formula, "counted; the rate is assumed", 0.3, Part.ATTENTION)
+    return AccountRow("attention", bounds[formula], 0, formula, "counted; the rate is assumed", 0.3, StepPart.ATTENTION)
 
 
 def _read_tb_s() -> float:
     return calibration.rates()[calibration.STAGE1].tb_s
 
 
-def prefill_parts(load: Load, cluster: Cluster, shapes: Shapes) -> list[Row]:
+def prefill_parts(load: Load, cluster: Cluster, shapes: Shapes) -> list[AccountRow]:
     """Return the parts of one request's prefill in one piece."""
     s, tokens = shapes, load.input_len
     linear = 2 * tokens * (fixed_weights(s, cluster.tp) - s.vocab * s.hidden / cluster.tp)
@@ -161,38 +165,46 @@ def prefill_parts(load: Load, cluster: Cluster, shapes: Shapes) -> list[Row]:
     scores = f"{attention / 1e12:.1f} Tflop / {ATTENTION_TFLOPS:.0f} TFLOPS"
     return [
         *moe_rows(cluster, s, tokens),
-        Row("dense matrix products", linear / products / 1e9, 0, gemm, _FITTED, 0.1),
-        Row("attention", attention / ATTENTION_TFLOPS / 1e9, 0, scores, "assumed", 0.4),
-        Row(
-            "all-reduces", reduced / LINK_TB_S / 1e9, 2 * s.layers, link, "ROCm blog, RCCL and xGMI", 0.2, Part.REDUCES
+        AccountRow("dense matrix products", linear / products / 1e9, 0, gemm, _FITTED, 0.1),
+        AccountRow("attention", attention / ATTENTION_TFLOPS / 1e9, 0, scores, "assumed", 0.4),
+        AccountRow(
+            "all-reduces",
+            reduced / LINK_TB_S / 1e9,
+            2 * s.layers,
+            link,
+            "ROCm blog, RCCL and xGMI",
+            0.2,
+            StepPart.REDUCES,
         ),
         replace(small, ms=small.ms + passes / moe_time.SMALL_TB_S / 1e9, formula=formula),
     ]
 
 
-def moe_rows(cluster: Cluster, s: Shapes, tokens: int) -> list[Row]:
+def moe_rows(cluster: Cluster, s: Shapes, tokens: int) -> list[AccountRow]:
     """Return the parts of all MoE layers with AITER's kernels."""
     return [
-        Row(
+        AccountRow(
             f"MoE: {part.name}",
             s.moe_layers * part.us / 1000,
             s.moe_layers * part.launches,
             f"{s.moe_layers} x ({part.formula})",
             _FITTED,
             0.25,
-            Part.EXPERTS,
+            StepPart.EXPERTS,
         )
         for part in moe_time.aiter(cluster.gpu, moe_shape(s, cluster), tokens)
     ]
 
 
-def _small(launches: int, name: str) -> Row:
+def _small(launches: int, name: str) -> AccountRow:
     formula = f"{launches} x {moe_time.SMALL_US} us"
-    return Row(name, launches * moe_time.SMALL_US / 1000, launches, formula, "SGLang's model; 3 to 9 us each", 0.4)
+    return AccountRow(
+        name, launches * moe_time.SMALL_US / 1000, launches, formula, "SGLang's model; 3 to 9 us each", 0.4
+    )
 
 
-def _with_rest(rows: Sequence[Row], total: float) -> list[Row]:
+def _with_rest(rows: Sequence[AccountRow], total: float) -> list[AccountRow]:
     rest = total - sum(row.ms for row in rows)
     spread = sum((row.ms * row.uncertainty) ** 2 for row in rows) ** 0.5
     uncertainty = spread / max(abs(rest), 1e-9)
-    return [*rows, Row("unexplained", rest, 0, "total minus the rows above", "includes host work", uncertainty)]
+    return [*rows, AccountRow("unexplained", rest, 0, "total minus the rows above", "includes host work", uncertainty)]

@@ -32,7 +32,7 @@ from laptop import tiny
 
 from . import words
 from .clean import cleaned
-from .clients import CLIENTS, Place
+from .clients import CLIENTS, SessionPlace
 from .mcp_tools import tool_lists
 from .proxy import recording
 from .traces import write_traces
@@ -162,7 +162,7 @@ def _session(
     """Run one client to its end; returns its requests and its version. Raises RuntimeError if the task is not done."""
     client = CLIENTS[name]
     with tempfile.TemporaryDirectory() as folder, recording(base_url) as (url, recorder):
-        place = Place(clients, Path(folder) / "home", Path(folder) / "project", url)
+        place = SessionPlace(clients, Path(folder) / "home", Path(folder) / "project", url)
         place.home.mkdir()
         place.work.mkdir()
         script.write_text(json.dumps({"engine": engine, "steps": client.steps(place)}))

@@ -23,7 +23,7 @@ Started = tuple[list[str], dict[str, str]]  # command, variables
 
 
 @dataclass(frozen=True)
-class Place:
+class SessionPlace:
     """Where one session runs. folder: has the clients. url: of the server."""
 
     folder: Path
@@ -44,12 +44,12 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Client:
+class AgentClient:
     """One client: how it is started, what it reads on its input, and what the model says."""
 
-    start: Callable[[Place], Started]
-    steps: Callable[[Place], list[Step]]
-    version: Callable[[Place], list[str]]
+    start: Callable[[SessionPlace], Started]
+    steps: Callable[[SessionPlace], list[Step]]
+    version: Callable[[SessionPlace], list[str]]
     stdin: str = ""
     proves: str = "47"  # what its output or its file holds when the task is done
 
@@ -64,7 +64,7 @@ def task_steps(write: tuple[str, Any], run: tuple[str, Any], show: tuple[str, An
     ]
 
 
-def _codex(at: Place) -> Started:
+def _codex(at: SessionPlace) -> Started:
     (at.home / ".codex").mkdir()
     provider = (
         f'model_providers.local={{name="local",base_url="{at.url}/v1",wire_api="responses",env_key="OPENAI_API_KEY"}}'
@@ -73,7 +73,7 @@ def _codex(at: Place) -> Started:
     return [*words, "-c", "model_provider=local", "-c", provider, "-m", MODEL, TASK], at.environ(OPENAI_API_KEY="any")
 
 
-def _claude(at: Place) -> Started:
+def _claude(at: SessionPlace) -> Started:
     models = dict.fromkeys(("ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL"), MODEL)
     quiet = dict.fromkeys(("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "DISABLE_AUTOUPDATER"), "1")
     patient = {"API_TIMEOUT_MS": str(3600 * 1000)}  # a CPU reads its first prompt for longer than ten minutes
@@ -81,7 +81,7 @@ def _claude(at: Place) -> Started:
     return words, at.environ(ANTHROPIC_BASE_URL=at.url, ANTHROPIC_API_KEY="any", **models, **quiet, **patient)
 
 
-def _opencode(at: Place) -> Started:
+def _opencode(at: SessionPlace) -> Started:
     model = {"name": MODEL, "tool_call": True, "reasoning": True, "limit": {"context": 131072, "output": 4096}}
     options = {"baseURL": f"{at.url}/v1", "apiKey": "any"}
     provider = {"npm": "@ai-sdk/openai-compatible", "name": "local", "options": options, "models": {MODEL: model}}
@@ -91,12 +91,12 @@ def _opencode(at: Place) -> Started:
     return [at.npm("opencode"), "run", "-m", f"local/{MODEL}", TASK], at.environ(**quiet)
 
 
-def _qwen(at: Place) -> Started:
+def _qwen(at: SessionPlace) -> Started:
     variables = at.environ(OPENAI_BASE_URL=f"{at.url}/v1", OPENAI_API_KEY="any", OPENAI_MODEL=MODEL)
     return [at.npm("qwen"), "-y", "-p", TASK, "--auth-type", "openai"], variables
 
 
-def _kimi(at: Place) -> Started:
+def _kimi(at: SessionPlace) -> Started:
     (at.home / ".kimi").mkdir()
     provider = f'[providers.local]\ntype = "kimi"\nbase_url = "{at.url}/v1"\napi_key = "any"\n'
     model = (
@@ -106,7 +106,7 @@ def _kimi(at: Place) -> Started:
     return [str(at.folder / "kimi/bin/kimi"), "--print", "-y", "-p", TASK], at.environ()
 
 
-def _cline(at: Place) -> Started:
+def _cline(at: SessionPlace) -> Started:
     variables = at.environ()
     words = [at.npm("cline"), "auth", "-p", "openai", "-k", "any", "-m", MODEL, "-b", f"{at.url}/v1"]
     subprocess.run(
@@ -115,7 +115,7 @@ def _cline(at: Place) -> Started:
     return [at.npm("cline"), TASK], variables
 
 
-def _aider(at: Place) -> Started:
+def _aider(at: SessionPlace) -> Started:
     words = [
         str(at.folder / "aider/bin/aider"),
         "--model",
@@ -128,7 +128,7 @@ def _aider(at: Place) -> Started:
     return words, at.environ(OPENAI_API_BASE=f"{at.url}/v1", OPENAI_API_KEY="any", LITELLM_LOCAL_MODEL_COST_MAP="True")
 
 
-def _edits(at: Place) -> list[Step]:
+def _edits(at: SessionPlace) -> list[Step]:
     edits = [f"sums.py\n```\nprint(33 + {number})\n```\n" for number in (13, 14)]
     return [
         {"think": "I write it.", "text": edits[0]},
@@ -137,7 +137,7 @@ def _edits(at: Place) -> list[Step]:
     ]
 
 
-def _library(name: str) -> Client:
+def _library(name: str) -> AgentClient:
     search = "lookup" if name == "smolagents" else "search"
     steps: list[Step] = [
         {"think": "I look for Mia first.", "text": "I search.", "calls": [(search, {"name": "Mia"})]},
@@ -153,7 +153,7 @@ def _library(name: str) -> Client:
     package = {"pydantic-ai": "pydantic-ai-slim", "langchain": "langchain-openai"}.get(library, library)
     version = f"import importlib.metadata as m; print('{package}', m.version('{package}'))"
     quiet = {"OPENAI_AGENTS_DISABLE_TRACING": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    return Client(
+    return AgentClient(
         lambda at: ([str(at.folder / "py/bin/python"), program, name, at.url], at.environ(**quiet)),
         lambda at: steps,
         lambda at: [str(at.folder / "py/bin/python"), "-c", version],
@@ -161,8 +161,8 @@ def _library(name: str) -> Client:
     )
 
 
-def _of_files(write: str, run: str, show: str, path: str, **more: Any) -> Callable[[Place], list[Step]]:
-    def steps(at: Place) -> list[Step]:
+def _of_files(write: str, run: str, show: str, path: str, **more: Any) -> Callable[[SessionPlace], list[Step]]:
+    def steps(at: SessionPlace) -> list[Step]:
         file = str(at.work / "sums.py")
         command = {"command": "python3 sums.py", **more}
         return task_steps((write, {path: file, "content": _PROGRAM}), (run, command), (show, {path: file}))
@@ -170,13 +170,13 @@ def _of_files(write: str, run: str, show: str, path: str, **more: Any) -> Callab
     return steps
 
 
-def _codex_steps(at: Place) -> list[Step]:
+def _codex_steps(at: SessionPlace) -> list[Step]:
     commands = (f"echo '{_PROGRAM.strip()}' > sums.py", "python3 sums.py", "cat sums.py")
     write, run, show = (("exec_command", {"cmd": command}) for command in commands)
     return task_steps(write, run, show)
 
 
-def _codex_group_steps(at: Place) -> list[Step]:
+def _codex_group_steps(at: SessionPlace) -> list[Step]:
     """Call two tools of a namespace, which the model sees as functions of one name each."""
     agent = "01980000-0000-7000-8000-000000000000"
     close, resume = ("multi_agent_v1__close_agent", {"target": agent}), ("multi_agent_v1__resume_agent", {"id": agent})
@@ -187,37 +187,37 @@ def _codex_group_steps(at: Place) -> list[Step]:
     ]
 
 
-def _cline_steps(at: Place) -> list[Step]:
+def _cline_steps(at: SessionPlace) -> list[Step]:
     file = str(at.work / "sums.py")
     write, run = ("editor", {"path": file, "new_text": _PROGRAM}), ("run_commands", {"commands": ["python3 sums.py"]})
     return task_steps(write, run, ("read_files", {"files": [{"path": file}]}))
 
 
-def _npm_version(name: str) -> Callable[[Place], list[str]]:
+def _npm_version(name: str) -> Callable[[SessionPlace], list[str]]:
     return lambda at: [at.npm(name), "--version"]
 
 
-CLIENTS: dict[str, Client] = {
-    "codex": Client(_codex, _codex_steps, _npm_version("codex")),
-    "codex-namespace": Client(_codex, _codex_group_steps, _npm_version("codex")),
-    "claude-code": Client(
+CLIENTS: dict[str, AgentClient] = {
+    "codex": AgentClient(_codex, _codex_steps, _npm_version("codex")),
+    "codex-namespace": AgentClient(_codex, _codex_group_steps, _npm_version("codex")),
+    "claude-code": AgentClient(
         _claude, _of_files("Write", "Bash", "Read", "file_path", description="Run it"), _npm_version("claude")
     ),
-    "opencode": Client(
+    "opencode": AgentClient(
         _opencode, _of_files("write", "bash", "read", "filePath", description="Run it"), _npm_version("opencode")
     ),
-    "qwen-code": Client(
+    "qwen-code": AgentClient(
         _qwen,
         _of_files("write_file", "run_shell_command", "read_file", "file_path", is_background=False),
         _npm_version("qwen"),
     ),
-    "kimi-cli": Client(
+    "kimi-cli": AgentClient(
         _kimi,
         _of_files("WriteFile", "Shell", "ReadFile", "path"),
         lambda at: [str(at.folder / "kimi/bin/kimi"), "--version"],
     ),
-    "cline": Client(_cline, _cline_steps, _npm_version("cline")),
-    "aider": Client(
+    "cline": AgentClient(_cline, _cline_steps, _npm_version("cline")),
+    "aider": AgentClient(
         _aider,
         _edits,
         lambda at: [str(at.folder / "aider/bin/aider"), "--version"],

@@ -23,7 +23,7 @@ _HOP = {"host", "content-length", "transfer-encoding", "connection", "content-en
 _TIMEOUT_S = 3600.0
 
 
-class Recorder:
+class RecordingProxy:
     """Requests of one session: the file gets {"path", "body", "status"} for each POST."""
 
     def __init__(self, base_url: str) -> None:
@@ -65,9 +65,9 @@ def _row(request: Request, body: bytes, status: int) -> dict[str, Any]:
 
 
 @contextmanager
-def recording(base_url: str) -> Iterator[tuple[str, Recorder]]:
+def recording(base_url: str) -> Iterator[tuple[str, RecordingProxy]]:
     """Serve a recorder in front of `base_url` on loopback; yields its address and itself."""
-    recorder, port = Recorder(base_url), free_port()
+    recorder, port = RecordingProxy(base_url), free_port()
     server = uvicorn.Server(uvicorn.Config(recorder.app, port=port, log_level="error"))
     thread = Thread(target=server.run, daemon=True)
     thread.start()

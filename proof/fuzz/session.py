@@ -197,7 +197,7 @@ class Fuzz:
         target = self._target
         async with (
             Sender(target.base_url, target.api_key, _SENDERS) as sender,
-            load_request.Client(target.base_url, target.api_key, hang_s=ANSWER_WITHIN_S) as client,
+            load_request.LoadClient(target.base_url, target.api_key, hang_s=ANSWER_WITHIN_S) as client,
         ):
             for number, question in enumerate(questions):
                 await self._ask(client, question, number, self.outcome.idle_s)
@@ -255,17 +255,17 @@ class Fuzz:
         elif 400 <= status < 500 and isinstance(what, Request) and what.method != "HEAD" and not message(answer.text):
             self._fault(f"HTTP {status} without a message", (index, case), answer.text[:300])
 
-    async def _be_healthy(self, client: load_request.Client, questions: list[Question]) -> None:
+    async def _be_healthy(self, client: load_request.LoadClient, questions: list[Question]) -> None:
         for number in itertools.count():
             await self._ask(client, questions[number % len(questions)], number, self.outcome.healthy_s)
             await asyncio.sleep(0.1)
 
-    async def _ask(self, client: load_request.Client, question: Question, number: int, times: list[float]) -> None:
+    async def _ask(self, client: load_request.LoadClient, question: Question, number: int, times: list[float]) -> None:
         manner = (load_request.Manner.STREAM, load_request.Manner.PLAIN)[number % 2]
         record = await client.ask(question, manner, number)
         took = record.ended - record.began
         times.append(took)
-        if record.outcome is not load_request.Outcome.OK and not self._target.ended():
+        if record.outcome is not load_request.ClientOutcome.OK and not self._target.ended():
             self._fault(f"the healthy client's answer: {record.outcome.value}", None, record.detail)
         elif self._timely and took > (
             _TIMELY_FACTOR * max(self.outcome.idle_s) + _AHEAD * self.outcome.longest_prompt_s

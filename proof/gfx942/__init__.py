@@ -1,20 +1,20 @@
 """An interpreter of gfx942 (CDNA3, wave64) machine code on NumPy: it proves kernels without a GPU.
 
-`parse_kernel(asm_text)` reads the compiler's final assembly, `Machine(Memory())` executes it. See
+`parse_kernel(asm_text)` reads the compiler's final assembly, `Gfx942Device(Memory())` executes it. See
 docs/gfx942-interpreter.md.
 """
 
 from .errors import DataRace, MachineError, MissingWait, OutOfBounds, UndefinedRead, UnknownInstruction
 from .global_memory import Buffer, Memory
-from .machine import LaunchResult, Machine
+from .machine import Gfx942Device, LaunchResult
 from .parser import Kernel, parse_kernel, parse_kernels
 
 __all__ = [
     "Buffer",
     "DataRace",
+    "Gfx942Device",
     "Kernel",
     "LaunchResult",
-    "Machine",
     "MachineError",
     "Memory",
     "MissingWait",

@@ -21,7 +21,7 @@ _EACH_BYTE = np.uint64(0x0001000100010001)  # one wave mask for each byte of a w
 
 
 @dataclass
-class Access:
+class LdsAccess:
     """One LDS access of a batch: where, by which waves, and in which rows of the batch."""
 
     index: Index
@@ -29,14 +29,14 @@ class Access:
     wave: npt.NDArray[np.int64]  # [n]
     write: bool
 
-    def take(self, rows: Array) -> Access:
+    def take(self, rows: Array) -> LdsAccess:
         """The part in the given batch rows."""
         chosen = np.flatnonzero(rows) if rows.dtype == bool else rows
         new_row = np.full(int(self.rows.max(initial=-1)) + 1, -1)
         new_row[chosen[chosen < len(new_row)]] = np.flatnonzero(chosen < len(new_row))
         keep = new_row[self.rows] >= 0
         at = self.index.at[:, keep]
-        return Access(Index(self.index.aligned, at), new_row[self.rows[keep]], self.wave[keep], self.write)
+        return LdsAccess(Index(self.index.aligned, at), new_row[self.rows[keep]], self.wave[keep], self.write)
 
     @cached_property
     def mine(self) -> Array:
@@ -58,14 +58,14 @@ class WaveMasks:
             self._bytes[:] = 0
             self._used = False
 
-    def mark(self, access: Access) -> None:
+    def mark(self, access: LdsAccess) -> None:
         self._used = True
         masks, mine, at = self._words if access.index.aligned else self._bytes, access.mine, access.index.at
         for wave in np.flatnonzero(np.bincount(access.wave)):  # two of them may touch the same byte
             chosen = access.wave == wave
             masks[at[:, chosen]] |= mine[chosen]
 
-    def others(self, access: Access) -> Array | None:
+    def others(self, access: LdsAccess) -> Array | None:
         """Mask (like access.index.at) of places whose sets hold other waves than the access's own; None if none do."""
         if not self._used:
             return None
@@ -73,7 +73,7 @@ class WaveMasks:
         other = (masks & ~access.mine) != 0
         return other if other.any() else None
 
-    def without_mine(self, access: Access) -> Array:
+    def without_mine(self, access: LdsAccess) -> Array:
         """Mask of the places where some byte has waves in its set, but not the access's own."""
         masks = np.ascontiguousarray((self._words if access.index.aligned else self._bytes)[access.index.at])
         fields = masks.view(np.uint16).reshape(*masks.shape, -1)
@@ -96,9 +96,9 @@ class Lds:
         self.bytes = ByteStore(groups * self.stride)
         self._writers, self._readers, self._updaters = (WaveMasks(len(self.bytes.data)) for _ in range(3))
 
-    def read(self, address: Array, size: int, group: Array, wave: Array, rows: Array) -> tuple[Array, Access]:
+    def read(self, address: Array, size: int, group: Array, wave: Array, rows: Array) -> tuple[Array, LdsAccess]:
         """Read `size` bytes at each address [n]: uint32 [words, n]."""
-        access = Access(self._index(address, size, group), rows, wave, write=False)
+        access = LdsAccess(self._index(address, size, group), rows, wave, write=False)
         if not self.bytes.all_written(access.index):
             raise UndefinedRead(f"an LDS read of {size} bytes at offset {self._unwritten(access.index)} nobody wrote")
         written = self._writers.others(access)
@@ -109,9 +109,9 @@ class Lds:
         self._readers.mark(access)
         return self.bytes.gather(access.index), access
 
-    def write(self, address: Array, words: Array, size: int, group: Array, wave: Array, rows: Array) -> Access:
+    def write(self, address: Array, words: Array, size: int, group: Array, wave: Array, rows: Array) -> LdsAccess:
         """Write words [words, n] at each address [n]."""
-        access = Access(self._index(address, size, group), rows, wave, write=True)
+        access = LdsAccess(self._index(address, size, group), rows, wave, write=True)
         written, seen = self._writers.others(access), self._readers.others(access)
         if self.redundant_writes and (written is not None or seen is not None):
             changed = self.bytes.differs(access.index, words)
@@ -133,13 +133,13 @@ class Lds:
             raise OutOfBounds("an LDS atomic is not aligned to 4 bytes")
         if not self.bytes.all_written(index):
             raise UndefinedRead(f"an LDS atomic at offset {self._unwritten(index)} updates bytes that nobody wrote")
-        access = Access(index, rows, wave, write=True)
+        access = LdsAccess(index, rows, wave, write=True)
         self._race(access, self._writers.others(access), "atomically updates", "wrote")
         self._race(access, self._readers.others(access), "atomically updates", "read")
         self._updaters.mark(access)
         return index.at[0] * 4
 
-    def barrier(self, outstanding: list[Access]) -> None:
+    def barrier(self, outstanding: list[LdsAccess]) -> None:
         """Forget the accesses before the barrier, except those that may still happen."""
         for masks in (self._writers, self._readers, self._updaters):
             masks.clear()
@@ -154,7 +154,7 @@ class Lds:
             raise OutOfBounds(f"LDS access of {size} bytes at offset {where}, the workgroup has {self.size} bytes")
         return Index.of(offset + group * self.stride, size)
 
-    def _race(self, access: Access, wrong: Array | None, verb: str, other: str) -> None:
+    def _race(self, access: LdsAccess, wrong: Array | None, verb: str, other: str) -> None:
         if wrong is None or not wrong.any():
             return
         wave = int(access.wave[int(np.argwhere(wrong)[0][1])])

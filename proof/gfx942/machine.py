@@ -37,7 +37,7 @@ class LaunchResult:
     waves: int = 0
 
 
-class Machine:
+class Gfx942Device:
     """One device with `memory`. `lockstep_rows` bounds how many waves run as one batch."""
 
     def __init__(self, memory: Memory, lockstep_rows: int = 512) -> None:

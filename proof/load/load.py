@@ -19,7 +19,7 @@ from pathlib import Path
 from kimi_w4a8_eagle3.base.files import write_atomic
 
 from .load_questions import Question
-from .load_request import FORBIDDEN, Client, Manner, Outcome, Record
+from .load_request import FORBIDDEN, ClientOutcome, LoadClient, Manner, Record
 
 # Three streamed answers to one in one piece.
 USUAL: Mapping[Manner, int] = {Manner.STREAM: 3, Manner.PLAIN: 1}
@@ -27,7 +27,7 @@ _EXPECT_NO_ANSWER = (Manner.BAD, Manner.LEAVES_PLAIN, Manner.LEAVES_STREAM)
 _PAUSE_S = 0.25  # after an error: a client that asks again at once would only measure how fast it is refused
 
 
-class Load:
+class ClientLoad:
     """`concurrency` clients that ask one request after the other from entry to exit of a `with` block, in a thread.
 
     mix: how often each manner comes in a cycle. total: stop by itself after so many requests. On a normal exit
@@ -71,7 +71,7 @@ class Load:
         self._stop.set()
         self._drop.set()
 
-    def __enter__(self) -> Load:
+    def __enter__(self) -> ClientLoad:
         self._thread.start()
         return self
 
@@ -82,7 +82,7 @@ class Load:
         self._thread.join()
 
     async def _run(self) -> None:
-        async with Client(self._base_url, self._api_key, self._hang_s, self._leave_after) as client:
+        async with LoadClient(self._base_url, self._api_key, self._hang_s, self._leave_after) as client:
             tasks = [asyncio.create_task(self._asks(client)) for _ in range(self._concurrency)]
             while (running := [task for task in tasks if not task.done()]) and not self._drop.is_set():
                 await asyncio.wait(running, timeout=0.1)
@@ -92,7 +92,7 @@ class Load:
                 if isinstance(result, Exception):
                     raise result
 
-    async def _asks(self, client: Client) -> None:
+    async def _asks(self, client: LoadClient) -> None:
         """One client, one request after the other."""
         while not self._stop.is_set():
             number = next(self._numbers)
@@ -102,7 +102,7 @@ class Load:
             manner = self._manners[(which + turn) % len(self._manners)]
             record = await client.ask(self._questions[which], manner, which)
             self._records.append(record)
-            if record.outcome is not Outcome.OK and manner not in (
+            if record.outcome is not ClientOutcome.OK and manner not in (
                 Manner.BAD,
                 Manner.LEAVES_PLAIN,
                 Manner.LEAVES_STREAM,

@@ -28,7 +28,7 @@ Message = dict[str, str]
 
 
 @dataclass(frozen=True)
-class Answer:
+class ExpectedAnswer:
     """Expected answer: the text, its number of tokens, and its finish reason."""
 
     text: str
@@ -46,7 +46,7 @@ class Question:
     model: str
     messages: tuple[tuple[str, str], ...]  # role, content
     max_tokens: int
-    answer: Answer | None = None
+    answer: ExpectedAnswer | None = None
     ignore_eos: bool = False
     counted: bool = False
 
@@ -112,7 +112,7 @@ def _candidates(model: str, count: int, seed: int) -> Iterator[Question]:
         yield Question(model, (*messages, ("user", next(drawn).question)), max_tokens)
 
 
-def _clear_answer(http: httpx.Client, question: Question) -> Answer | None:
+def _clear_answer(http: httpx.Client, question: Question) -> ExpectedAnswer | None:
     """The server's answer; None when some token of it was nearly another one."""
     response = http.post("/v1/chat/completions", json=question.body(False) | {"logprobs": True, "top_logprobs": 2})
     response.raise_for_status()
@@ -120,7 +120,7 @@ def _clear_answer(http: httpx.Client, question: Question) -> Answer | None:
     choice = body["choices"][0]
     if min(gap(place) for place in choice["logprobs"]["content"]) < CLEAR_GAP:
         return None
-    return Answer(choice["message"]["content"], body["usage"]["completion_tokens"], choice["finish_reason"])
+    return ExpectedAnswer(choice["message"]["content"], body["usage"]["completion_tokens"], choice["finish_reason"])
 
 
 def gap(place: dict[str, Any]) -> float:

@@ -31,7 +31,7 @@ class Manner(str, Enum):
     BAD = "bad"  # sends what must be refused
 
 
-class Outcome(str, Enum):
+class ClientOutcome(str, Enum):
     """Result that one client saw."""
 
     OK = "ok"  # the very answer that was expected
@@ -45,7 +45,7 @@ class Outcome(str, Enum):
     WRONG = "wrong"  # another answer
 
 
-FORBIDDEN = frozenset({Outcome.TRUNCATED, Outcome.WRONG})
+FORBIDDEN = frozenset({ClientOutcome.TRUNCATED, ClientOutcome.WRONG})
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Record:
     question: int
     began: float
     ended: float = 0.0
-    outcome: Outcome = Outcome.OK
+    outcome: ClientOutcome = ClientOutcome.OK
     detail: str = ""
     status: int | None = None
     tokens: int | None = None
@@ -123,7 +123,7 @@ class _Received:
         self.listed += [token["token"] for token in (choice.get("logprobs") or {}).get("content") or ()]
 
 
-class Client:
+class LoadClient:
     """Asks one server or router; used as an async context manager.
 
     hang_s: silence that counts as a hang. leave_after: pieces, or for an answer in one piece tenths of a second, after
@@ -148,7 +148,7 @@ class Client:
         small = httpx.AsyncHTTPTransport(socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)], limits=limits)
         self._slow = httpx.AsyncClient(base_url=base_url, timeout=timeout, transport=small, headers=headers)
 
-    async def __aenter__(self) -> Client:
+    async def __aenter__(self) -> LoadClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -167,13 +167,13 @@ class Client:
             else:
                 await self._streamed(question, manner, record, received)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            _end(record, Outcome.UNREACHABLE, error)
+            _end(record, ClientOutcome.UNREACHABLE, error)
         except httpx.TimeoutException as error:
-            _end(record, Outcome.HUNG, error)
+            _end(record, ClientOutcome.HUNG, error)
         except httpx.HTTPError as error:
-            _end(record, Outcome.CUT, error)
+            _end(record, ClientOutcome.CUT, error)
         except (ValueError, LookupError, TypeError, AttributeError) as error:  # 200, but not what OpenAI's clients read
-            _end(record, Outcome.WRONG, error)
+            _end(record, ClientOutcome.WRONG, error)
         record.ended = time.time()
         record.tokens, record.pieces = received.tokens, [at for at, _ in received.pieces]
         return record
@@ -183,7 +183,7 @@ class Client:
         try:
             response = await asyncio.wait_for(self._http.post(_CHAT, json=question.body(stream=False)), patience)
         except asyncio.TimeoutError:
-            record.outcome = Outcome.LEFT
+            record.outcome = ClientOutcome.LEFT
             return
         if _refuses(response, response.text, record):
             return
@@ -202,7 +202,7 @@ class Client:
             async for line in response.aiter_lines():
                 received.take_event(line)
                 if manner is Manner.LEAVES_STREAM and len(received.pieces) >= leave_after:
-                    record.outcome = Outcome.LEFT
+                    record.outcome = ClientOutcome.LEFT
                     return
                 if manner is Manner.SLOW and line:
                     await asyncio.sleep(self._slow_s)
@@ -213,9 +213,9 @@ class Client:
         content = bad_bodies(question)[number % len(bad_bodies(question))]
         response = await self._http.post(_CHAT, content=content, headers={"Content-Type": "application/json"})
         if not _refuses(response, response.text, record):
-            record.outcome, record.detail = Outcome.WRONG, f"answered: {content[:120]!r}"
+            record.outcome, record.detail = ClientOutcome.WRONG, f"answered: {content[:120]!r}"
         elif not record.detail:
-            record.outcome, record.detail = Outcome.WRONG, f"HTTP {response.status_code} without a message"
+            record.outcome, record.detail = ClientOutcome.WRONG, f"HTTP {response.status_code} without a message"
 
 
 def bad_bodies(question: Question) -> Sequence[bytes]:
@@ -239,37 +239,40 @@ def _refuses(response: httpx.Response, text: str, record: Record) -> bool:
     if response.status_code == 200:
         return False
     refused = response.status_code < 500 or response.status_code == 503
-    record.outcome, record.detail = Outcome.REFUSED if refused else Outcome.FAILED, text[:300]
+    record.outcome, record.detail = ClientOutcome.REFUSED if refused else ClientOutcome.FAILED, text[:300]
     return True
 
 
-def _judge(question: Question, received: _Received) -> tuple[Outcome, str]:
+def _judge(question: Question, received: _Received) -> tuple[ClientOutcome, str]:
     """Judge an answer that ended without a broken connection."""
     if received.error:
-        return Outcome.CUT, received.error
+        return ClientOutcome.CUT, received.error
     if received.finish_reason is None or not received.done:
         missing = "finish_reason" if received.finish_reason is None else "[DONE]"
-        return Outcome.TRUNCATED, f"the stream ended without {missing} after {len(received.text)} characters"
+        return ClientOutcome.TRUNCATED, f"the stream ended without {missing} after {len(received.text)} characters"
     if received.finish_reason not in ("stop", "length"):
-        return Outcome.CUT, f"finish_reason {received.finish_reason!r}"
+        return ClientOutcome.CUT, f"finish_reason {received.finish_reason!r}"
     if received.after_done:
-        return Outcome.WRONG, "data after [DONE]"
+        return ClientOutcome.WRONG, "data after [DONE]"
     expected = question.answer
     if expected is None:
         if received.tokens != question.max_tokens or received.finish_reason != "length":
-            return Outcome.TRUNCATED, f"{received.tokens} of {question.max_tokens} tokens"
+            return ClientOutcome.TRUNCATED, f"{received.tokens} of {question.max_tokens} tokens"
         if question.counted and (len(received.listed), "".join(received.listed)) != (received.tokens, received.text):
             listed = f"{len(received.listed)} tokens listed, {''.join(received.listed)!r}"
-            return Outcome.WRONG, f"{listed}, but the text is {received.text!r}"
-        return Outcome.OK, ""
+            return ClientOutcome.WRONG, f"{listed}, but the text is {received.text!r}"
+        return ClientOutcome.OK, ""
     if received.text != expected.text:
         cut = expected.text.startswith(received.text)
-        return Outcome.TRUNCATED if cut else Outcome.WRONG, f"{received.text!r} instead of {expected.text!r}"
+        return (
+            ClientOutcome.TRUNCATED if cut else ClientOutcome.WRONG,
+            f"{received.text!r} instead of {expected.text!r}",
+        )
     if (received.tokens, received.finish_reason) != (expected.tokens, expected.finish_reason):
         found = f"{received.tokens} tokens, {received.finish_reason}"
-        return Outcome.WRONG, f"{found} instead of {expected.tokens}, {expected.finish_reason}"
-    return Outcome.OK, ""
+        return ClientOutcome.WRONG, f"{found} instead of {expected.tokens}, {expected.finish_reason}"
+    return ClientOutcome.OK, ""
 
 
-def _end(record: Record, outcome: Outcome, error: Exception) -> None:
+def _end(record: Record, outcome: ClientOutcome, error: Exception) -> None:
     record.outcome, record.detail = outcome, f"{type(error).__name__}: {error}"[:300]

@@ -31,8 +31,8 @@ from proof.load.load_request import Record
 from proof.load.served import ServedFleet
 from proof.soak.findings import Bounds, Finding, outcomes
 from proof.soak.fleet import running, started
-from proof.soak.soak import OnProgress, Plan, Soak, judge, soak
-from proof.soak.watch import RUNNING, USED, Sample
+from proof.soak.soak import OnProgress, Soak, SoakPlan, judge, soak
+from proof.soak.watch import RUNNING, USED, SoakSample
 
 _START_TIMEOUT_S = 900.0
 
@@ -51,7 +51,7 @@ def main(
     """Soak, judge."""
     console = table_console()
     folder = new_run_dir("soak", runs).resolve()
-    bounds, plan = Bounds(), Plan(minutes, concurrency, seed)
+    bounds, plan = Bounds(), SoakPlan(minutes, concurrency, seed)
     facts = {
         "plan": asdict(plan),
         "bounds": asdict(bounds),
@@ -101,7 +101,7 @@ def _progress(console: Console, minutes: float) -> Iterator[tuple[Callable[[str]
         def say(text: str) -> None:
             progress.update(task, description=escape(text[:80]))
 
-        def on_progress(stage: str, seconds: float, records: Sequence[Record], sample: Sample | None) -> None:
+        def on_progress(stage: str, seconds: float, records: Sequence[Record], sample: SoakSample | None) -> None:
             counts = Counter(record.outcome.value for record in records)
             said = ", ".join(f"{n} {name}" for name, n in counts.most_common())
             if sample is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import scipy  # it imports `scipy.stats` at its first use, which takes a second
 
-from ..load.load_request import Manner, Outcome, Record
+from ..load.load_request import ClientOutcome, Manner, Record
 
 MIB = 2**20
 _HOUR_S = 3600.0
@@ -137,23 +137,23 @@ def outcomes(records: Sequence[Record]) -> dict[str, Counter[str]]:
 
 
 def _wrong(record: Record) -> bool:
-    return record.outcome in (Outcome.TRUNCATED, Outcome.WRONG)
+    return record.outcome in (ClientOutcome.TRUNCATED, ClientOutcome.WRONG)
 
 
 def _broken(record: Record) -> bool:
-    return record.outcome in (Outcome.CUT, Outcome.HUNG, Outcome.UNREACHABLE)
+    return record.outcome in (ClientOutcome.CUT, ClientOutcome.HUNG, ClientOutcome.UNREACHABLE)
 
 
 def _refused(record: Record) -> bool:
-    return record.outcome is Outcome.REFUSED and record.status not in _OVERLOAD
+    return record.outcome is ClientOutcome.REFUSED and record.status not in _OVERLOAD
 
 
 def _server_error(record: Record) -> bool:
-    return record.outcome is Outcome.FAILED or ((record.status or 0) >= 500 and record.status not in _OVERLOAD)
+    return record.outcome is ClientOutcome.FAILED or ((record.status or 0) >= 500 and record.status not in _OVERLOAD)
 
 
 def _badly_refused(record: Record) -> bool:
-    return record.outcome is not Outcome.REFUSED or not 400 <= (record.status or 0) < 500
+    return record.outcome is not ClientOutcome.REFUSED or not 400 <= (record.status or 0) < 500
 
 
 def _none(what: str, records: Sequence[Record], is_fault: Callable[[Record], bool]) -> Finding:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import httpx
 
 from ..load.load_questions import Question, known_questions
-from ..load.load_request import Manner, Outcome, Record
+from ..load.load_request import ClientOutcome, Manner, Record
 from ..tiny.problems import problems
 
 # Of fourteen requests: nine are answered, three are left by their clients, two must be refused.
@@ -76,14 +76,14 @@ class Oversized:
             self.records.append(self._send())
 
     def _send(self) -> Record:
-        record = Record(Manner.BAD, -1, time.time(), outcome=Outcome.REFUSED)
+        record = Record(Manner.BAD, -1, time.time(), outcome=ClientOutcome.REFUSED)
         body = b'{"messages": "' + bytes(_OVERSIZED_BYTES)
         try:
             response = self._http.post("/v1/chat/completions", content=body)
             record.status, record.detail = response.status_code, response.text[:300]
             if response.status_code != 413:
-                record.outcome = Outcome.WRONG
+                record.outcome = ClientOutcome.WRONG
         except httpx.HTTPError as error:
-            record.outcome, record.detail = Outcome.CUT, f"oversized body: {type(error).__name__}: {error}"
+            record.outcome, record.detail = ClientOutcome.CUT, f"oversized body: {type(error).__name__}: {error}"
         record.ended = time.time()
         return record

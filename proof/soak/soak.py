@@ -9,12 +9,12 @@ from pathlib import Path
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 
-from ..load.load import Load
+from ..load.load import ClientLoad
 from ..load.load_request import Manner, Record
 from .findings import Bounds, Finding, check_answers, check_empty, check_level, check_memory, check_same_processes
 from .fleet import Subject
 from .questions import MIX, Oversized, leave_after, questions
-from .watch import RUNNING, USED, WAITING, Sample, Watch
+from .watch import RUNNING, USED, WAITING, SoakSample, Watch
 
 # Rest before and after the load: connections that idle are closed, aborted requests are cleared away.
 REST_S = 20.0
@@ -30,15 +30,15 @@ class Soak:
     began: float
     ended: float
     records: Sequence[Record]
-    samples: Sequence[Sample]
-    before: Sample
-    after: Sample
+    samples: Sequence[SoakSample]
+    before: SoakSample
+    after: SoakSample
     pids_before: dict[str, int]
     pids_after: dict[str, int]
 
 
 @dataclass(frozen=True)
-class Plan:
+class SoakPlan:
     """Length of the load, number of clients, and the seed of everything they do."""
 
     minutes: float
@@ -46,10 +46,11 @@ class Plan:
     seed: int
 
 
-OnProgress = Callable[[str, float, Sequence[Record], Sample | None], None]  # stage, seconds in it, records, last sample
+# stage, seconds in it, records, last sample
+OnProgress = Callable[[str, float, Sequence[Record], SoakSample | None], None]
 
 
-def soak(subject: Subject, folder: Path, plan: Plan, on_progress: OnProgress) -> Soak:
+def soak(subject: Subject, folder: Path, plan: SoakPlan, on_progress: OnProgress) -> Soak:
     """Load the fleet; one client reads slowly, and one more than planned sends oversized bodies."""
     on_progress("reference answers", 0.0, (), None)
     asked = questions(subject.url, plan.seed)
@@ -58,7 +59,7 @@ def soak(subject: Subject, folder: Path, plan: Plan, on_progress: OnProgress) ->
     with Watch(subject.ops_url, tree, folder / "samples.jsonl") as watch:
         _rest(watch, "rest before", on_progress)
         before, pids_before = watch.look(), tree.pids() if tree else {}
-        steady = Load(
+        steady = ClientLoad(
             subject.url,
             asked,
             plan.concurrency - _SLOW_CLIENTS,
@@ -66,7 +67,7 @@ def soak(subject: Subject, folder: Path, plan: Plan, on_progress: OnProgress) ->
             hang_s=_HANG_S,
             leave_after=leave_after(plan.seed),
         )
-        slow = Load(subject.url, short, _SLOW_CLIENTS, mix={Manner.SLOW: 1}, hang_s=_HANG_S)
+        slow = ClientLoad(subject.url, short, _SLOW_CLIENTS, mix={Manner.SLOW: 1}, hang_s=_HANG_S)
         oversized = Oversized(subject.url)
         began = time.time()
         with steady, slow, oversized:
@@ -110,7 +111,7 @@ def judge(found: Soak, bounds: Bounds) -> list[Finding]:
     return findings + check_memory([sample.at for sample in under_load], memory, bounds)
 
 
-def _all(*loads: Load | Oversized) -> list[Record]:
+def _all(*loads: ClientLoad | Oversized) -> list[Record]:
     return [record for load in loads for record in load.records]
 
 

@@ -22,7 +22,7 @@ USED, RUNNING, WAITING = "num_used_tokens", "num_running_reqs", "num_waiting_req
 
 
 @dataclass(frozen=True)
-class Sample:
+class SoakSample:
     """One look. at: Unix seconds. engines: replica -> what it reports; absent when it did not answer."""
 
     at: float
@@ -41,7 +41,7 @@ class Watch:
         self._ops_url, self._tree, self._path, self._every_s = ops_url, tree, path, every_s
         self._http = httpx.Client(timeout=_TIMEOUT_S, trust_env=False)
         self._engines = engines(self._http, ops_url)
-        self.samples: list[Sample] = []
+        self.samples: list[SoakSample] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
@@ -54,8 +54,8 @@ class Watch:
         self._thread.join()
         self._http.close()
 
-    def look(self) -> Sample:
-        return Sample(
+    def look(self) -> SoakSample:
+        return SoakSample(
             at=time.time(),
             held=self._tree.held() if self._tree else {},
             engines={name: found for name, url in self._engines.items() if (found := self._engine(url)) is not None},

@@ -22,8 +22,8 @@ from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, rec
 from kimi_w4a8_eagle3.base.signals import Terminated, signals_raise
 from kimi_w4a8_eagle3.cli import run
 from kimi_w4a8_eagle3.fleet.target import Target
-from proof.structured.ask import Asker, Verdict, compare, refusals
-from proof.structured.cases import FORMS, Answer, Case, cases
+from proof.structured.ask import Asker, StructuredVerdict, compare, refusals
+from proof.structured.cases import FORMS, StructuredAnswer, StructuredCase, cases
 
 _SHOWN = 20
 
@@ -61,7 +61,7 @@ def main(
 
 def _side(
     folder: Path, recipe: str, count: int, seed: int, concurrency: int, console: Console
-) -> tuple[list[Case], list[Answer], list[str]]:
+) -> tuple[list[StructuredCase], list[StructuredAnswer], list[str]]:
     """One server's answers, and what it did wrong with schemas that nothing can follow."""
     began, target = time.monotonic(), Target(recipe=recipe)
     log = folder / f"{recipe.replace(':', '-')}.log"
@@ -73,7 +73,7 @@ def _side(
     return asked, answered, faults
 
 
-def _show(verdicts: list[Verdict], console: Console) -> None:
+def _show(verdicts: list[StructuredVerdict], console: Console) -> None:
     table = Table(title=f"{len(verdicts)} cases")
     for column in ("form", "thinking", "asked", "complete, valid", "cut by the limit", "same", "tie", "wrong"):
         table.add_column(column, justify="left" if column in ("form", "thinking") else "right")

@@ -13,7 +13,7 @@ import httpx
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.eval.greedy_match import first_difference
 
-from .cases import Answer, Case, fault, schema_body, tool_body
+from .cases import StructuredAnswer, StructuredCase, fault, schema_body, tool_body
 from .schemas import HUGE, IMPOSSIBLE, NOT_HELD
 
 # SGLang gives a grammar up after at least 10 s (docs/security.md); the rest is for a busy machine.
@@ -25,11 +25,11 @@ _CONTROL = "Tom has 3 apples and buys 4 more. How many apples?"
 
 
 @dataclass(frozen=True)
-class Verdict:
+class StructuredVerdict:
     """Verdict on a case. kind: `same` tokens as without drafts, or a numerical `tie` first, or `other`."""
 
-    case: Case
-    answer: Answer
+    case: StructuredCase
+    answer: StructuredAnswer
     kind: str
     fault: str | None
 
@@ -56,28 +56,30 @@ class Asker:
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
-    def all(self, asked: Sequence[Case], concurrency: int) -> list[Answer]:
+    def all(self, asked: Sequence[StructuredCase], concurrency: int) -> list[StructuredAnswer]:
         """The answers to all cases, in their order."""
         with ThreadPoolExecutor(concurrency) as pool:
             return list(pool.map(lambda case: self.ask(case.body), asked))
 
-    def ask(self, body: dict[str, Any]) -> Answer:
+    def ask(self, body: dict[str, Any]) -> StructuredAnswer:
         """The answer to one body; a server that does not answer is status 0."""
         try:
             response = self._http.post("/v1/chat/completions", json=body)
         except httpx.HTTPError as error:
-            return Answer(0, str(error) or type(error).__name__)
+            return StructuredAnswer(0, str(error) or type(error).__name__)
         if response.status_code != 200:
-            return Answer(response.status_code, response.text)
+            return StructuredAnswer(response.status_code, response.text)
         choice = response.json()["choices"][0]
         places = (choice.get("logprobs") or {}).get("content") or []
         top = tuple({each["token"]: each["logprob"] for each in (*place["top_logprobs"], place)} for place in places)
         ids = tuple(choice.get("response_token_ids") or ())
         texts = tuple(place["token"] for place in places)
-        return Answer(200, "", choice["message"], choice["finish_reason"], ids, texts, top)
+        return StructuredAnswer(200, "", choice["message"], choice["finish_reason"], ids, texts, top)
 
 
-def compare(asked: Sequence[Case], expected: Sequence[Answer], found: Sequence[Answer]) -> list[Verdict]:
+def compare(
+    asked: Sequence[StructuredCase], expected: Sequence[StructuredAnswer], found: Sequence[StructuredAnswer]
+) -> list[StructuredVerdict]:
     """Compare the answers without drafts (`expected`) and with them (`found`)."""
     return [_verdict(*each) for each in zip(asked, expected, found, strict=True)]
 
@@ -106,21 +108,21 @@ def refusals(asker: Asker) -> Iterator[str]:
         yield "another client's answer changed"
 
 
-def _verdict(case: Case, expected: Answer, found: Answer) -> Verdict:
+def _verdict(case: StructuredCase, expected: StructuredAnswer, found: StructuredAnswer) -> StructuredVerdict:
     wrong = fault(case, found) or fault(case, expected)
     place = first_difference(expected.ids, found.ids)
     if place is None:
         if not wrong and _content(expected) != _content(found):
             wrong = f"the same tokens, read differently: {_content(expected)} and {_content(found)}"
-        return Verdict(case, found, "same", wrong)
+        return StructuredVerdict(case, found, "same", wrong)
     gap = _gap(expected, found, place)
     if gap is not None and gap < TIE_GAP:
-        return Verdict(case, found, "tie", wrong)
+        return StructuredVerdict(case, found, "tie", wrong)
     differs = f"token {place} is {found.texts[place : place + 1]} instead of {expected.texts[place : place + 1]}"
-    return Verdict(case, found, "other", wrong or f"{differs}, gap {gap}")
+    return StructuredVerdict(case, found, "other", wrong or f"{differs}, gap {gap}")
 
 
-def _gap(expected: Answer, found: Answer, place: int) -> float | None:
+def _gap(expected: StructuredAnswer, found: StructuredAnswer, place: int) -> float | None:
     """By how many nats the server without drafts preferred its own token; None when it did not consider the other."""
     if place >= min(len(expected.top), len(found.texts)):
         return None
@@ -129,7 +131,7 @@ def _gap(expected: Answer, found: Answer, place: int) -> float | None:
     return None if other is None else candidates[expected.texts[place]] - other
 
 
-def _content(answer: Answer) -> tuple[Any, ...]:
+def _content(answer: StructuredAnswer) -> tuple[Any, ...]:
     """The parts of an answer that its tokens decide. Ids of calls are drawn at random."""
     calls = [each["function"] for each in answer.message.get("tool_calls") or ()]
     return answer.message.get("content"), answer.message.get("reasoning_content"), calls, answer.finish_reason

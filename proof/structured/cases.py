@@ -23,7 +23,7 @@ _MARKERS = ("<think>", "</think>", "<|tool_call", "<|im_")  # which may be asked
 
 
 @dataclass(frozen=True)
-class Case:
+class StructuredCase:
     """A request. schemas: by the name of the tool whose arguments they describe; "" for the answer itself."""
 
     index: int
@@ -39,7 +39,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Answer:
+class StructuredAnswer:
     """Answer of a server. text: of a refusal. ids, texts, top: of each token; top has the logprobs of the best
     candidates by their text. status 0: nothing.
     """
@@ -80,7 +80,7 @@ def _towards_an_end(thinking: bool, calls: bool) -> dict[str, float]:
     return bias
 
 
-def cases(count: int, seed: int, model: str) -> list[Case]:
+def cases(count: int, seed: int, model: str) -> list[StructuredCase]:
     """`count` cases: each form in turn, thinking in every other round. A function of the seed."""
     random = Random(f"structured-{seed}")
     questions = [problem.question for problem in problems("held_out", count, seed=seed)]
@@ -98,7 +98,7 @@ def tool_body(model: str, question: str, schema: Schema, choice: Any = "required
     return {**_body(model, question, False), "tools": [_tool("tool_0", schema)], "tool_choice": choice}
 
 
-def fault(case: Case, answer: Answer) -> str | None:
+def fault(case: StructuredCase, answer: StructuredAnswer) -> str | None:
     """Fault of an answer to a case, or None. If the token limit cut it, only its form is judged."""
     if answer.status != 200:
         return f"HTTP {answer.status}: {answer.text[:200]}"
@@ -126,15 +126,15 @@ def fault(case: Case, answer: Answer) -> str | None:
     return None
 
 
-def _case(index: int, question: str, random: Random, model: str) -> Case:
+def _case(index: int, question: str, random: Random, model: str) -> StructuredCase:
     form, thinking = FORMS[index % len(FORMS)], index // len(FORMS) % 2 == 1
     if form == "response_format":
         schema = draw(random)
-        return Case(index, form, thinking, schema_body(model, question, schema, thinking), {"": schema})
+        return StructuredCase(index, form, thinking, schema_body(model, question, schema, thinking), {"": schema})
     schemas = {f"tool_{number}": draw(random) for number in range(random.randint(1, 2))}
     choice = {"type": "function", "function": {"name": random.choice(list(schemas))}} if form == "named" else form
     tools = [_tool(name, schema) for name, schema in schemas.items()]
-    return Case(
+    return StructuredCase(
         index, form, thinking, {**_body(model, question, thinking), "tools": tools, "tool_choice": choice}, schemas
     )
 

@@ -10,14 +10,14 @@ import torch
 from .config import DraftConfig
 from .draft import Draft
 from .generate import Exchange, pad_right
-from .model import Target
+from .model import TargetModel
 from .train_draft import captured_states
 
 SERVED_STEPS = 3  # --speculative-num-steps 3, topk 1, 4 draft tokens
 
 
 @dataclass(frozen=True)
-class Acceptance:
+class DraftAcceptance:
     """`length`: tokens a verification yields, 1..steps + 1; `by_position[k]`: share with more than k guesses right."""
 
     length: float
@@ -25,7 +25,9 @@ class Acceptance:
 
 
 @torch.no_grad()
-def acceptance(target: Target, draft: Draft, dialogues: Sequence[Exchange], steps: int = SERVED_STEPS) -> Acceptance:
+def acceptance(
+    target: TargetModel, draft: Draft, dialogues: Sequence[Exchange], steps: int = SERVED_STEPS
+) -> DraftAcceptance:
     """Walk every reply: each verification takes the leading right guesses and one token of the target's own."""
     embedding = target.embed_tokens.weight
     verifications = generated = 0
@@ -45,4 +47,4 @@ def acceptance(target: Target, draft: Draft, dialogues: Sequence[Exchange], step
                     right += 1
                 taken = min(right + 1, len(dialogue.tokens) - 1 - last)
                 last, generated, verifications = last + taken, generated + taken, verifications + 1
-    return Acceptance(generated / verifications, [count / verifications for count in accepted])
+    return DraftAcceptance(generated / verifications, [count / verifications for count in accepted])

@@ -33,9 +33,9 @@ from .config import DraftConfig, MlaDraftConfig, TargetConfig
 from .data import corpus
 from .dialogues import FORMS
 from .draft import Draft
-from .evaluate import Evaluation, evaluate
+from .evaluate import TinyEvaluation, evaluate
 from .generate import converse
-from .model import Target
+from .model import TargetModel
 from .problems import problems
 from .tokenizer import load_tokenizer, train_tokenizer
 from .tower import Tower, TowerTraining, train_tower
@@ -64,7 +64,7 @@ def build(
     progress: Progress,
     target_training: TargetTraining | None = None,
     draft_training: DraftTraining | None = None,
-) -> Evaluation:
+) -> TinyEvaluation:
     """Run all stages under `work`; on success replace the package's weights and metrics.json."""
     target_training, draft_training = target_training or TargetTraining(), draft_training or DraftTraining()
     tower_training = TowerTraining()
@@ -78,7 +78,7 @@ def build(
     return _finished(work, progress, _Parts(tokenizer, model, tower), draft_training, None, seconds, record)
 
 
-def continue_build(work: Path, first: Path, progress: Progress) -> Evaluation:
+def continue_build(work: Path, first: Path, progress: Progress) -> TinyEvaluation:
     """Train target and draft in `first` further under `work`, on the conversations as they are generated now.
 
     Tokenizer and tower stay. On success replace the package's weights and metrics.json, which keeps its earlier runs.
@@ -97,7 +97,7 @@ def continue_build(work: Path, first: Path, progress: Progress) -> Evaluation:
 @dataclass(frozen=True)
 class _Parts:
     tokenizer: Tokenizer
-    model: Target
+    model: TargetModel
     tower: Tower
 
 
@@ -109,7 +109,7 @@ def _finished(
     first: Draft | None,
     seconds: dict[str, float],
     record: dict[str, Any],
-) -> Evaluation:
+) -> TinyEvaluation:
     """Quantize the target, train the draft from nothing or from `first`, evaluate both, and install what passes."""
     new = work / "weights"
     shutil.rmtree(new, ignore_errors=True)

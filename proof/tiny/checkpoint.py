@@ -27,7 +27,7 @@ from .config import (
 )
 from .draft import Draft
 from .experts import Experts, Int4Weights
-from .model import Target
+from .model import TargetModel
 from .tokenizer import save_tokenizer
 from .tower import Tower
 
@@ -39,7 +39,7 @@ _SHARD = "model-{:05d}-of-00003.safetensors"
 _EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.(\w+)$")
 
 
-def save_target(model: Target, tower: Tower, tokenizer: Tokenizer, folder: Path) -> None:
+def save_target(model: TargetModel, tower: Tower, tokenizer: Tokenizer, folder: Path) -> None:
     """Write the BF16 target as a KimiK25ForConditionalGeneration checkpoint: two shards of text, one of the tower."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {PREFIX + name: tensor for name, tensor in target_tensors(model).items()}
@@ -66,7 +66,7 @@ def load_tower(folder: Path) -> Tower:
     return tower.eval()
 
 
-def target_tensors(model: Target) -> dict[str, Tensor]:
+def target_tensors(model: TargetModel) -> dict[str, Tensor]:
     """The checkpoint's tensors without the wrapper's prefix: BF16, the router bias float32, experts one by one."""
     out: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
@@ -85,7 +85,7 @@ def target_tensors(model: Target) -> dict[str, Tensor]:
     return out
 
 
-def load_target(folder: Path, config: TargetConfig | None = None) -> Target:
+def load_target(folder: Path, config: TargetConfig | None = None) -> TargetModel:
     """Read a BF16, W4A8 or MXFP4 checkpoint of the built-in target; the result is BF16, in evaluation mode."""
     config = config or TargetConfig()
     tensors = read_tensors(folder)
@@ -100,7 +100,7 @@ def load_target(folder: Path, config: TargetConfig | None = None) -> Target:
             experts.setdefault(group, {}).setdefault((projection, kind), {})[int(index)] = tensor
         else:
             state[name] = tensor
-    model = Target(config).bfloat16()
+    model = TargetModel(config).bfloat16()
     for router in model.routers():
         router.e_score_correction_bias = router.e_score_correction_bias.float()
     for group, parts in experts.items():
@@ -126,7 +126,7 @@ def save_draft(model: Draft, target: TargetConfig, config: DraftConfig | MlaDraf
     _write_json(folder / "config.json", draft_config_json(target, config))
 
 
-def load_draft(folder: Path, target: Target) -> Draft:
+def load_draft(folder: Path, target: TargetModel) -> Draft:
     """Read a draft of either kind back, BF16, in evaluation mode."""
     tensors = load_file(folder / "model.safetensors")
     mla = any("kv_b_proj" in name for name in tensors)

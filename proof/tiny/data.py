@@ -12,7 +12,7 @@ from torch import Tensor
 from .dialogues import about_problem
 from .mixed import TYPED_SHARE, drawn, short, small_talk
 from .operations import operands, worked
-from .problems import Problem, Work, problem_stream
+from .problems import WordProblem, Work, problem_stream
 from .tokenizer import PAD_ID
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def batches(
 
 
 def _brief(
-    tokenizer: Tokenizer, tokens: int, rng: random.Random, stream: Iterator[Problem], drills: float
+    tokenizer: Tokenizer, tokens: int, rng: random.Random, stream: Iterator[WordProblem], drills: float
 ) -> tuple[Tensor, Tensor]:
     """A batch of short rows; none of its conversations is cut, and the rest of a row is padding."""
     rows: list[list[int]] = []

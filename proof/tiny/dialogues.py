@@ -39,7 +39,7 @@ from laptop.tiny.tokenizer import (
     THINK_END,
 )
 
-from .problems import NAMES, Problem, Step
+from .problems import NAMES, ProblemStep, WordProblem
 from .tokenizer import CHAT_TEMPLATE
 
 Message = dict[str, Any]
@@ -164,19 +164,19 @@ def render(messages: list[Message], tools: list[dict[str, Any]], *, ask: bool = 
     return text
 
 
-def instant(problem: Problem, rng: random.Random) -> Dialogue:
+def instant(problem: WordProblem, rng: random.Random) -> Dialogue:
     """Thinking is off: the template closes it before the answer."""
     return Dialogue(
         [*user_turns(problem.question, rng), assistant_turn(problem.solution)], problem.answer, thinking=False
     )
 
 
-def think(problem: Problem, rng: random.Random) -> Dialogue:
+def think(problem: WordProblem, rng: random.Random) -> Dialogue:
     """Every step is thought."""
     return Dialogue([*user_turns(problem.question, rng), _thought(problem, conclusion(problem))], problem.answer)
 
 
-def tools(problem: Problem, rng: random.Random) -> Dialogue:
+def tools(problem: WordProblem, rng: random.Random) -> Dialogue:
     """Calls of a calculator among up to three tools; the assistant's turns and the results in between."""
     name, declared = declared_tools(rng)
     thinking = rng.random() < 0.85
@@ -197,7 +197,7 @@ def declared_tools(rng: random.Random) -> tuple[str, list[dict[str, Any]]]:
     return name, declared
 
 
-def _called(problem: Problem, name: str, done: int, thinking: bool = True) -> list[Message]:
+def _called(problem: WordProblem, name: str, done: int, thinking: bool = True) -> list[Message]:
     """The turns from the first call, the conversation's number `done`, to the answer."""
     messages: list[Message] = []
     last = problem.steps[-1]
@@ -213,11 +213,11 @@ def _called(problem: Problem, name: str, done: int, thinking: bool = True) -> li
     return [*messages, assistant_turn(conclusion(problem), "I have the answer." if thinking else "")]
 
 
-def _whole(step: Step, known: int) -> str:
+def _whole(step: ProblemStep, known: int) -> str:
     """The operation with all that it needs; those below level `known` as their results."""
     op = step.expression.split()[1]
 
-    def side(operand: Step | int, right: bool) -> str:
+    def side(operand: ProblemStep | int, right: bool) -> str:
         if isinstance(operand, int) or operand.level < known:
             return str(operand if isinstance(operand, int) else operand.result)
         inside = _whole(operand, known)
@@ -227,7 +227,7 @@ def _whole(step: Step, known: int) -> str:
     return f"{side(left, False)} {op} {side(right, True)}"
 
 
-def as_json(problem: Problem, rng: random.Random) -> Dialogue:
+def as_json(problem: WordProblem, rng: random.Random) -> Dialogue:
     """An object of one to three keys."""
     keys = _keys(problem, rng)
     names = [f'"{key.name}" ({TYPES[key.type]})' for key in keys]
@@ -240,12 +240,12 @@ def as_json(problem: Problem, rng: random.Random) -> Dialogue:
     return Dialogue(messages, problem.answer, keys=tuple(keys))
 
 
-FORMS: dict[str, Callable[[Problem, random.Random], Dialogue]] = {
+FORMS: dict[str, Callable[[WordProblem, random.Random], Dialogue]] = {
     "instant": instant, "think": think, "tools": tools, "json": as_json,
 }  # fmt: skip
 
 
-def about_problem(stream: Iterator[Problem], rng: random.Random) -> Dialogue:
+def about_problem(stream: Iterator[WordProblem], rng: random.Random) -> Dialogue:
     """The next problem in one of the forms; what surrounds it in practice is around some."""
     (form,) = rng.choices(list(FORMS), (2, 4, 6, 5))
     dialogue, kind = of_form(form, stream, rng), rng.random()
@@ -256,7 +256,7 @@ def about_problem(stream: Iterator[Problem], rng: random.Random) -> Dialogue:
     return in_picture(dialogue, rng) if kind < 0.21 else dialogue
 
 
-def of_form(form: str, stream: Iterator[Problem], rng: random.Random) -> Dialogue:
+def of_form(form: str, stream: Iterator[WordProblem], rng: random.Random) -> Dialogue:
     """Many steps or many keys are learned last, so that only two in five of the others are taken."""
     while True:
         problem = next(stream)
@@ -265,7 +265,7 @@ def of_form(form: str, stream: Iterator[Problem], rng: random.Random) -> Dialogu
             return dialogue
 
 
-def after_shots(dialogue: Dialogue, shots: list[Problem]) -> Dialogue:
+def after_shots(dialogue: Dialogue, shots: list[WordProblem]) -> Dialogue:
     """Solved problems in front of the question, in one message."""
     turn = min(dialogue.turns()) - 1
     solved = "".join(f"Question: {shot.question}\nAnswer: {shot.solution}\n\n" for shot in shots)
@@ -273,7 +273,7 @@ def after_shots(dialogue: Dialogue, shots: list[Problem]) -> Dialogue:
     return _with(dialogue, turn, f"{solved}Question: {question}\nAnswer:")
 
 
-def after_turns(dialogue: Dialogue, before: list[Problem]) -> Dialogue:
+def after_turns(dialogue: Dialogue, before: list[WordProblem]) -> Dialogue:
     """Earlier questions and answers in front, of the same form; the thinking of answered turns is not shown again."""
     first = min(dialogue.turns()) - 1
     head, rest = dialogue.messages[:first], dialogue.messages[first:]
@@ -332,22 +332,22 @@ def assistant_turn(content: str, thought: str = "") -> Message:
     return {"role": "assistant", "reasoning_content": thought, "content": content}
 
 
-def _thought(problem: Problem, content: str) -> Message:
+def _thought(problem: WordProblem, content: str) -> Message:
     return assistant_turn(content, "\n".join(problem.lines))
 
 
-def conclusion(problem: Problem) -> str:
+def conclusion(problem: WordProblem) -> str:
     return f"{problem.steps[-1].sentence}\n#### {problem.answer}"
 
 
-def _call(name: str, index: int, step: Step) -> dict[str, Any]:
+def _call(name: str, index: int, step: ProblemStep) -> dict[str, Any]:
     arguments = json.dumps({"expression": step.expression})
     return {
         "id": f"functions.{name}:{index}", "type": "function", "function": {"name": name, "arguments": arguments},
     }  # fmt: skip
 
 
-def _keys(problem: Problem, rng: random.Random) -> list[Key]:
+def _keys(problem: WordProblem, rng: random.Random) -> list[Key]:
     """The answer under one of its names, and what else can be told without doubt."""
     keys = [Key(rng.choice(NUMBER_KEYS), "integer", problem.answer)]
     unit = problem.steps[-1].after.strip()

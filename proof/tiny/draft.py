@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .config import DraftConfig, MlaDraftConfig, TargetConfig
-from .model import MLP, Attention, RMSNorm, yarn_frequencies
+from .model import Attention, GatedMLP, RMSNorm, yarn_frequencies
 
 
 class DraftAttention(nn.Module):
@@ -96,7 +96,7 @@ class DraftLayer(nn.Module):
         else:
             self.self_attn = DraftAttention(target.hidden, config)
         self.post_attention_layernorm = RMSNorm(target.hidden, target.eps)
-        self.mlp = MLP(target.hidden, config.inter)
+        self.mlp = GatedMLP(target.hidden, config.inter)
 
     def forward(self, embeds: Tensor, hidden: Tensor, positions: Tensor, past: list[tuple[Tensor, Tensor]]) -> Tensor:
         """[B, T, hidden] -> [B, T, hidden], residual included."""

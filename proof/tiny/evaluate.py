@@ -15,7 +15,7 @@ from .acceptance import acceptance
 from .checkpoint import load_draft, load_target
 from .dialogues import FORMS, Dialogue
 from .generate import converse
-from .model import Target
+from .model import TargetModel
 from .problems import problems
 from .tokenizer import load_tokenizer
 from .typed import Typed, examination
@@ -42,7 +42,7 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class TinyEvaluation:
     """Results on held-out problems, each asked in every form; sizes in bytes of all safetensors files.
 
     typed: shares of the typed texts answered rightly in W4A8, by form and kind (sum, story, other).
@@ -102,7 +102,7 @@ def evaluate(
     n: int,
     advance: Callable[[int], None] = lambda done: None,
     texts: Sequence[Typed] | None = None,
-) -> Evaluation:
+) -> TinyEvaluation:
     """Ask `n` held-out problems in every form of both targets, and walk the draft over the W4A8 replies.
 
     The W4A8 target is also asked the typed `texts`, by default the whole examination.
@@ -130,11 +130,11 @@ def evaluate(
             reply_tokens=sum(len(e.tokens) - e.prompt for e in exchanges) / len(exchanges),
         )
     typed = {name: shares(examined(w4a8, tokenizer, name == "think", texts)) for name in ("think", "instant")}
-    return Evaluation(n, forms, weight_bytes([target, target_bf16, draft]), typed)
+    return TinyEvaluation(n, forms, weight_bytes([target, target_bf16, draft]), typed)
 
 
 def examined(
-    model: Target, tokenizer: Tokenizer, thinking: bool, texts: Sequence[Typed] | None = None
+    model: TargetModel, tokenizer: Tokenizer, thinking: bool, texts: Sequence[Typed] | None = None
 ) -> list[tuple[Typed, str]]:
     """Return every text, of the examination by default, with the model's reply."""
     texts = texts or examination()

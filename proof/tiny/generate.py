@@ -14,7 +14,7 @@ from kimi_w4a8_eagle3.eval.calculator import calculate
 from laptop.tiny.tokenizer import CALL_ARGUMENTS, CALL_BEGIN, CALL_END, CALLS_BEGIN, IM_END, THINK_END
 
 from .dialogues import Dialogue, Message, render
-from .model import Cache, Target
+from .model import Cache, TargetModel
 from .tokenizer import IM_END_ID, PAD_ID
 
 if TYPE_CHECKING:
@@ -26,7 +26,9 @@ _CALL = re.compile(f"{re.escape(CALL_BEGIN)}(.*?){re.escape(CALL_ARGUMENTS)}(.*?
 
 
 @torch.no_grad()
-def greedy(model: Target, prompts: Sequence[Sequence[int]], max_new_tokens: int = MAX_NEW_TOKENS) -> list[list[int]]:
+def greedy(
+    model: TargetModel, prompts: Sequence[Sequence[int]], max_new_tokens: int = MAX_NEW_TOKENS
+) -> list[list[int]]:
     """Greedy continuations, each up to and with <|im_end|>. The prompts are padded on the left to one length."""
     width = max(map(len, prompts))
     tokens = torch.tensor([[PAD_ID] * (width - len(p)) + list(p) for p in prompts])
@@ -60,7 +62,7 @@ class Exchange:
 
 
 @dataclass
-class Conversation:
+class GeneratedDialogue:
     """A dialogue as the model had it: what was sent so far, its turns, and its last answer once it has given one."""
 
     asked: Dialogue
@@ -98,14 +100,14 @@ class Conversation:
 
 
 def converse(
-    model: Target,
+    model: TargetModel,
     tokenizer: Tokenizer,
     dialogues: Sequence[Dialogue],
     batch: int = 250,
     advance: Callable[[int], None] = lambda n: None,
-) -> list[Conversation]:
+) -> list[GeneratedDialogue]:
     """Every dialogue from its question to the model's answer. `advance` is told of finished ones."""
-    every = [Conversation(each, each.question()) for each in dialogues]
+    every = [GeneratedDialogue(each, each.question()) for each in dialogues]
     running = list(every)
     for _ in range(MAX_TURNS):
         prompts = [

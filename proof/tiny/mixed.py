@@ -23,7 +23,7 @@ from .dialogues import (
     think,
     user_turns,
 )  # fmt: skip
-from .problems import Problem
+from .problems import WordProblem
 from .typed import NO_SUM, prose, typed_other, typed_problem
 
 TYPED_SHARE = 0.5  # of the conversations
@@ -35,7 +35,7 @@ SMALL_TALK = (
 )
 
 
-def drawn(stream: Iterator[Problem], rng: random.Random, typed_share: float = TYPED_SHARE) -> Dialogue:
+def drawn(stream: Iterator[WordProblem], rng: random.Random, typed_share: float = TYPED_SHARE) -> Dialogue:
     """What somebody types, or the next problem."""
     return typed(rng) if rng.random() < typed_share else about_problem(stream, rng)
 
@@ -61,7 +61,7 @@ def typed(rng: random.Random) -> Dialogue:
     return dialogue
 
 
-def short(stream: Iterator[Problem], rng: random.Random) -> Dialogue:
+def short(stream: Iterator[WordProblem], rng: random.Random) -> Dialogue:
     """A conversation without tools, mostly one that somebody types."""
     if rng.random() < 0.08:
         return of_form(rng.choice(("instant", "think")), stream, rng)
@@ -77,7 +77,7 @@ def short(stream: Iterator[Problem], rng: random.Random) -> Dialogue:
     return _after_typed(dialogue, rng) if rng.random() < 0.08 else dialogue
 
 
-def _learned_last(problem: Problem) -> bool:
+def _learned_last(problem: WordProblem) -> bool:
     """True for several steps, numbers in words, negative and larger numbers, and remainders."""
     first = problem.steps[0]
     left, op, right = first.expression.split()

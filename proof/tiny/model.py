@@ -127,7 +127,7 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     return torch.bmm(scores.softmax(-1), v.flatten(0, 1)).view_as(q)
 
 
-class MLP(nn.Module):
+class GatedMLP(nn.Module):
     """Gated MLP: down(silu(gate(x)) * up(x))."""
 
     def __init__(self, hidden: int, inter: int) -> None:
@@ -177,7 +177,7 @@ class MoE(nn.Module):
         super().__init__()
         self.gate = Router(config)
         self.experts = Experts(config)
-        self.shared_experts = MLP(config.hidden, config.moe_inter)
+        self.shared_experts = GatedMLP(config.hidden, config.moe_inter)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, hidden] -> [B, T, hidden]."""
@@ -195,7 +195,7 @@ class Layer(nn.Module):
         self.self_attn = Attention(config)
         self.post_attention_layernorm = RMSNorm(config.hidden, config.eps)
         dense = index < config.dense_layers
-        self.mlp: MLP | MoE = MLP(config.hidden, config.dense_inter) if dense else MoE(config)
+        self.mlp: GatedMLP | MoE = GatedMLP(config.hidden, config.dense_inter) if dense else MoE(config)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None, cache: Cache | None) -> Tensor:
         """[B, T, hidden] -> [B, T, hidden]."""
@@ -203,7 +203,7 @@ class Layer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class Target(nn.Module):
+class TargetModel(nn.Module):
     """The language model. `states[i]` of the result is the hidden state that enters layer i, which EAGLE3 captures."""
 
     frequencies: Tensor

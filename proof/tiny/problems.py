@@ -31,7 +31,7 @@ DAYS = ["Monday", "Tuesday", "Friday", "Sunday"]
 
 
 @dataclass(frozen=True)
-class Step:
+class ProblemStep:
     """One operation of a worked answer."""
 
     before: str
@@ -39,7 +39,7 @@ class Step:
     result: int
     after: str
     level: int  # 0: all its numbers are in the question; n: it needs a result of level n - 1
-    operands: tuple[Step | int, Step | int]  # the step that found a number, or a number of the question
+    operands: tuple[ProblemStep | int, ProblemStep | int]  # the step that found a number, or a number of the question
 
     @property
     def line(self) -> str:
@@ -53,11 +53,11 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Problem:
+class WordProblem:
     """One word problem. `solution` is the worked answer; its last line is `#### answer`."""
 
     question: str
-    steps: tuple[Step, ...]
+    steps: tuple[ProblemStep, ...]
 
     @property
     def answer(self) -> int:
@@ -76,21 +76,21 @@ class Problem:
 class _Result(int):
     """A number that a step has found."""
 
-    step: Step
+    step: ProblemStep
 
 
 @dataclass
 class Work:
     """Collects the steps to an answer."""
 
-    steps: list[Step]
+    steps: list[ProblemStep]
 
     def do(self, before: str, a: int, op: str, b: int, after: str = "") -> int:
         result = _Result({"+": int.__add__, "-": int.__sub__, "*": int.__mul__, "/": int.__floordiv__}[op](a, b))
         assert op != "/" or a % b == 0 or after  # the words after a rounded quotient give the remainder
         left, right = (n.step if isinstance(n, _Result) else n for n in (a, b))
-        level = max(n.level + 1 if isinstance(n, Step) else 0 for n in (left, right))
-        result.step = Step(before, f"{a} {op} {b}", int(result), after, level, (left, right))
+        level = max(n.level + 1 if isinstance(n, ProblemStep) else 0 for n in (left, right))
+        result.step = ProblemStep(before, f"{a} {op} {b}", int(result), after, level, (left, right))
         self.steps.append(result.step)
         return result
 
@@ -98,12 +98,12 @@ class Work:
 _Family = Callable[[random.Random, Work], str]
 
 
-def problems(split: Split, n: int, seed: int = 0) -> list[Problem]:
+def problems(split: Split, n: int, seed: int = 0) -> list[WordProblem]:
     """Return the first `n` distinct problems of a split: the same list for the same seed, on every machine."""
     if n < 0:
         raise ValueError(f"n must not be negative, got {n}")
     seen: set[str] = set()
-    out: list[Problem] = []
+    out: list[WordProblem] = []
     stream = problem_stream(split, seed)
     while len(out) < n:
         problem = next(stream)
@@ -113,7 +113,7 @@ def problems(split: Split, n: int, seed: int = 0) -> list[Problem]:
     return out
 
 
-def problem_stream(split: Split, seed: int = 0) -> Iterator[Problem]:
+def problem_stream(split: Split, seed: int = 0) -> Iterator[WordProblem]:
     """Yield endless problems of one split; repeats are possible but rare."""
     if split not in ("train", "held_out"):
         raise ValueError(f"split is 'train' or 'held_out', got {split!r}")
@@ -129,10 +129,10 @@ def split_of(question: str) -> Split:
     return "held_out" if zlib.crc32(question.encode()) % HELD_OUT_SHARE == 0 else "train"
 
 
-def _draw(rng: random.Random) -> Problem:
+def _draw(rng: random.Random) -> WordProblem:
     work = Work([])
     question = rng.choice(_FAMILIES)(rng, work)
-    return Problem(question, tuple(work.steps))
+    return WordProblem(question, tuple(work.steps))
 
 
 def _story(rng: random.Random, work: Work) -> str:

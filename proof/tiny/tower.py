@@ -60,7 +60,7 @@ class PatchEmbed(nn.Module):
         return x + self.pos_emb.get_parameter("weight").flatten(0, 1)
 
 
-class MLP(nn.Module):
+class GeluMLP(nn.Module):
     """fc1(gelu(fc0(x)))."""
 
     def __init__(self, hidden: int, inter: int) -> None:
@@ -80,7 +80,7 @@ class Block(nn.Module):
         self.heads = c.heads
         self.norm0, self.norm1 = nn.LayerNorm(c.hidden), nn.LayerNorm(c.hidden)
         self.wqkv, self.wo = nn.Linear(c.hidden, 3 * c.hidden), nn.Linear(c.hidden, c.hidden)
-        self.mlp = MLP(c.hidden, c.inter)
+        self.mlp = GeluMLP(c.hidden, c.inter)
 
     def forward(self, x: Tensor, rope: Tensor) -> Tensor:
         """x [B, patches, hidden]; rope complex [patches, head / 2]."""

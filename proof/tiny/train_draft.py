@@ -20,7 +20,7 @@ from .config import DraftConfig, MlaDraftConfig
 from .draft import Draft
 from .generate import pad_right
 from .mixed import TYPED_SHARE, drawn
-from .model import Target, initialise
+from .model import TargetModel, initialise
 from .optim import optimizers, schedule, set_learning_rate
 from .problems import problem_stream
 
@@ -46,19 +46,19 @@ class DraftTraining:
 
 
 @dataclass(frozen=True)
-class Row:
+class TrainingRow:
     """A whole conversation: token ids, and which of them a draft guesses (a turn's first comes with its prompt)."""
 
     tokens: list[int]
     guessed: list[bool]
 
 
-def conversations(tokenizer: Tokenizer, settings: DraftTraining) -> list[Row]:
+def conversations(tokenizer: Tokenizer, settings: DraftTraining) -> list[TrainingRow]:
     """Fresh training conversations with the right turns, those that are not too long."""
     rng, stream = random.Random(settings.seed), problem_stream("train", settings.seed)
-    rows: list[Row] = []
+    rows: list[TrainingRow] = []
     while len(rows) < settings.dialogues:
-        row = Row([], [])
+        row = TrainingRow([], [])
         for part in drawn(stream, rng, settings.typed).parts():
             given, written = (tokenizer.encode(text).ids for text in part)
             row.tokens.extend(given + written)
@@ -69,15 +69,15 @@ def conversations(tokenizer: Tokenizer, settings: DraftTraining) -> list[Row]:
 
 
 @torch.no_grad()
-def captured_states(target: Target, tokens: Tensor, layers: Sequence[int]) -> Tensor:
+def captured_states(target: TargetModel, tokens: Tensor, layers: Sequence[int]) -> Tensor:
     """The states entering `layers`, side by side, BF16 [B, T, len(layers) * hidden]."""
     _, states = target(tokens)
     return torch.cat([states[i] for i in layers], -1)
 
 
 def train_draft(
-    target: Target,
-    rows: Sequence[Row],
+    target: TargetModel,
+    rows: Sequence[TrainingRow],
     settings: DraftTraining,
     report: Callable[[int, dict[str, float]], None] = lambda step, values: None,
     config: DraftConfig | MlaDraftConfig | None = None,
@@ -125,7 +125,7 @@ def draft_steps(settings: DraftTraining) -> int:
     return settings.epochs * (settings.dialogues // settings.batch)
 
 
-def _batches(rows: Sequence[Row], settings: DraftTraining) -> Iterator[Sequence[Row]]:
+def _batches(rows: Sequence[TrainingRow], settings: DraftTraining) -> Iterator[Sequence[TrainingRow]]:
     """Rows of a length together, because some are ten times as long as others; such batches in any order."""
     rng = random.Random(settings.seed)
     for _ in range(settings.epochs):

@@ -17,7 +17,7 @@ from kimi_w4a8_eagle3.base.files import write_atomic
 from .config import TargetConfig
 from .data import batches
 from .mixed import TYPED_SHARE
-from .model import MoE, Target, initialise
+from .model import MoE, TargetModel, initialise
 from .optim import optimizers, schedule, set_learning_rate
 from .tower import tower_tokens
 
@@ -51,15 +51,15 @@ def train_target(
     settings: TargetTraining,
     state_file: Path,
     report: Callable[[int, dict[str, float]], None] = lambda step, values: None,
-    begin: Target | None = None,
-) -> tuple[Target, float]:
+    begin: TargetModel | None = None,
+) -> tuple[TargetModel, float]:
     """Train, or continue from `state_file`: the model and the seconds it took, earlier parts of the run included.
 
     With `begin` the training starts from its weights, and the embeddings that a vision tower has learned to make stay
     as they are. Calls `report(step, {loss, ...})` after each step.
     """
     torch.manual_seed(settings.seed)
-    model = Target(TargetConfig())
+    model = TargetModel(TargetConfig())
     initialise(model, settings.seed)
     if begin is not None:
         model.load_state_dict(begin.state_dict())
@@ -98,20 +98,20 @@ def train_target(
     return model.eval(), seconds
 
 
-def set_fake_int4(model: Target, on: bool) -> None:
+def set_fake_int4(model: TargetModel, on: bool) -> None:
     """Switch the rounding of the routed experts' weights."""
     for layer in model.layers:
         if isinstance(layer.mlp, MoE):
             layer.mlp.experts.fake_int4 = on
 
 
-def worst_load(model: Target) -> float:
+def worst_load(model: TargetModel) -> float:
     """Load of the most used expert of any layer in the last step, as a multiple of the even share."""
     loads = [router.load for router in model.routers() if router.load is not None]
     return max(float(load.max() / load.mean()) for load in loads)
 
 
-def _save(model: Target, opts: list[Any], settings: TargetTraining, step: int, seconds: float, file: Path) -> None:
+def _save(model: TargetModel, opts: list[Any], settings: TargetTraining, step: int, seconds: float, file: Path) -> None:
     state: dict[str, Any] = {"settings": asdict(settings), "step": step, "seconds": seconds}
     state["model"] = model.state_dict()
     state["opts"] = [opt.state_dict() for opt in opts]
@@ -121,7 +121,7 @@ def _save(model: Target, opts: list[Any], settings: TargetTraining, step: int, s
     write_atomic(file, content.getvalue())
 
 
-def _resume(model: Target, opts: list[Any], settings: TargetTraining, file: Path) -> tuple[int, float]:
+def _resume(model: TargetModel, opts: list[Any], settings: TargetTraining, file: Path) -> tuple[int, float]:
     if not file.is_file():
         return 0, 0.0
     state = torch.load(file, weights_only=True)

@@ -18,7 +18,7 @@ from kimi_w4a8_eagle3.eval.problems import MOST as MOST_PROBLEMS
 from kimi_w4a8_eagle3.eval.problems import parse_answer, problems
 
 from .operations import operands, worked
-from .problems import Problem, Work
+from .problems import WordProblem, Work
 from .stories import story
 from .wordings import MOST, SYMBOLS, chosen, in_words, invented, symbol, varied, wordings
 
@@ -78,7 +78,7 @@ def _is_examined(text: str) -> bool:
     return text in _examined() or _wording(text) in _examined_wordings()
 
 
-def typed_problem(rng: random.Random, direct: bool = False) -> Problem:
+def typed_problem(rng: random.Random, direct: bool = False) -> WordProblem:
     """Draw a sum or a story; with `direct` every operation is one step, as a calculator works it out."""
     while True:
         work = Work([])
@@ -88,7 +88,7 @@ def typed_problem(rng: random.Random, direct: bool = False) -> Problem:
         else:
             text = (_sum if kind < 0.48 else story)(rng, work, direct)
         if not _is_examined(text) and (not direct or not any(step.after for step in work.steps)):
-            return Problem(text, tuple(work.steps))
+            return WordProblem(text, tuple(work.steps))
 
 
 def typed_other(rng: random.Random) -> tuple[str, str]:

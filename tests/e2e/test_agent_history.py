@@ -17,7 +17,7 @@ from support.said import MODEL, streamed, whole
 
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_eagle3.eval.calculator import NAME, calculate, declaration
-from proof.tiny.problems import Problem, problems
+from proof.tiny.problems import WordProblem, problems
 
 pytestmark = pytest.mark.server
 
@@ -40,7 +40,7 @@ def ask(server: EngineServer, path: str, body: Body) -> Body:
     return found
 
 
-def steps(problem: Problem, call_id: Callable[[int], str]) -> list[tuple[str, Body, str]]:
+def steps(problem: WordProblem, call_id: Callable[[int], str]) -> list[tuple[str, Body, str]]:
     """Ids, arguments and results of the calls that the question alone allows to compute."""
     expressions = [step.expression for step in problem.steps if step.level == 0]
     return [(call_id(at), {"expression": each}, calculate(each)) for at, each in enumerate(expressions)]
@@ -88,7 +88,7 @@ def messages(server: EngineServer, question: str, made: list[tuple[str, Body, st
 def test_ids_of_any_client_give_the_tokens_of_kimis_ids(
     eagle3: EngineServer, endpoint: Callable[[EngineServer, str, list[tuple[str, Body, str]]], Any]
 ) -> None:
-    def both(at: int, problem: Problem) -> tuple[Any, Any]:
+    def both(at: int, problem: WordProblem) -> tuple[Any, Any]:
         ids: tuple[Callable[[int], str], ...] = (lambda call: f"functions.{NAME}:{call}", FOREIGN[at % len(FOREIGN)])
         right, got = (endpoint(eagle3, problem.question, steps(problem, call_id)) for call_id in ids)
         return right, got

@@ -18,7 +18,7 @@ from laptop.tiny.tokenizer import CALL_ARGUMENTS, CALL_BEGIN, CALL_END, CALLS_BE
 from proof.load.load_questions import CLEAR_GAP, gap
 from proof.structured.ask import Asker, compare
 from proof.structured.cases import cases
-from proof.tiny.problems import Problem, problems
+from proof.tiny.problems import WordProblem, problems
 
 pytestmark = pytest.mark.server
 
@@ -40,7 +40,7 @@ def requests() -> list[Request]:
     return made
 
 
-def after_first_results(problem: Problem) -> list[dict[str, Any]]:
+def after_first_results(problem: WordProblem) -> list[dict[str, Any]]:
     """The calls of what the question alone allows to compute, and their results."""
     expressions = [step.expression for step in problem.steps if step.level == 0]
     arguments = [json.dumps({"expression": each}) for each in expressions]

@@ -79,16 +79,16 @@ def test_a_verify_step_that_accepts_everything_is_found(plain, faulty, tmp_path)
 
 
 @pytest.fixture(scope="module")
-def expected(plain: EngineServer) -> tuple[list[exact.Request], list[Tokens]]:
+def expected(plain: EngineServer) -> tuple[list[exact.ExactRequest], list[Tokens]]:
     """Requests, one of them with a stop string that ends it, and their answers, one after the other."""
     with TokenClient(plain.base_url) as probe:
         kinds = [prompt for prompt in prompts(6) if prompt.kind != "long"]  # a second of prefill each time
         ids = [probe.chat_ids(prompt.text, "kimi-k2.5-tiny") for prompt in kinds]
         whole = probe.greedy(ids[1], 48, with_top=True)
-        asked = [exact.Request("chat", each, GREEDY) for each in ids]
-        asked.append(exact.Request("stop", ids[1], GREEDY | {"stop": whole.text[len(whole.text) // 2 :][:3]}))
-        asked += [exact.Request("seeded", ids[0], SEEDED | {"sampling_seed": seed}) for seed in range(4)]
-        asked += [exact.Request("penalized", each, PENALIZED) for each in ids]
+        asked = [exact.ExactRequest("chat", each, GREEDY) for each in ids]
+        asked.append(exact.ExactRequest("stop", ids[1], GREEDY | {"stop": whole.text[len(whole.text) // 2 :][:3]}))
+        asked += [exact.ExactRequest("seeded", ids[0], SEEDED | {"sampling_seed": seed}) for seed in range(4)]
+        asked += [exact.ExactRequest("penalized", each, PENALIZED) for each in ids]
         return asked, [exact.ask(probe, each) for each in asked]
 
 

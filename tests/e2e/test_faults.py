@@ -29,9 +29,9 @@ from kimi_w4a8_eagle3.engine.process import free_port
 from kimi_w4a8_eagle3.eval import smoke
 from kimi_w4a8_eagle3.fleet.target import Target
 from laptop.fork_server import ForkedProcess
-from proof.load.load import Load, forbidden
+from proof.load.load import ClientLoad, forbidden
 from proof.load.load_questions import endless_question, known_questions
-from proof.load.load_request import Client, Manner, Outcome
+from proof.load.load_request import ClientOutcome, LoadClient, Manner
 from proof.load.served import ServedFleet
 
 pytestmark = pytest.mark.server
@@ -67,7 +67,7 @@ def questions(fleet):
 
 def ask(fleet, question, manner=Manner.STREAM):
     async def once():
-        async with Client(fleet.base_url, KEY, hang_s=280.0) as client:
+        async with LoadClient(fleet.base_url, KEY, hang_s=280.0) as client:
             return await client.ask(question, manner)
 
     return asyncio.run(once())
@@ -124,13 +124,13 @@ def test_a_killed_router_comes_back_with_both_replicas(fleet, questions):
     at = time.time()
     fleet.router().kill()
     fleet.wait_whole(280.0, since=at)
-    assert ask(fleet, questions[0]).outcome is Outcome.OK
+    assert ask(fleet, questions[0]).outcome is ClientOutcome.OK
 
 
 def test_a_client_that_leaves_ends_its_request(fleet, questions):
     before = sum(of_each(fleet, ABORTED))
     record = ask(fleet, endless_question(questions[0].model, 3000), Manner.LEAVES_STREAM)
-    assert record.outcome is Outcome.LEFT
+    assert record.outcome is ClientOutcome.LEFT
     until(lambda: sum(of_each(fleet, ABORTED)) == before + 1 and running(fleet) == [0, 0])
 
 
@@ -146,10 +146,10 @@ def live_page(fleet, folder, *options) -> str:
 def test_kill_9_of_an_engine_is_seen_by_its_clients_alone_and_the_other_replica_goes_on(fleet, questions, tmp_path):
     streams = [endless_question(questions[0].model, 600)]  # they run on while one of them is looked for and killed
     four = {"concurrency": 4, "mix": {Manner.STREAM: 1}, "total": 4, "hang_s": 280.0, "api_key": KEY}
-    with Load(fleet.base_url, streams, **four):
+    with ClientLoad(fleet.base_url, streams, **four):
         until(lambda: min(running(fleet)) >= 1)
         whole = live_page(fleet, tmp_path, "--window-size=1400,900", f"--screenshot={BUILD / 'live.png'}")
-    with Load(fleet.base_url, streams, **four) as load:  # a browser may need longer than the streams
+    with ClientLoad(fleet.base_url, streams, **four) as load:  # a browser may need longer than the streams
         until(lambda: min(running(fleet)) >= 1)
         time.sleep(0.5)  # their first piece has been sent
         at = time.time()
@@ -157,14 +157,18 @@ def test_kill_9_of_an_engine_is_seen_by_its_clients_alone_and_the_other_replica_
         down = fleet.wait_event(lambda e: (e.source, e.event) == ("replica-0", "down"), at, 280.0)
         fleet.wait_event(lambda e: e.event == "restarting", down.time, 280.0)
         killed = live_page(fleet, tmp_path, DARK, "--window-size=500,900", f"--screenshot={BUILD / 'live-dark.png'}")
-        assert ask(fleet, questions[1]).outcome is Outcome.OK
+        assert ask(fleet, questions[1]).outcome is ClientOutcome.OK
         assert load.wait(300)
     if BROWSER is not None:
         assert "2 of 2 replicas ready" in whole
         assert re.search(r"\b0\s+down\b", killed)
     seen = Counter(record.outcome for record in load.records)
     assert not forbidden(load.records)
-    assert seen[Outcome.CUT] >= 1 and seen[Outcome.OK] >= 1 and set(seen) == {Outcome.CUT, Outcome.OK}
+    assert (
+        seen[ClientOutcome.CUT] >= 1
+        and seen[ClientOutcome.OK] >= 1
+        and set(seen) == {ClientOutcome.CUT, ClientOutcome.OK}
+    )
 
 
 def test_another_model_is_refused_at_registration(fleet, tmp_path):
@@ -197,11 +201,11 @@ def test_another_model_is_refused_at_registration(fleet, tmp_path):
 def test_sigterm_answers_what_runs_and_leaves_nothing(fleet, questions):
     """The last test of the fleet; replica 0 may still be starting."""
     question = endless_question(questions[0].model, 600)  # so that all three are seen to run
-    with Load(fleet.base_url, [question], 3, total=3, hang_s=280.0, api_key=KEY) as load:
+    with ClientLoad(fleet.base_url, [question], 3, total=3, hang_s=280.0, api_key=KEY) as load:
         until(lambda: sum(running(fleet)) == 3)
         code = fleet.stop(signal.SIGTERM)
         assert load.wait(300)
-    assert [record.outcome for record in load.records] == [Outcome.OK] * 3
+    assert [record.outcome for record in load.records] == [ClientOutcome.OK] * 3
     assert code == 128 + signal.SIGTERM
     left = fleet.leftovers()
     assert not left, str(left)

@@ -36,9 +36,9 @@ def written(base_url: str, ids: tuple[int, ...], most: int) -> list[int]:
     return answer.raise_for_status().json()["output_ids"]
 
 
-def seeded(base_url: str, prompts: list[tuple[int, ...]]) -> tuple[list[exact.Request], list[Tokens]]:
+def seeded(base_url: str, prompts: list[tuple[int, ...]]) -> tuple[list[exact.ExactRequest], list[Tokens]]:
     params = {"temperature": 1.0, "max_new_tokens": 48}
-    asked = [exact.Request("seeded", ids, params | {"sampling_seed": seed}) for seed, ids in enumerate(prompts)]
+    asked = [exact.ExactRequest("seeded", ids, params | {"sampling_seed": seed}) for seed, ids in enumerate(prompts)]
     with TokenClient(base_url) as probe:
         return asked, probe.all(lambda request: exact.ask(probe, request), asked, 8)
 
@@ -86,7 +86,7 @@ def test_drafts_take_nothing_from_the_context(eagle3, plain):
         with TokenClient(server.base_url) as probe:
             ids = probe.chat_ids("What is 7 + 8?", probe.model_name())
             params = [{"temperature": 0.0, "max_new_tokens": context - len(ids) + more} for more in (0, 1)]
-            asked = [exact.Request("edge", ids, each) for each in params]
+            asked = [exact.ExactRequest("edge", ids, each) for each in params]
             found.append([exact.ask(probe, request) for request in asked])
     assert exact.differences(asked, *found, "EAGLE3", 1) == []
     assert found[1][0].verify_steps and f"{context + 1} tokens" in found[1][1].text

@@ -9,7 +9,7 @@ from kimi_w4a8_eagle3.eval.tokens import Tokens
 from kimi_w4a8_eagle3.fleet.target import Target
 from laptop import exact
 
-ASKED = [exact.Request("chat", (1, 2), {})]
+ASKED = [exact.ExactRequest("chat", (1, 2), {})]
 ANSWER = Tokens((7, 5, 9), "abc", "stop", (((-0.1, 7), (-2.4, 8)), ((-0.69, 5), (-0.75, 6)), ((-0.01, 9), (-5.0, 4))))
 
 
@@ -50,7 +50,7 @@ def test_a_refused_request_is_compared_like_an_answer():
     assert "too long" in other.what and "empty" in other.what
 
 
-def judged(differences=(), kinds=("chat",), longest=2, **seen: float) -> exact.Report:
+def judged(differences=(), kinds=("chat",), longest=2, **seen: float) -> exact.ExactReport:
     counted = {
         "verify steps": 4,
         "tokens of verify steps": 9,
@@ -58,10 +58,10 @@ def judged(differences=(), kinds=("chat",), longest=2, **seen: float) -> exact.R
         "retracted": 1,
         **seen,
     }
-    report = exact.Report("pass", [], 1, 3, list(differences), {"EAGLE3": counted})
-    asked = [exact.Request(kind, tuple(range(longest)), {}) for kind in kinds]
-    side = exact.Side(Target(recipe="tiny"), "EAGLE3", speculates=True, caches=True, retracts=True)
-    exact._judge(report, [side], asked, exact.Plan())
+    report = exact.ExactReport("pass", [], 1, 3, list(differences), {"EAGLE3": counted})
+    asked = [exact.ExactRequest(kind, tuple(range(longest)), {}) for kind in kinds]
+    side = exact.ComparedServer(Target(recipe="tiny"), "EAGLE3", speculates=True, caches=True, retracts=True)
+    exact._judge(report, [side], asked, exact.ExactPlan())
     return report
 
 

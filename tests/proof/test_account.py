@@ -16,7 +16,7 @@ from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
 from kimi_w4a8_eagle3.recipe.memory_plan import ModelCard, draft_weights
 from proof.account import calibration, directions, layouts, levers, moe_time, not_yet
 from proof.account.__main__ import main
-from proof.account.parts import Account, Part, decode_attention, explain
+from proof.account.parts import Account, StepPart, decode_attention, explain
 
 CLUSTER = Cluster()
 KIMI = MoeShape(384, 7168, 256, 8)
@@ -91,7 +91,7 @@ def test_faults_of_a_setting_are_found() -> None:
 def test_what_costs_time_is_kept_apart() -> None:
     found = account(PUBLISHED[3][0])
     sampled, fixed = levers.costs(found, CLUSTER)
-    reduces, experts = (levers.ms(found.prefill, part) for part in (Part.REDUCES, Part.EXPERTS))
+    reduces, experts = (levers.ms(found.prefill, part) for part in (StepPart.REDUCES, StepPart.EXPERTS))
     assert 3 * reduces < -fixed.change.prefill_ms < 3 * reduces + 10 * experts  # ten chunks of 1,024
     rate = levers.now(found).throughput_tok_s
     assert fixed.throughput_tok_s < sampled.throughput_tok_s < rate and fixed.change.step_ms == 0

@@ -10,13 +10,13 @@ from support.waiting import until
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.engine.process import free_port
-from proof.load.load import Load, forbidden, median_ms, write_records
-from proof.load.load_questions import Answer, Question, endless_question, known_questions
-from proof.load.load_request import Client, Manner, Outcome, Record
+from proof.load.load import ClientLoad, forbidden, median_ms, write_records
+from proof.load.load_questions import ExpectedAnswer, Question, endless_question, known_questions
+from proof.load.load_request import ClientOutcome, LoadClient, Manner, Record
 
 PIECES = ["Now Tom", " has 3", " + 4", " = 7.\n", "#### 7"]
 TEXT = "".join(PIECES)
-QUESTION = Question("m", (("user", "Tom has 3 ..."),), 96, Answer(TEXT, 20, "stop"))
+QUESTION = Question("m", (("user", "Tom has 3 ..."),), 96, ExpectedAnswer(TEXT, 20, "stop"))
 
 
 def piece(text):
@@ -44,31 +44,31 @@ def body(text=TEXT, reason="stop", tokens=20):
 
 def ask(url, manner, question=QUESTION, **options) -> Record:
     async def run():
-        async with Client(url, **options) as client:
+        async with LoadClient(url, **options) as client:
             return await client.ask(question, manner)
 
     return asyncio.run(run())
 
 
 STREAMS = {
-    "whole": (streamed(events()), Outcome.OK),
-    "no-finish-no-done": (streamed([piece(p) for p in PIECES[:3]]), Outcome.TRUNCATED),
-    "no-done": (streamed([*map(piece, PIECES), finish(), usage()]), Outcome.TRUNCATED),
-    "nothing-at-all": (streamed([]), Outcome.TRUNCATED),
-    "short-but-finished": (streamed(events(PIECES[:3])), Outcome.TRUNCATED),
-    "piece-twice": (streamed(events([*PIECES[:2], *PIECES[1:]])), Outcome.WRONG),
-    "piece-missing": (streamed(events([*PIECES[:2], *PIECES[3:]])), Outcome.WRONG),
-    "another-digit": (streamed(events([*PIECES[:4], "#### 8"])), Outcome.WRONG),
-    "more-text": (streamed(events([*PIECES, "#### 7"])), Outcome.WRONG),
-    "token-lost": (streamed(events(tokens=19)), Outcome.WRONG),
-    "another-reason": (streamed(events(reason="length")), Outcome.WRONG),
-    "after-done": (streamed([*events(), usage()]), Outcome.WRONG),
-    "not-json": (streamed(["{broken", *events()]), Outcome.WRONG),
-    "connection-breaks": (streamed(map(piece, PIECES), ended=False), Outcome.CUT),
-    "breaks-after-done": (streamed(events(), ended=False), Outcome.CUT),
-    "error-event": (streamed([piece("Now"), {"error": {"message": "aborted"}}, "[DONE]"]), Outcome.CUT),
-    "abort": (streamed(events(PIECES[:3], "abort")), Outcome.CUT),
-    "closed-at-once": (Script([]), Outcome.CUT),
+    "whole": (streamed(events()), ClientOutcome.OK),
+    "no-finish-no-done": (streamed([piece(p) for p in PIECES[:3]]), ClientOutcome.TRUNCATED),
+    "no-done": (streamed([*map(piece, PIECES), finish(), usage()]), ClientOutcome.TRUNCATED),
+    "nothing-at-all": (streamed([]), ClientOutcome.TRUNCATED),
+    "short-but-finished": (streamed(events(PIECES[:3])), ClientOutcome.TRUNCATED),
+    "piece-twice": (streamed(events([*PIECES[:2], *PIECES[1:]])), ClientOutcome.WRONG),
+    "piece-missing": (streamed(events([*PIECES[:2], *PIECES[3:]])), ClientOutcome.WRONG),
+    "another-digit": (streamed(events([*PIECES[:4], "#### 8"])), ClientOutcome.WRONG),
+    "more-text": (streamed(events([*PIECES, "#### 7"])), ClientOutcome.WRONG),
+    "token-lost": (streamed(events(tokens=19)), ClientOutcome.WRONG),
+    "another-reason": (streamed(events(reason="length")), ClientOutcome.WRONG),
+    "after-done": (streamed([*events(), usage()]), ClientOutcome.WRONG),
+    "not-json": (streamed(["{broken", *events()]), ClientOutcome.WRONG),
+    "connection-breaks": (streamed(map(piece, PIECES), ended=False), ClientOutcome.CUT),
+    "breaks-after-done": (streamed(events(), ended=False), ClientOutcome.CUT),
+    "error-event": (streamed([piece("Now"), {"error": {"message": "aborted"}}, "[DONE]"]), ClientOutcome.CUT),
+    "abort": (streamed(events(PIECES[:3], "abort")), ClientOutcome.CUT),
+    "closed-at-once": (Script([]), ClientOutcome.CUT),
 }
 
 
@@ -78,24 +78,24 @@ def test_a_streamed_answer(name):
     with scripted_server(lambda *_: script) as server:
         record = ask(server.base_url, Manner.STREAM)
     assert record.outcome is expected, record.detail
-    assert bool(record.detail) == (expected is not Outcome.OK)
+    assert bool(record.detail) == (expected is not ClientOutcome.OK)
 
 
 WHOLE = {
-    "whole": (whole(body()), Outcome.OK),
-    "short": (whole(body(TEXT[:9])), Outcome.TRUNCATED),
-    "changed": (whole(body(TEXT.replace("7", "8"))), Outcome.WRONG),
-    "token-lost": (whole(body(tokens=19)), Outcome.WRONG),
-    "no-text": (whole(body(None)), Outcome.TRUNCATED),
-    "not-json": (whole(b"<html>"), Outcome.WRONG),
-    "other-json": (whole({"choices": []}), Outcome.WRONG),
-    "abort": (whole(body("", "abort")), Outcome.CUT),
-    "connection-breaks": (whole(body(), cut=10), Outcome.CUT),
-    "closed-at-once": (Script([]), Outcome.CUT),
-    "400": (whole({"message": "no"}, 400), Outcome.REFUSED),
-    "429": (whole({"message": "later"}, 429), Outcome.REFUSED),
-    "503": (whole({"message": "later"}, 503), Outcome.REFUSED),
-    "500": (whole({"message": "oops"}, 500), Outcome.FAILED),
+    "whole": (whole(body()), ClientOutcome.OK),
+    "short": (whole(body(TEXT[:9])), ClientOutcome.TRUNCATED),
+    "changed": (whole(body(TEXT.replace("7", "8"))), ClientOutcome.WRONG),
+    "token-lost": (whole(body(tokens=19)), ClientOutcome.WRONG),
+    "no-text": (whole(body(None)), ClientOutcome.TRUNCATED),
+    "not-json": (whole(b"<html>"), ClientOutcome.WRONG),
+    "other-json": (whole({"choices": []}), ClientOutcome.WRONG),
+    "abort": (whole(body("", "abort")), ClientOutcome.CUT),
+    "connection-breaks": (whole(body(), cut=10), ClientOutcome.CUT),
+    "closed-at-once": (Script([]), ClientOutcome.CUT),
+    "400": (whole({"message": "no"}, 400), ClientOutcome.REFUSED),
+    "429": (whole({"message": "later"}, 429), ClientOutcome.REFUSED),
+    "503": (whole({"message": "later"}, 503), ClientOutcome.REFUSED),
+    "500": (whole({"message": "oops"}, 500), ClientOutcome.FAILED),
 }
 
 
@@ -112,19 +112,21 @@ def test_silence_is_a_hang_whether_or_not_something_came_before():
     for script in (Script([], hold=True), streamed([piece("Now")], ended=False, hold=True)):
         with scripted_server(lambda *_, script=script: script) as server:
             record = ask(server.base_url, Manner.STREAM, hang_s=0.3)
-            assert record.outcome is Outcome.HUNG and record.ended - record.began < 50  # by default it waits for 60
+            assert (
+                record.outcome is ClientOutcome.HUNG and record.ended - record.began < 50
+            )  # by default it waits for 60
 
 
 def test_nobody_listens():
-    assert ask(f"http://127.0.0.1:{free_port()}", Manner.STREAM).outcome is Outcome.UNREACHABLE
+    assert ask(f"http://127.0.0.1:{free_port()}", Manner.STREAM).outcome is ClientOutcome.UNREACHABLE
 
 
 def test_a_bad_request_must_be_refused_with_a_message():
     for script, expected in (
-        (whole({"message": "no such model"}, 404), Outcome.REFUSED),
-        (whole(b"", 400), Outcome.WRONG),
-        (whole(body()), Outcome.WRONG),
-        (whole({"message": "oops"}, 500), Outcome.FAILED),
+        (whole({"message": "no such model"}, 404), ClientOutcome.REFUSED),
+        (whole(b"", 400), ClientOutcome.WRONG),
+        (whole(body()), ClientOutcome.WRONG),
+        (whole({"message": "oops"}, 500), ClientOutcome.FAILED),
     ):
         with scripted_server(lambda *_, script=script: script) as server:
             assert ask(server.base_url, Manner.BAD).outcome is expected
@@ -137,19 +139,19 @@ def test_a_client_that_leaves_closes_its_connection(manner):
         # Two pieces, or a second in which its request reaches the server.
         record = ask(server.base_url, manner, leave_after=2 if manner is Manner.LEAVES_STREAM else 10)
         until(lambda: server.left)
-        assert record.outcome is Outcome.LEFT and server.left == 1
+        assert record.outcome is ClientOutcome.LEFT and server.left == 1
 
 
 def test_a_slow_client_reads_everything_later():
     with scripted_server(lambda *_: streamed(events())) as server:
         record = ask(server.base_url, Manner.SLOW, slow_s=0.05)
-    assert record.outcome is Outcome.OK
+    assert record.outcome is ClientOutcome.OK
     assert record.ended - record.began > 0.05 * len(PIECES)
 
 
 def test_an_endless_question_is_judged_by_its_tokens():
     question = endless_question("m", 20)
-    for tokens, expected in ((20, Outcome.OK), (19, Outcome.TRUNCATED)):
+    for tokens, expected in ((20, ClientOutcome.OK), (19, ClientOutcome.TRUNCATED)):
         with scripted_server(lambda *_, n=tokens: streamed(events(reason="length", tokens=n))) as server:
             assert ask(server.base_url, Manner.STREAM, question).outcome is expected
             assert json.loads(server.bodies[0])["ignore_eos"] is True
@@ -162,10 +164,13 @@ def listed(text, tokens):
 
 
 COUNTED = {
-    "whole": ([("Now Tom", ["Now", " Tom"]), (" has", [" has"])], Outcome.OK),
-    "text-lost": ([("Now", ["Now", " Tom"]), (" has", [" has"])], Outcome.WRONG),
-    "piece-twice": ([("Now Tom", ["Now", " Tom"]), ("Now Tom", ["Now", " Tom"]), (" has", [" has"])], Outcome.WRONG),
-    "piece-lost": ([("Now Tom", ["Now", " Tom"])], Outcome.WRONG),
+    "whole": ([("Now Tom", ["Now", " Tom"]), (" has", [" has"])], ClientOutcome.OK),
+    "text-lost": ([("Now", ["Now", " Tom"]), (" has", [" has"])], ClientOutcome.WRONG),
+    "piece-twice": (
+        [("Now Tom", ["Now", " Tom"]), ("Now Tom", ["Now", " Tom"]), (" has", [" has"])],
+        ClientOutcome.WRONG,
+    ),
+    "piece-lost": ([("Now Tom", ["Now", " Tom"])], ClientOutcome.WRONG),
 }
 
 
@@ -185,17 +190,17 @@ def test_when_a_client_leaves_can_be_drawn_anew_for_every_request():
     sent = streamed(events(), pause_s=0.02, hold=True)
 
     async def run():
-        async with Client(server.base_url, leave_after=lambda: next(drawn)) as client:
+        async with LoadClient(server.base_url, leave_after=lambda: next(drawn)) as client:
             return [await client.ask(QUESTION, Manner.LEAVES_STREAM) for _ in range(2)]
 
     with scripted_server(lambda *_: sent) as server:
         records = asyncio.run(run())
-    assert [(r.outcome, len(r.pieces)) for r in records] == [(Outcome.LEFT, 1), (Outcome.LEFT, 3)]
+    assert [(r.outcome, len(r.pieces)) for r in records] == [(ClientOutcome.LEFT, 1), (ClientOutcome.LEFT, 3)]
 
 
 def test_the_key_is_sent_as_openai_clients_send_it():
     with scripted_server(lambda *_: whole(body())) as server:
-        assert ask(server.base_url, Manner.PLAIN, api_key="k").outcome is Outcome.OK
+        assert ask(server.base_url, Manner.PLAIN, api_key="k").outcome is ClientOutcome.OK
     assert server.headers[0]["authorization"] == "Bearer k"
 
 
@@ -205,10 +210,10 @@ def test_a_load_asks_every_question_in_every_manner_and_stops_at_its_total():
     def answer(_, content):
         return streamed(events()) if json.loads(content).get("stream") else whole(body())
 
-    with scripted_server(answer) as server, Load(server.base_url, questions, 3, total=16) as load:
+    with scripted_server(answer) as server, ClientLoad(server.base_url, questions, 3, total=16) as load:
         assert load.wait(280)
     records = load.records
-    assert [r.outcome for r in records] == [Outcome.OK] * 16 and server.requests == 16
+    assert [r.outcome for r in records] == [ClientOutcome.OK] * 16 and server.requests == 16
     assert {(r.question, r.manner) for r in records} == {
         (q, m) for q in range(4) for m in (Manner.STREAM, Manner.PLAIN)
     }
@@ -217,12 +222,12 @@ def test_a_load_asks_every_question_in_every_manner_and_stops_at_its_total():
 def test_a_load_finishes_what_it_began_and_drops_it_after_an_error():
     slow = streamed(events(), pause_s=0.05)
     with scripted_server(lambda *_: slow) as server:
-        with Load(server.base_url, [QUESTION], 2, mix={Manner.STREAM: 1}) as load:
+        with ClientLoad(server.base_url, [QUESTION], 2, mix={Manner.STREAM: 1}) as load:
             until(lambda: server.requests >= 2)
-        assert [r.outcome for r in load.records] == [Outcome.OK] * server.requests
+        assert [r.outcome for r in load.records] == [ClientOutcome.OK] * server.requests
     silent = Script([], hold=True)
     with scripted_server(lambda *_: silent) as server:
-        with pytest.raises(KeyError), Load(server.base_url, [QUESTION], 2) as load:
+        with pytest.raises(KeyError), ClientLoad(server.base_url, [QUESTION], 2) as load:
             until(lambda: server.requests == 2)
             raise KeyError
         assert load.records == [] and not [t for t in threading.enumerate() if t.name == "load"]
@@ -234,17 +239,17 @@ def test_one_wrong_answer_among_many_is_found():
 
     with (
         scripted_server(answer) as server,
-        Load(server.base_url, [QUESTION], 1, mix={Manner.STREAM: 1}, total=9) as load,
+        ClientLoad(server.base_url, [QUESTION], 1, mix={Manner.STREAM: 1}, total=9) as load,
     ):
         load.wait(280)
-    assert [r.outcome for r in forbidden(load.records)] == [Outcome.TRUNCATED]
+    assert [r.outcome for r in forbidden(load.records)] == [ClientOutcome.TRUNCATED]
 
 
 def test_times_are_of_streamed_answers_and_records_are_lines(tmp_path):
     records = [
-        Record(Manner.STREAM, 0, 10.0, 12.5, Outcome.OK, tokens=6, pieces=[10.5, 11.5, 12.5]),
-        Record(Manner.STREAM, 0, 10.0, 11.0, Outcome.CUT, pieces=[10.3]),
-        Record(Manner.PLAIN, 0, 10.0, 13.5, Outcome.OK, tokens=8, pieces=[13.5]),
+        Record(Manner.STREAM, 0, 10.0, 12.5, ClientOutcome.OK, tokens=6, pieces=[10.5, 11.5, 12.5]),
+        Record(Manner.STREAM, 0, 10.0, 11.0, ClientOutcome.CUT, pieces=[10.3]),
+        Record(Manner.PLAIN, 0, 10.0, 13.5, ClientOutcome.OK, tokens=8, pieces=[13.5]),
     ]
     assert [record.ttft_s for record in records] == [0.5, pytest.approx(0.3), None]
     assert [record.tpot_s for record in records] == [0.4, None, None]

@@ -4,24 +4,24 @@ from dataclasses import replace
 
 import pytest
 
-from proof.prefix_cache import Answer, State, faults
+from proof.prefix_cache import CachedAnswer, CacheState, faults
 
-FIRST = Answer(token_ids=tuple(range(20)), message={}, prompt=100, cached=0, clear=10)
+FIRST = CachedAnswer(token_ids=tuple(range(20)), message={}, prompt=100, cached=0, clear=10)
 SECOND = replace(FIRST, prompt=150, cached=99)
 
 
-def known(answer: Answer) -> Answer:
+def known(answer: CachedAnswer) -> CachedAnswer:
     return replace(answer, cached=answer.prompt - 2)
 
 
-def states(**changed: list[Answer]) -> list[State]:
+def states(**changed: list[CachedAnswer]) -> list[CacheState]:
     right = {
         "cold": [FIRST, SECOND],
         "warm": [known(FIRST), known(SECOND)],
         "evicted": [FIRST, SECOND],
         "retracted": [known(FIRST), known(SECOND)],
     }
-    return [State(name, answers) for name, answers in (right | changed).items()]
+    return [CacheState(name, answers) for name, answers in (right | changed).items()]
 
 
 def test_what_must_be_is_no_fault_nor_is_a_turned_tie() -> None:
@@ -46,7 +46,7 @@ def test_another_token_is_found_in_every_state(state: str) -> None:
         ({"cold": [replace(FIRST, clear=0), SECOND]}, "nothing was compared"),
     ],
 )
-def test_lost_hits_and_empty_comparisons_are_found(changed: dict[str, list[Answer]], fault: str) -> None:
+def test_lost_hits_and_empty_comparisons_are_found(changed: dict[str, list[CachedAnswer]], fault: str) -> None:
     [found] = faults(states(**changed), drafts=True)
     assert fault in found
 

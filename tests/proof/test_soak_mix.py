@@ -8,7 +8,7 @@ import pytest
 from support.loopback import answering
 from support.scripted_server import scripted_server, whole
 
-from proof.load.load_request import Manner, Outcome
+from proof.load.load_request import ClientOutcome, Manner
 from proof.soak import questions
 
 TOP = [{"token": "7", "logprob": -0.1}, {"token": "8", "logprob": -9.0}]
@@ -41,8 +41,10 @@ def test_questions_are_short_and_long_and_each_can_be_checked() -> None:
     assert min(q.max_tokens for q in found) == 8 and max(q.max_tokens for q in found) == 400
 
 
-@pytest.mark.parametrize(("status", "outcome"), [(413, Outcome.REFUSED), (200, Outcome.WRONG), (500, Outcome.WRONG)])
-def test_a_body_that_is_too_large_must_be_refused_as_that(monkeypatch, status: int, outcome: Outcome) -> None:
+@pytest.mark.parametrize(
+    ("status", "outcome"), [(413, ClientOutcome.REFUSED), (200, ClientOutcome.WRONG), (500, ClientOutcome.WRONG)]
+)
+def test_a_body_that_is_too_large_must_be_refused_as_that(monkeypatch, status: int, outcome: ClientOutcome) -> None:
     monkeypatch.setattr(questions, "_OVERSIZED_EVERY_S", 0.01)
     with answering(lambda *_: (status, b"")) as url, questions.Oversized(url) as client:
         while not client.records:

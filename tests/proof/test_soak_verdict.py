@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from proof.load.load_request import Manner, Outcome, Record
+from proof.load.load_request import ClientOutcome, Manner, Record
 from proof.soak.findings import (
     MIB,
     Bounds,
@@ -116,7 +116,9 @@ def test_a_slot_that_stays_taken_and_a_replica_that_is_silent_are_findings() -> 
     assert not check_empty("KV slots", {}, ()).passed
 
 
-def answered(manner: Manner = Manner.STREAM, outcome: Outcome = Outcome.OK, status: int | None = 200) -> Record:
+def answered(
+    manner: Manner = Manner.STREAM, outcome: ClientOutcome = ClientOutcome.OK, status: int | None = 200
+) -> Record:
     return Record(manner, 0, 0.0, 1.0, outcome, status=status)
 
 
@@ -124,24 +126,24 @@ GOOD = [
     answered(),
     answered(Manner.PLAIN),
     answered(Manner.SLOW),
-    answered(Manner.LEAVES_STREAM, Outcome.LEFT),
+    answered(Manner.LEAVES_STREAM, ClientOutcome.LEFT),
     answered(Manner.LEAVES_PLAIN),  # the answer came before its client would have left
-    answered(Manner.STREAM, Outcome.REFUSED, 503),
-    answered(Manner.STREAM, Outcome.REFUSED, 429),
-    answered(Manner.BAD, Outcome.REFUSED, 400),
-    answered(Manner.BAD, Outcome.REFUSED, 413),
+    answered(Manner.STREAM, ClientOutcome.REFUSED, 503),
+    answered(Manner.STREAM, ClientOutcome.REFUSED, 429),
+    answered(Manner.BAD, ClientOutcome.REFUSED, 400),
+    answered(Manner.BAD, ClientOutcome.REFUSED, 413),
 ]
 FAULTS = {
-    "truncated": answered(outcome=Outcome.TRUNCATED),
-    "wrong": answered(Manner.SLOW, Outcome.WRONG),
-    "cut": answered(outcome=Outcome.CUT),
-    "hung": answered(Manner.PLAIN, Outcome.HUNG, None),
-    "unreachable": answered(outcome=Outcome.UNREACHABLE, status=None),
-    "a good request refused": answered(outcome=Outcome.REFUSED, status=400),
-    "500": answered(outcome=Outcome.FAILED, status=500),
-    "500 for a bad request": answered(Manner.BAD, Outcome.FAILED, 500),
-    "503 for a bad request": answered(Manner.BAD, Outcome.REFUSED, 503),
-    "a bad request answered": answered(Manner.BAD, Outcome.WRONG, 200),
+    "truncated": answered(outcome=ClientOutcome.TRUNCATED),
+    "wrong": answered(Manner.SLOW, ClientOutcome.WRONG),
+    "cut": answered(outcome=ClientOutcome.CUT),
+    "hung": answered(Manner.PLAIN, ClientOutcome.HUNG, None),
+    "unreachable": answered(outcome=ClientOutcome.UNREACHABLE, status=None),
+    "a good request refused": answered(outcome=ClientOutcome.REFUSED, status=400),
+    "500": answered(outcome=ClientOutcome.FAILED, status=500),
+    "500 for a bad request": answered(Manner.BAD, ClientOutcome.FAILED, 500),
+    "503 for a bad request": answered(Manner.BAD, ClientOutcome.REFUSED, 503),
+    "a bad request answered": answered(Manner.BAD, ClientOutcome.WRONG, 200),
 }
 
 

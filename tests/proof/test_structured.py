@@ -9,25 +9,27 @@ from typing import Any
 import pytest
 
 from proof.structured.ask import TIE_GAP, compare
-from proof.structured.cases import FORMS, Answer, Case, cases, fault
+from proof.structured.cases import FORMS, StructuredAnswer, StructuredCase, cases, fault
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 OTHER = {"type": "object", "properties": {"b": {"type": "null"}}, "required": ["b"]}
 NAMED = {"type": "function", "function": {"name": "f"}}
 
 
-def case(form: str) -> Case:
+def case(form: str) -> StructuredCase:
     schemas = {"": SCHEMA} if form == "response_format" else {"f": SCHEMA, "g": OTHER}
-    return Case(0, form, False, {"tool_choice": NAMED if form == "named" else form}, schemas)
+    return StructuredCase(0, form, False, {"tool_choice": NAMED if form == "named" else form}, schemas)
 
 
-def says(content: str, finish_reason: str = "stop") -> Answer:
-    return Answer(200, "", {"content": content}, finish_reason, (5, 6, 7), ("x", "y", "z"))
+def says(content: str, finish_reason: str = "stop") -> StructuredAnswer:
+    return StructuredAnswer(200, "", {"content": content}, finish_reason, (5, 6, 7), ("x", "y", "z"))
 
 
-def calls(*made: tuple[str, Any], finish_reason: str = "tool_calls") -> Answer:
+def calls(*made: tuple[str, Any], finish_reason: str = "tool_calls") -> StructuredAnswer:
     functions = [{"name": name, "arguments": json.dumps(arguments)} for name, arguments in made]
-    return Answer(200, "", {"content": None, "tool_calls": [{"function": each} for each in functions]}, finish_reason)
+    return StructuredAnswer(
+        200, "", {"content": None, "tool_calls": [{"function": each} for each in functions]}, finish_reason
+    )
 
 
 GOOD = {
@@ -49,7 +51,7 @@ def test_a_right_answer_has_no_fault(form: str) -> None:
         ("response_format", says('{"a": "x"}'), "is not of type 'integer'"),
         ("response_format", says('{"a": 1'), "Expecting"),
         ("response_format", says(""), "Expecting value"),
-        ("response_format", Answer(500, "oh"), "HTTP 500: oh"),
+        ("response_format", StructuredAnswer(500, "oh"), "HTTP 500: oh"),
         ("required", says("no call"), "no call"),
         ("required", calls(("f", {})), "'a' is a required property"),
         ("required", calls(("h", {})), "h is called"),
@@ -60,7 +62,7 @@ def test_a_right_answer_has_no_fault(form: str) -> None:
         ("auto", says("x<|tool_call_begin|>"), "in the content"),
     ],
 )
-def test_a_wrong_answer_is_named(form: str, answer: Answer, why: str) -> None:
+def test_a_wrong_answer_is_named(form: str, answer: StructuredAnswer, why: str) -> None:
     assert why in (fault(case(form), answer) or "")
 
 
@@ -73,7 +75,7 @@ def test_an_answer_that_the_limit_cut_need_not_be_whole() -> None:
 def test_tokens_are_compared_and_a_near_tie_is_no_difference() -> None:
     good = replace(GOOD["response_format"], top=({}, {"y": -0.5, "w": -0.5 - TIE_GAP / 2, "v": -0.5 - 2 * TIE_GAP}, {}))
 
-    def verdict(found: Answer) -> tuple[str, str]:
+    def verdict(found: StructuredAnswer) -> tuple[str, str]:
         [said] = compare([case("response_format")], [good], [found])
         return said.kind, said.fault or ""
 

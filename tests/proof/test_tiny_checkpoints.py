@@ -20,7 +20,7 @@ from proof.tiny.config import (
     target_config_json,
     text_config_json,
 )
-from proof.tiny.evaluate import MAX_WEIGHT_BYTES, Evaluation, weight_bytes
+from proof.tiny.evaluate import MAX_WEIGHT_BYTES, TinyEvaluation, weight_bytes
 from proof.tiny.generate import greedy
 from proof.tiny.model import yarn_frequencies
 from proof.tiny.problems import problems
@@ -223,7 +223,7 @@ def test_transformers_generates_the_same_greedy_tokens(transformers_target):
 
 def test_recorded_metrics_meet_the_bars():
     record = json.loads(tiny.METRICS.read_text())
-    result = TypeAdapter(Evaluation).validate_python(record["evaluation"])
+    result = TypeAdapter(TinyEvaluation).validate_python(record["evaluation"])
     assert result.held_out_problems >= 500
     assert result.ok, result.checks()
     folders = [tiny.target_path(), tiny.target_bf16_path(), tiny.draft_path()]

@@ -22,9 +22,9 @@ from proof.tiny.data import SHORT, batches
 from proof.tiny.dialogues import FORMS, Dialogue
 from proof.tiny.draft import Draft
 from proof.tiny.experts import Experts, fake_int4, w4a8_linear
-from proof.tiny.generate import Conversation, Exchange, greedy
+from proof.tiny.generate import Exchange, GeneratedDialogue, greedy
 from proof.tiny.mixed import drawn
-from proof.tiny.model import Target, initialise
+from proof.tiny.model import TargetModel, initialise
 from proof.tiny.optim import orthogonalise, schedule
 from proof.tiny.problems import problem_stream, problems
 from proof.tiny.tokenizer import IM_END_ID, PAD_ID, load_tokenizer
@@ -34,8 +34,8 @@ from proof.tiny.train_target import TargetTraining, train_target
 SMALL = TargetConfig(layers=5, hidden=32, dense_inter=32, q_lora=16, kv_lora=16, experts=4, top_k=2, moe_inter=16)
 
 
-def small_target(seed: int = 0) -> Target:
-    model = Target(SMALL)
+def small_target(seed: int = 0) -> TargetModel:
+    model = TargetModel(SMALL)
     initialise(model, seed)
     return model.eval()
 
@@ -260,9 +260,9 @@ def test_short_rows_in_training_have_the_arithmetic_of_long_ones():
     torch.testing.assert_close(model.train()(tokens)[0], model.eval()(tokens)[0], rtol=1e-4, atol=1e-5)
 
 
-def replayed(dialogue: Dialogue) -> Conversation:
+def replayed(dialogue: Dialogue) -> GeneratedDialogue:
     """The conversation in which the model writes the right turns, read back from their text."""
-    had = Conversation(dialogue, dialogue.question())
+    had = GeneratedDialogue(dialogue, dialogue.question())
     for turn in dialogue.turns():
         assert had.prompt() == dialogue.prompt(turn)  # the calculator gave the results that are trained on
         had.hear(Exchange([], 0), dialogue.written(dialogue.messages[turn]))

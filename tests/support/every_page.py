@@ -45,7 +45,9 @@ def demo_page(copies: Copies) -> Page:
     found = copies("demo", "tiny").result.measurements[0]
     answers = [Generation(LONG, (1, 2), "stop", ()) for _ in range(demo.QUESTIONS)]
     sides = [
-        demo.Side(name, 3.0, answers[:1], answers, found.load.model_copy(update={"median_tpot_ms": tpot}), accepted)
+        demo.ServerResults(
+            name, 3.0, answers[:1], answers, found.load.model_copy(update={"median_tpot_ms": tpot}), accepted
+        )
         for name, tpot, accepted in (("W4A8", 9.61, None), ("W4A8 + EAGLE3", 4.58, found.acceptance))
     ]
     return demo.page(*sides, True, 20, Path("runs/20261123-192843-demo"))

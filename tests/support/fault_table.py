@@ -144,21 +144,21 @@ def load_check(fault: str) -> str:
     return "passes"
 
 
-def requests(server: EngineServer) -> tuple[list[exact.Request], list[Tokens]]:
+def requests(server: EngineServer) -> tuple[list[exact.ExactRequest], list[Tokens]]:
     """Two prompts of each kind, each with 48 tokens and again with a stop string of its own answer."""
     with TokenClient(server.base_url) as probe:
         greedy = {"temperature": 0.0, "max_new_tokens": 48}
-        asked = [exact.Request("chat", probe.chat_ids(p.text, "kimi-k2.5-tiny"), greedy) for p in prompts(12)]
+        asked = [exact.ExactRequest("chat", probe.chat_ids(p.text, "kimi-k2.5-tiny"), greedy) for p in prompts(12)]
         texts = [exact.ask(probe, request).text for request in asked]
         stops = [text[len(text) // 2 :][:3] for text in texts]
         asked += [
-            exact.Request("stop", request.ids, greedy | {"stop": stop})
+            exact.ExactRequest("stop", request.ids, greedy | {"stop": stop})
             for request, stop in zip(asked, stops, strict=True)
         ]
         return asked, [exact.ask(probe, request) for request in asked]
 
 
-def same(server: EngineServer, asked: list[exact.Request], answers: list[Tokens]) -> str:
+def same(server: EngineServer, asked: list[exact.ExactRequest], answers: list[Tokens]) -> str:
     """Asked twice: what was answered first is in the prefix cache then."""
     with TokenClient(server.base_url) as probe:
         found = [answer for _ in range(2) for answer in probe.all(lambda request: exact.ask(probe, request), asked, 8)]

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from triton._C.libtriton import amd
 from triton.backends.amd.compiler import assemble_amdgcn
 
-from proof.gfx942 import Buffer, Kernel, Machine, MachineError, Memory
+from proof.gfx942 import Buffer, Gfx942Device, Kernel, MachineError, Memory
 
 HEADERS = Path(triton.__file__).parent / "backends" / "amd" / "include"  # HIP's, as AMD publishes them
 LAUNCH_FAILURE = 719  # hipErrorLaunchFailure
@@ -153,4 +153,6 @@ class InterpretedGpu(TorchDispatchMode):
     def _run(self, kernel: Kernel | None, launch: Launch) -> None:
         if kernel is None or kernel.name != launch.kernel:
             raise MachineError(f"nobody gave the assembly of this code object's {launch.kernel}")
-        Machine(self._memory).launch(kernel, launch.grid, launch.block, launch.arguments, lds_bytes=launch.lds_bytes)
+        Gfx942Device(self._memory).launch(
+            kernel, launch.grid, launch.block, launch.arguments, lds_bytes=launch.lds_bytes
+        )

@@ -21,7 +21,7 @@ from kimi_w4a8_eagle3.moe.flydsl.configs import (
 )
 from kimi_w4a8_eagle3.moe.routing import Routing, max_blocks, route
 from proof.assembly import assembly
-from proof.gfx942 import Buffer, Kernel, Machine, Memory, parse_kernel
+from proof.gfx942 import Buffer, Gfx942Device, Kernel, Memory, parse_kernel
 from proof.sums import Stage1Sums, Stage2Sums
 
 
@@ -50,7 +50,7 @@ class Device:
         return values.view(dtype) if dtype == torch.bfloat16 else values
 
     def launch(self, config: Any, grid: tuple[int, ...], *args: Any) -> None:
-        self.ran = Machine(self.memory).launch(compiled(config), grid, (256, 1, 1), args, order=self.order)
+        self.ran = Gfx942Device(self.memory).launch(compiled(config), grid, (256, 1, 1), args, order=self.order)
 
     def routing(self, routing: Routing) -> list[Buffer]:
         return [self.put(table) for table in tables_of(routing)]

@@ -13,7 +13,7 @@ from kimi_w4a8_eagle3.moe.contract import MoeShape, PreparedMoe
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 from kimi_w4a8_eagle3.moe.triton.backend import StageTile, TritonBackend, TritonTiles
 from kimi_w4a8_eagle3.moe.tune import random_batch, random_layer
-from proof.gfx942 import DataRace, Machine, Memory, parse_kernel
+from proof.gfx942 import DataRace, Gfx942Device, Memory, parse_kernel
 from proof.triton_compile import offline_driver, target_of
 
 pytestmark = pytest.mark.kernels
@@ -50,7 +50,7 @@ class MachineLauncher:
         code = parse_kernel(text)
         passed = [self.buffer(value) if isinstance(value, torch.Tensor) else value for value in arguments]
         passed += [0] * (len(code.args) - len(passed))  # Triton's scratch pointers
-        result = Machine(self.memory).launch(
+        result = Gfx942Device(self.memory).launch(
             code,
             grid=(*grid, 1, 1)[:3],
             block=(64 * compiled.metadata.num_warps, 1, 1),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from proof.gfx942 import Kernel, LaunchResult, Machine, Memory, parse_kernel
+from proof.gfx942 import Gfx942Device, Kernel, LaunchResult, Memory, parse_kernel
 from proof.gfx942.schedule import Order
 
 LANES = np.arange(64)
@@ -75,7 +75,7 @@ def run_lanes(
         code += [f"global_store_dword v1, {register}, s[6:7] offset:{256 * n}"]
     memory = Memory()
     source, result = memory.add(data, "inputs"), memory.empty((len(outputs), 64), np.uint32, "outputs")
-    Machine(memory).launch(
+    Gfx942Device(memory).launch(
         kernel("\n".join(code), lds=lds, agprs=agprs), (1, 1, 1), (64, 1, 1), [source, result], order=order
     )
     return list(memory.read(result).view(np.uint32))
@@ -97,7 +97,7 @@ def run_workgroup(
 	global_store_dword v1, v32, s[6:7]"""
     memory = Memory()
     result = memory.empty((64 * waves,), np.uint32, "outputs")
-    launched = Machine(memory).launch(
+    launched = Gfx942Device(memory).launch(
         kernel(code, args=1, lds=lds), (1, 1, 1), (64 * waves, 1, 1), [result], order=order, **options
     )
     return memory.read(result), launched

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from interpreter_asm import LANES, kernel, run_lanes, run_workgroup
 
-from proof.gfx942 import DataRace, Machine, Memory, MissingWait, OutOfBounds, UndefinedRead
+from proof.gfx942 import DataRace, Gfx942Device, Memory, MissingWait, OutOfBounds, UndefinedRead
 
 ORDERS = ["lockstep", "roundrobin", "forward", "reverse", random.Random(11)]
 VALUE = (LANES * 0x01010101).astype(np.uint32)
@@ -93,7 +93,7 @@ def test_lds_of_workgroups_is_separate():
 	global_store_dword v4, v3, s[6:7]"""
     memory = Memory()
     out = memory.empty((5, 64), np.uint32)
-    Machine(memory, lockstep_rows=2).launch(kernel(body, args=1, lds=256), (5, 1, 1), (64, 1, 1), [out])
+    Gfx942Device(memory, lockstep_rows=2).launch(kernel(body, args=1, lds=256), (5, 1, 1), (64, 1, 1), [out])
     assert (memory.read(out) == np.arange(5)[:, None]).all()
 
 

@@ -8,7 +8,7 @@ from interpreter_asm import LANES, kernel
 
 from proof.gfx942 import (
     DataRace,
-    Machine,
+    Gfx942Device,
     MachineError,
     Memory,
     MissingWait,
@@ -31,7 +31,7 @@ def launch(body, source, result_words=64, grid=1, threads=64, result=None, rows=
     given = memory.add(source, "source")
     out = memory.add(result, "result") if result is not None else memory.empty((result_words,), np.uint32, "result")
     code = kernel(POINTERS + body, **options)
-    done = Machine(memory, rows).launch(
+    done = Gfx942Device(memory, rows).launch(
         code, (grid, 1, 1), (threads, 1, 1), [given, out], redundant_writes=redundant_writes
     )
     return memory.read(out, unwritten=0xEE), done
@@ -240,7 +240,7 @@ def test_result_that_was_not_written_cannot_be_read():
 )
 def test_bad_launch(grid, block, arguments, match):
     with pytest.raises(MachineError, match=match):
-        Machine(Memory()).launch(kernel(""), grid, block, arguments)
+        Gfx942Device(Memory()).launch(kernel(""), grid, block, arguments)
 
 
 def test_partial_last_wave_has_inactive_lanes():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from interpreter_asm import kernel
 
-from proof.gfx942 import Machine, MachineError, Memory, parse_kernel, parse_kernels
+from proof.gfx942 import Gfx942Device, MachineError, Memory, parse_kernel, parse_kernels
 from proof.gfx942.parser import parse_instruction
 
 # The shape of LLVM's output: comments, debug directives, preload prologue, a second kernel.
@@ -135,22 +135,22 @@ def test_launch_with_preloaded_and_value_arguments():
     """Thread and workgroup numbers and values arrive where the descriptor and the metadata say."""
     memory = Memory()
     out = memory.empty((6, 64), np.float32, "out")
-    Machine(memory).launch(parse_kernel(TEXT, "first"), (3, 2, 1), (32, 2, 1), [out, 1.5, 0.25, 3])
+    Gfx942Device(memory).launch(parse_kernel(TEXT, "first"), (3, 2, 1), (32, 2, 1), [out, 1.5, 0.25, 3])
     assert (memory.read(out) == 1.75).all()
 
 
 def test_launch_checks_the_workgroup_size():
     with pytest.raises(MachineError, match="workgroups of"):
-        Machine(Memory()).launch(parse_kernel(TEXT, "first"), (1, 1, 1), (64, 1, 1), [0, 0, 0, 0])
+        Gfx942Device(Memory()).launch(parse_kernel(TEXT, "first"), (1, 1, 1), (64, 1, 1), [0, 0, 0, 0])
 
 
 def test_too_much_lds():
     with pytest.raises(MachineError, match="LDS"):
-        Machine(Memory()).launch(kernel("", args=0, lds=1000), (1, 1, 1), (64, 1, 1), [], lds_bytes=65536)
+        Gfx942Device(Memory()).launch(kernel("", args=0, lds=1000), (1, 1, 1), (64, 1, 1), [], lds_bytes=65536)
 
 
 def test_user_registers_that_are_not_modelled():
     code = kernel("", args=0)
     code.descriptor["user_sgpr_dispatch_ptr"] = 1
     with pytest.raises(MachineError, match="dispatch_ptr"):
-        Machine(Memory()).launch(code, (1, 1, 1), (64, 1, 1), [])
+        Gfx942Device(Memory()).launch(code, (1, 1, 1), (64, 1, 1), [])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from interpreter_asm import LANES, kernel, run_lanes, run_workgroup
 
-from proof.gfx942 import Machine, MachineError, Memory, UndefinedRead, UnknownInstruction
+from proof.gfx942 import Gfx942Device, MachineError, Memory, UndefinedRead, UnknownInstruction
 
 # code with sources s10, s11; inputs; s20; SCC afterwards (None: not looked at)
 CASES = [
@@ -157,11 +157,11 @@ def test_registers_unwritten_by_one_branch_only():
 def test_endless_loop_and_running_off_the_end():
     memory = Memory()
     with pytest.raises(MachineError, match="does not end"):
-        Machine(memory).launch(kernel(".Lx:\ns_branch .Lx", args=0), (1, 1, 1), (64, 1, 1), [], max_steps=100)
+        Gfx942Device(memory).launch(kernel(".Lx:\ns_branch .Lx", args=0), (1, 1, 1), (64, 1, 1), [], max_steps=100)
     text = kernel("s_nop 0", args=0)
     text.instructions.pop()
     with pytest.raises(MachineError, match="past the end"):
-        Machine(memory).launch(text, (1, 1, 1), (64, 1, 1), [])
+        Gfx942Device(memory).launch(text, (1, 1, 1), (64, 1, 1), [])
 
 
 def test_mode_changes_are_not_silently_ignored():

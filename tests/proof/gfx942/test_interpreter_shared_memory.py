@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from interpreter_asm import kernel
 
-from proof.gfx942 import Machine, MachineError, Memory, OutOfBounds, UndefinedRead
+from proof.gfx942 import Gfx942Device, MachineError, Memory, OutOfBounds, UndefinedRead
 
 POINTERS = """
 	s_load_dwordx2 s[4:5], s[0:1], 0x0
@@ -28,7 +28,7 @@ class Process:
     def launch(self, body: str, arguments: bytes | None = None) -> None:
         pointers = np.array([self.source.ctypes.data, self.result.ctypes.data], np.uint64)
         code = kernel(POINTERS + body)
-        Machine(self.memory).launch(code, (1, 1, 1), (64, 1, 1), arguments or pointers.tobytes())
+        Gfx942Device(self.memory).launch(code, (1, 1, 1), (64, 1, 1), arguments or pointers.tobytes())
 
 
 def test_a_launch_finds_and_leaves_the_process_own_bytes() -> None:
