@@ -13,7 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,14 @@ from kimi_w4a8_eagle3.base.verdict import Verdict
 from kimi_w4a8_eagle3.engine.client import Refused
 from kimi_w4a8_eagle3.engine.metrics import read
 from kimi_w4a8_eagle3.eval.greedy_match import first_difference
-from kimi_w4a8_eagle3.eval.lossless import KIND
+from kimi_w4a8_eagle3.eval.judge import Conclusion
 from kimi_w4a8_eagle3.eval.problems import problems
 from kimi_w4a8_eagle3.eval.prompts import prompts
+from kimi_w4a8_eagle3.eval.resume import RESULT
 from kimi_w4a8_eagle3.eval.tokens import TokenClient, Tokens
 from kimi_w4a8_eagle3.fleet.target import Target
 
+KIND = "eval-exact"
 RETRACTED = "sglang:num_retracted_requests_total"
 REFUSED = "HTTP 400"  # stands in for the finish reason
 CONCURRENCIES = (1, 8, 40)
@@ -119,13 +121,13 @@ class Difference:
 
 
 @dataclass
-class ExactReport:
-    state: Verdict
-    reasons: list[str]
-    compared: int
-    tokens: int
-    differences: list[Difference]
-    seen: dict[str, dict[str, float]]
+class ExactReport(Conclusion):
+    """Conclusion with the differing answers. seen: counts of what each server did, by its label."""
+
+    compared: int = 0
+    tokens: int = 0
+    differences: list[Difference] = field(default_factory=list)
+    seen: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 def compare(
@@ -159,7 +161,7 @@ def run(sides: Sequence[ComparedServer], plan: ExactPlan, console: Console) -> t
     for side in sides:
         side.target.check()
     folder = new_run_dir("eval-lossless", plan.runs)
-    report = ExactReport(Verdict.PASS, [], 0, 0, [], {})
+    report = ExactReport()
     asked: list[ExactRequest] = []
     expected: list[Tokens] = []
     model = ""
@@ -179,12 +181,12 @@ def run(sides: Sequence[ComparedServer], plan: ExactPlan, console: Console) -> t
                 report.tokens += sum(len(answer.ids) for answer in found)
                 report.differences += differences(asked, expected, found, side.label, concurrency)
                 _count(report.seen.setdefault(side.label, {}), found)
-            report.seen[side.label]["retracted"] = read(server.base_url).total(RETRACTED) or 0.0
+            report.seen[side.label]["retracted"] = int(read(server.base_url).total(RETRACTED) or 0)
         console.print(f"[green]✓[/] {side.label}: {report.seen[side.label]}")
     _judge(report, sides, asked, plan)
     servers = {side.label: side.target.base_url or side.target.recipe for side in sides}
     write_json(folder / RECORD, record(KIND, servers, {}, plan=asdict(plan), model=model))
-    write_json(folder / "result.json", _result(sides, asked, expected, report, plan))
+    write_json(folder / RESULT, _result(sides, asked, expected, report, plan))
     return folder, report
 
 
@@ -298,7 +300,7 @@ def _leavers(probe: TokenClient, asked: list[ExactRequest], seed: str | None) ->
             thread.join()
 
 
-def _count(seen: dict[str, float], found: Sequence[Tokens]) -> None:
+def _count(seen: dict[str, int], found: Sequence[Tokens]) -> None:
     steps = sum(answer.verify_steps for answer in found)
     for name, value in (
         ("verify steps", steps),
@@ -346,7 +348,8 @@ def _result(
         "kind": KIND,
         "configuration": f"{len(sides)} servers, exact",
         "plan": asdict(plan),
-        "report": {**asdict(report), "divergences": []},
-        "requests": [asdict(request) for request in asked],
+        "verdict": asdict(report),
+        "servers": [{"server": label, **counts} for label, counts in report.seen.items()],
+        "asked": [asdict(request) for request in asked],
         "expected": [answer.text for answer in expected],
     }

@@ -20,6 +20,7 @@ from .page import Page, Picture, Section, Table, Tone, Words
 TITLES = {
     "eval-accuracy": "Accuracy",
     "eval-lossless": "Lossless speculation",
+    "eval-exact": "Lossless speculation, bit for bit",
     "eval-smoke": "Smoke test",
     "eval-tools": "Tool calls",
     "eval-agent": "Conversations with tools",
@@ -42,7 +43,7 @@ def page(folder: Path) -> tuple[Page, Verdict]:
             "not a finished evaluation", str(folder), "a run directory of `kimi-w4a8 eval` with result.json"
         )
     result = json.loads((folder / "result.json").read_text())
-    try:  # earlier versions and --exact call the conclusion the report
+    try:  # earlier versions call the conclusion the report
         judged = result.get("verdict") or result.get("report") or {"reasons": [], **result}
         state = Verdict(judged["state"])
         return _page(folder, result, judged, state), state
@@ -80,7 +81,7 @@ def _cell(value: object) -> Words:
         return Words(_interval(value, "+"))
     if isinstance(value, (dict, list)):
         return Words(json.dumps(value, ensure_ascii=False), literal=True)
-    return Words(f"{value:.3g}" if isinstance(value, float) else str(value))
+    return Words(f"{value:.3g}" if isinstance(value, float) else "" if value is None else str(value))
 
 
 def _accuracy(found: Result, judged: Result) -> Iterator[list[str | Words]]:
@@ -137,8 +138,6 @@ def _interval(found: Result, sign: str = "") -> str:
 
 def _rule(result: Result, judged: Result) -> str:
     """Return the meaning of PASS in a sentence; empty when nothing was compared."""
-    if result["kind"] == "eval-lossless" and "prefill" not in judged:  # --exact
-        return "tokens and logprobs are equal bit for bit, with no rule for ties"
     if result["kind"] in _RULES:
         return _RULES[result["kind"]]
     margins = {f"{pair['margin'] * 100:g}" for pair in judged["paired"]}
@@ -164,6 +163,7 @@ def _versions(folder: Path) -> str:
 _RULES = {
     "eval-lossless": "every token is the argmax of its own logits, and a prefill confirms it as well as without "
     "speculation",
+    "eval-exact": "tokens and logprobs are equal bit for bit, with no rule for ties",
     "eval-smoke": "every check holds",
     "eval-tools": "every judged check holds, and tools are called as in the vendor's answers or the baseline",
 }
@@ -173,8 +173,12 @@ _ACCURACIES = ("metric", "solved", "measured [95%]", "published [95%]", "by", "d
 _SOLVED = {"both": "both solve", "only_new": "only this run", "only_base": "only the baseline", "neither": "neither"}
 _PAIRED = {"metric": "metric", **_SOLVED, "difference": "difference [90%]", "mcnemar_p": "McNemar p", "power": "power"}
 _PROBLEM = {"id": "problem", "question": "question", "target": "answer", "solved_by": "solved by"}
+_SERVER = ("server", "verify steps", "tokens of verify steps", "prompt tokens from the cache", "retracted")
+_DIFFERENCE = ("side", "concurrency", "request", "kind", "position", "what")
 _TABLES: Sequence[tuple[str, str, dict[str, str], bool]] = (
     ("Checks", "checks", {"name": "check", "found": "found", "wanted": "wanted", "passed": "result"}, False),
+    ("What the servers did", "servers", {name: name for name in _SERVER}, False),
+    ("Answers that differ", "differences", {name: name for name in _DIFFERENCE}, True),
     ("Against the baseline, problem by problem", "paired", _PAIRED, False),
     ("Calls that do not fit their schema", "invalid", {"problem": "what is wrong", "calls": "the calls"}, True),
     ("Problems that only one side solves", "differing", {**_PROBLEM, "new": "this run", "base": "baseline"}, True),

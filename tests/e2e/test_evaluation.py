@@ -9,7 +9,9 @@ from rich.console import Console
 from support.said import stock_client, streamed, whole
 from support.tiny_servers import tiny_launch, with_faults
 from support.waiting import until
+from typer.testing import CliRunner
 
+from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_eagle3.eval import accuracy, lossless, sampling_match, smoke, tasks
 from kimi_w4a8_eagle3.eval.calculator import declaration
@@ -116,6 +118,17 @@ def test_a_fault_that_changes_an_answer_is_found_and_nothing_else_is(faulty, exp
         found = [probe.all(lambda request: exact.ask(probe, request), asked, len(asked)) for _ in range(2)]
     assert sum(each.cached for each in found[1]) > 0 and sum(each.verify_steps for each in found[1]) > 0
     assert any(exact.differences(asked, answers, each, "EAGLE3", 7) for each in found) == bool(fault)
+
+
+def test_the_exact_comparison_from_the_command_line_to_its_page(plain, eagle3, tmp_path, monkeypatch):
+    monkeypatch.setattr(exact, "_VERY_LONG_QUESTIONS", 12)  # 180 take a CPU 10 s to prefill, each time
+    monkeypatch.setattr(exact, "_VERY_LONG", 200)
+    words = ["eval", "lossless", "--exact", "--base-url", eagle3.base_url, "--reference-url", plain.base_url]
+    done = CliRunner().invoke(app, [*words, "--num-prompts", "6", "--max-tokens", "6", "--runs", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    (run,) = tmp_path.iterdir()
+    assert "bit for bit" in done.output and f"page: {run / 'report.html'}" in done.output.replace("\n", "")
+    assert '<h1 class="better">PASS: Lossless speculation, bit for bit' in (run / "report.html").read_text()
 
 
 def test_the_wrong_hidden_state_changes_no_answer_but_smoke_sees_the_accept_length(faulty, expected, tmp_path):

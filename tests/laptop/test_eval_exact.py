@@ -2,14 +2,19 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from kimi_w4a8_eagle3.base.run_dir import write_json
 from kimi_w4a8_eagle3.eval.tokens import Tokens
 from kimi_w4a8_eagle3.fleet.target import Target
+from kimi_w4a8_eagle3.report import evaluation
+from kimi_w4a8_eagle3.report.page import write_page
 from laptop import exact
 
 ASKED = [exact.ExactRequest("chat", (1, 2), {})]
+SIDE = exact.ComparedServer(Target(recipe="tiny"), "EAGLE3", speculates=True, caches=True, retracts=True)
 ANSWER = Tokens((7, 5, 9), "abc", "stop", (((-0.1, 7), (-2.4, 8)), ((-0.69, 5), (-0.75, 6)), ((-0.01, 9), (-5.0, 4))))
 
 
@@ -60,8 +65,7 @@ def judged(differences=(), kinds=("chat",), longest=2, **seen: float) -> exact.E
     }
     report = exact.ExactReport("pass", [], 1, 3, list(differences), {"EAGLE3": counted})
     asked = [exact.ExactRequest(kind, tuple(range(longest)), {}) for kind in kinds]
-    side = exact.ComparedServer(Target(recipe="tiny"), "EAGLE3", speculates=True, caches=True, retracts=True)
-    exact._judge(report, [side], asked, exact.ExactPlan())
+    exact._judge(report, [SIDE], asked, exact.ExactPlan())
     return report
 
 
@@ -82,6 +86,19 @@ def test_what_did_not_happen_was_not_compared():
 def test_a_difference_fails_whatever_else_is_missing(retracted):
     report = judged([only(replace(ANSWER, ids=(7, 6, 9)))], retracted=retracted)
     assert report.state == "fail" and any("found (6, 9)" in reason for reason in report.reasons)
+
+
+@pytest.mark.parametrize(("state", "differences"), [("pass", []), ("fail", [only(replace(ANSWER, text="abcd"))])])
+def test_a_result_has_a_page_with_all_servers_and_differences(
+    tmp_path: Path, state: str, differences: list[exact.Difference]
+) -> None:
+    result = exact._result([SIDE], ASKED, [ANSWER], judged(differences), exact.ExactPlan())
+    write_json(tmp_path / exact.RESULT, result)
+    page, verdict = evaluation.page(tmp_path)
+    text = write_page(page, tmp_path).read_text()
+    assert verdict == state and f"{state.upper()}: Lossless speculation, bit for bit" in text
+    assert "PASS means: tokens and logprobs are equal bit for bit, with no rule for ties." in text
+    assert ">EAGLE3</td>" in text and ("Answers that differ" in text) == bool(differences)
 
 
 def test_the_sides_of_a_recipe_are_all_four_and_the_first_is_the_plainest():
