@@ -11,9 +11,9 @@ from ..base.errors import KimiError
 from ..base.extras import require
 from ..base.run_dir import RECORD, new_run_dir, write_json
 from ..engine.client import EngineClient
-from ..fetch.trusted_code import require_trusted_tokenizer
 from ..fleet.target import Say, Server, Target, record_of
 from ..machine.hardware import Machine
+from ..recipe.trusted_code import require_trusted_tokenizer
 from .measure import Measurement, examine_text, measure
 from .replay import Replay
 from .runs import Run, RunResult, RunWriter, read_run

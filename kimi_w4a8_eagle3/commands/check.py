@@ -13,8 +13,8 @@ from rich.table import Table
 
 from ..base.console import table_console
 from ..base.errors import KimiError
-from ..fetch.trusted_code import Source, TrustRecord, code_of, untrusted
 from ..quark.findings import Problem
+from ..recipe.trusted_code import Source, TrustRecord, code_of, untrusted
 
 if TYPE_CHECKING:
     from ..quark.preflight import PreflightReport

@@ -13,8 +13,8 @@ from rich.table import Table
 
 from ..base.console import table_console
 from ..base.errors import UsageError
-from ..fetch.trusted_code import CodeFile, TrustRecord, code_of, locate
 from ..recipe.launch import load_recipe, recipe_names
+from ..recipe.trusted_code import CodeFile, TrustRecord, code_of, locate
 
 
 def trust(

@@ -16,7 +16,7 @@ from typing import Any
 from ..base.errors import KimiError
 from ..base.files import lines
 from ..base.resources import operator_dir
-from ..fetch.trusted_code import require_trusted_tokenizer
+from ..recipe.trusted_code import require_trusted_tokenizer
 from .judge import Check
 from .recorder import Answer
 from .tool_scores import message_of, wrong

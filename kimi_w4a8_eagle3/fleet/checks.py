@@ -18,9 +18,9 @@ from ..door.settings import API_KEY, FILE_SUFFIX, is_loopback
 from ..engine.aiter_jit import jit_environment
 from ..engine.process import require_free_port
 from ..engine.starter import Program
-from ..fetch.trusted_code import locate, require_trusted
 from ..recipe.arguments import command_words
 from ..recipe.launch import Launch, unmet_requirements
+from ..recipe.trusted_code import locate, require_trusted
 from .identity import fingerprint
 
 DRAIN_TIMEOUT_S = 120.0

@@ -175,7 +175,7 @@ LINES: tuple[tuple[str, str, str], ...] = (
     (r"kimi-w4a8 fetch --recipe \S+", "fetch/test_fetch_download.py::test_command_line_end_to_end", NETWORK),
     (
         r"kimi-w4a8 trust --recipe \S+( --yes)?",
-        "fetch/test_trusted_code.py::test_kimi_trust_shows_then_records",
+        "recipe/test_trusted_code.py::test_kimi_trust_shows_then_records",
         NETWORK,
     ),
     (r"kimi-w4a8 patch apply --id ID --remove-stale", "patching/test_patcher.py::test_the_command_line", ""),

@@ -18,14 +18,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal
 
-from huggingface_hub import constants
+from huggingface_hub import constants, snapshot_download
 from pydantic import BaseModel, Field
 
 from ..base.errors import KimiError
 from ..base.files import write_atomic
 from ..base.severity import Note
-from ..recipe.launch import Launch
-from .cache import Store
+from .launch import Launch
 
 VARIABLE = "KIMI_TRUSTED_CODE"
 OPTION = "trust-remote-code"
@@ -156,10 +155,11 @@ def locate(name: str, revision: str, cache: Path) -> Source:
         if folder.is_dir():
             return Source(name, folder)
     if _HUB_ID.fullmatch(name):
-        store = Store(cache, name)
-        commit = store.known_commit(revision)
-        if commit is not None and store.snapshot(commit).is_dir():
-            return Source(name, store.snapshot(commit), commit)
+        with suppress(OSError, ValueError):  # no such snapshot, or one that lacks a Python file of the repository
+            found = snapshot_download(
+                name, revision=revision, cache_dir=cache, local_files_only=True, allow_patterns="*.py"
+            )
+            return Source(name, Path(found), Path(found).name)
     raise KimiError(
         f"{name} at {revision} is not on this disk, so the code it would bring cannot be checked before it runs",
         where=str(cache),

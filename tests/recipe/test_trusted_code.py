@@ -16,7 +16,10 @@ from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.commands import trust as trust_command
-from kimi_w4a8_eagle3.fetch.trusted_code import (
+from kimi_w4a8_eagle3.recipe.arguments import Args, parse_arguments
+from kimi_w4a8_eagle3.recipe.launch import Launch, Recipe, load_recipe, render
+from kimi_w4a8_eagle3.recipe.schema import RecipeCheckpoint
+from kimi_w4a8_eagle3.recipe.trusted_code import (
     Source,
     TrustRecord,
     code_of,
@@ -24,9 +27,6 @@ from kimi_w4a8_eagle3.fetch.trusted_code import (
     require_trusted,
     require_trusted_tokenizer,
 )
-from kimi_w4a8_eagle3.recipe.arguments import Args, parse_arguments
-from kimi_w4a8_eagle3.recipe.launch import Launch, Recipe, load_recipe, render
-from kimi_w4a8_eagle3.recipe.schema import RecipeCheckpoint
 
 NAME = "org/kimi"
 CODE = b"""
