@@ -38,7 +38,7 @@ class Filters:
 
 
 def draw(probs: torch.Tensor, filters: Filters, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Return the token drawn from each row, int32 [R].
+    """Return the token drawn from each row, int64 [R], the type that `verify_tree_greedy` takes.
 
     probs: float32 [R, V], softmax of the logits over the temperature. seeds: int64 [R]. positions: int64 [R], the index
     of the row's last input token in its sequence.
@@ -48,7 +48,7 @@ def draw(probs: torch.Tensor, filters: Filters, seeds: torch.Tensor, positions: 
         from .triton_draw import launch  # start-up: Triton, which a CPU does not need
 
         return launch(*tensors, filtered=filters.active)
-    return torch.from_numpy(draw_rows(*(tensor.numpy() for tensor in tensors)).astype(np.int32))
+    return torch.from_numpy(draw_rows(*(tensor.numpy() for tensor in tensors)))
 
 
 def draw_rows(

@@ -103,9 +103,9 @@ def launch(
     positions: torch.Tensor,
     filtered: bool,
 ) -> torch.Tensor:
-    """Return the token drawn from each row, int32 [R]; see `draw.draw` for the arguments."""
+    """Return the token drawn from each row, int64 [R]; see `draw.draw` for the arguments."""
     rows, size = probs.shape
-    tokens = torch.empty(rows, dtype=torch.int32, device=probs.device)
+    tokens = torch.empty(rows, dtype=torch.int64, device=probs.device)
     draw_kernel[(rows,)](
         probs, top_k, top_p, min_p, seeds, positions, tokens, size, probs.stride(0),
         FILTER=filtered, BLOCK=BLOCK, RACE_BLOCK=RACE_BLOCK, num_warps=WARPS,

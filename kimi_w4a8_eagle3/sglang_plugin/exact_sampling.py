@@ -187,8 +187,7 @@ def sample(
     penalties: Penalties | None = forward_batch.kimi_penalties
     if penalties is None:
         return original(runner, logits_output, forward_batch)
-    decodes = forward_batch.forward_mode.is_decode()
-    positions = forward_batch.positions if decodes else forward_batch.seq_lens - 1
+    positions = forward_batch.positions if forward_batch.forward_mode.is_decode() else forward_batch.seq_lens - 1
     penalties.apply(logits_output.next_token_logits, positions)
     tokens = original(runner, logits_output, forward_batch)
     penalties.count(tokens)
@@ -240,6 +239,8 @@ def verify(
     info = batch.sampling_info
     if batch.forward_mode.is_idle() or SIMULATE_ACC_LEN > 0:
         return original(verify_input, batch, logits_output, grammar_mask, **named)
+    # Without the overlap schedule a step with no drafts has int32 tokens (0.5.20), and the operator takes int64 alone.
+    verify_input.draft_token = verify_input.draft_token.long()
     penalties = penalties_of(batch, info.vocab_size)
     if info.is_all_greedy and penalties is None:
         return original(verify_input, batch, logits_output, grammar_mask, **named)
@@ -249,8 +250,7 @@ def verify(
     drawn = logits.argmax(dim=-1) if info.is_all_greedy else _draw_all(logits, info, verify_input.positions, n)
     predict, lengths, index = _accept(verify_input, drawn.view(-1, n), chains)
     if penalties is not None:
-        tokens = torch.where(index >= 0, predict[index.long().clamp(min=0)], -1)
-        penalties.count(tokens)
+        penalties.count(torch.where(index >= 0, predict[index.long().clamp(min=0)], -1))
     return predict, lengths, index
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from ..contract_check import takes
 from .locations import require_chain
 
 OPERATORS = ("build_tree_kernel_efficient_cpu", "verify_tree_greedy_cpu")
@@ -39,6 +40,7 @@ def build_tree_kernel_efficient_cpu(
     tree_mask[: batch * n * n].view(batch, n, n).copy_(causal.expand(batch, n, n).to(tree_mask.dtype))
 
 
+@takes("verify_tree_greedy")
 def verify_tree_greedy_cpu(
     predicts: torch.Tensor,
     accept_index: torch.Tensor,
@@ -54,14 +56,12 @@ def verify_tree_greedy_cpu(
     candidates, target_predict: [B, n]; accept_index: [B, steps + 1], -1 where nothing was accepted; predicts: flat
     [B*n], the target's token at every committed index; accept_token_num: [B], accepted draft tokens without the bonus.
     """
-    batch, n = candidates.shape
-    target = target_predict.reshape(batch, n).to(candidates.dtype)
     width = accept_index.shape[1]
-    agrees = candidates[:, 1:width] == target[:, : width - 1]
+    agrees = candidates[:, 1:width] == target_predict[:, : width - 1]
     accepted = torch.cumprod(agrees.int(), dim=1).sum(dim=1)
-    accept_token_num.copy_(accepted.to(accept_token_num.dtype))
+    accept_token_num.copy_(accepted)
 
     committed = torch.arange(width) <= accepted.unsqueeze(1)
-    index = retrive_index[:, :width].to(accept_index.dtype)
+    index = retrive_index[:, :width]
     accept_index.copy_(torch.where(committed, index, accept_index))
-    predicts[index[committed].long()] = target[:, :width][committed].to(predicts.dtype)
+    predicts[index[committed]] = target_predict[:, :width][committed].int()

@@ -28,4 +28,6 @@ def test_the_kernel_draws_what_the_definition_draws(size: int, monkeypatch: pyte
     for chosen, filtered in ((filters, True), (none, False)):
         tensors = (probs, *chosen, seeds, positions)
         wanted = draw_rows(*(tensor.numpy() for tensor in tensors))
-        assert triton_draw.launch(*tensors, filtered=filtered).tolist() == wanted.tolist()
+        drawn = triton_draw.launch(*tensors, filtered=filtered)
+        assert drawn.dtype == torch.int64
+        assert drawn.tolist() == wanted.tolist()

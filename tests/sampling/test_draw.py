@@ -81,6 +81,7 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
     )
     seeds, positions = torch.arange(12) * 2**59 - 2**62, torch.arange(12)
     together = draw(probs, filters, seeds, positions)
+    assert together.dtype == torch.int64  # SGLang's verify_tree_greedy takes no other
     for row in range(12):
         one = slice(row, row + 1)
         alone = Filters(filters.top_k[one], filters.top_p[one], filters.min_p[one])

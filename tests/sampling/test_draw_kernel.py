@@ -21,7 +21,7 @@ def test_it_compiles_for_gfx942_without_spills(filters: bool) -> None:
     floats, ints = torch.empty(160, device=meta), torch.empty(160, dtype=torch.int64, device=meta)
     with offline_driver(target_of("gfx942")):
         compiled = triton_draw.draw_kernel.warmup(
-            torch.empty(160, KIMI_VOCABULARY, device=meta), ints.int(), floats, floats, ints, ints, ints.int(),
+            torch.empty(160, KIMI_VOCABULARY, device=meta), ints.int(), floats, floats, ints, ints, ints,
             KIMI_VOCABULARY, KIMI_VOCABULARY, FILTER=filters, BLOCK=triton_draw.BLOCK,
             RACE_BLOCK=triton_draw.RACE_BLOCK, num_warps=triton_draw.WARPS, grid=(160,),
         )  # fmt: skip

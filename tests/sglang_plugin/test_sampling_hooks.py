@@ -1,7 +1,11 @@
-"""The hooks of exact sampling on both releases: all apply or nothing is served, and unknown verification is refused."""
+"""The hooks of exact sampling on both releases: all apply or nothing is served, and unknown verification is refused.
+
+The operators below SGLang are stand-ins that refuse what `laptop/contracts.py` does not allow.
+"""
 
 from __future__ import annotations
 
+import pytest
 from support.sglang_program import BOTH, found
 
 PROGRAM = """
@@ -48,6 +52,55 @@ register(HookRegistry, [feature])
 answer["unapplied"] = ended(HookRegistry.apply_hooks)
 print(json.dumps(answer))
 """
+
+SAMPLED = """
+import json, sys
+from types import SimpleNamespace
+
+import torch
+from sglang.srt.speculative import eagle_utils
+
+from kimi_w4a8_eagle3.sglang_plugin import exact_sampling
+
+BATCH, N, V = 2, 4, 50
+exact_sampling.is_dp_attention_enabled = lambda: False
+exact_sampling.get_tp_group = lambda: SimpleNamespace(world_size=1)
+if sys.argv[1:]:  # a draw that returns another type
+    drawn = exact_sampling.draw
+    exact_sampling.draw = lambda *args: drawn(*args).to(getattr(torch, sys.argv[1]))
+chains = torch.randint(V, (BATCH, N))
+links = torch.arange(1, N).repeat(BATCH, 1)
+verify_input = SimpleNamespace(
+    draft_token=chains.flatten(), draft_token_num=N, max_tree_depth=N, tree_topk=1, positions=torch.arange(BATCH * N),
+    retrieve_index=torch.arange(BATCH * N).view(BATCH, N),
+    retrieve_next_token=torch.cat([links, torch.full((BATCH, 1), -1)], 1),
+    retrieve_next_sibling=torch.full((BATCH, N), -1),
+)
+info = SimpleNamespace(
+    vocab_size=V, is_all_greedy=False, logit_bias=None, temperatures=torch.ones(BATCH, 1),
+    need_top_p_sampling=False, need_top_k_sampling=False, need_min_p_sampling=False,
+    top_ks=torch.full((BATCH,), 1 << 30, dtype=torch.int32), top_ps=torch.ones(BATCH), min_ps=torch.zeros(BATCH),
+    sampling_seed=torch.arange(BATCH),
+)
+batch = SimpleNamespace(forward_mode=SimpleNamespace(is_idle=lambda: False), sampling_info=info, reqs=[])
+logits = SimpleNamespace(next_token_logits=torch.randn(BATCH * N, V))
+try:
+    answer = {"dtypes": [str(tensor.dtype) for tensor in eagle_utils.eagle_sample(verify_input, batch, logits)]}
+except RuntimeError as error:
+    answer = {"refused": str(error)}
+print(json.dumps(answer))
+"""
+
+
+@BOTH
+def test_a_sampled_batch_is_verified_by_the_operator_as_it_is(newest: bool) -> None:
+    assert found(SAMPLED, newest) == {"dtypes": ["torch.int32"] * 3}
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float32"])
+def test_draws_of_another_type_are_refused_by_the_operator(dtype: str) -> None:
+    refused = found(SAMPLED, False, dtype)["refused"]
+    assert f"verify_tree_greedy: target_predict is torch.{dtype}, expected torch.int64" in refused
 
 
 @BOTH

@@ -1,0 +1,93 @@
+"""Check calls of operators, and of their stand-ins, against the contracts."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import TypeVar
+
+import torch
+
+from .contracts import CONTRACTS, Contract, Value
+
+_Operator = TypeVar("_Operator", bound=Callable[..., object])
+
+
+class ContractError(RuntimeError):
+    """A call that the compiled operator refuses or would misread; torch's own operators raise RuntimeError."""
+
+
+def require(name: str, contract: Contract, values: Mapping[str, object], device: str | None = None) -> None:
+    """Raise ContractError unless `values` fit the contract of operator `name`; all tensors share a device.
+
+    device: the type of device that the tensors are on, or None for any.
+    """
+    sizes: dict[str, int] = {}
+    found: torch.device | None = None
+    for argument, rule in contract.arguments.items():
+        value = values.get(argument)
+        if value is None:
+            if not rule.optional:
+                raise _refused(name, contract, argument, "missing", "a value")
+        elif isinstance(rule, Value):
+            if not isinstance(value, rule.kinds):
+                raise _refused(name, contract, argument, type(value).__name__, str(rule.kinds))
+        elif not isinstance(value, torch.Tensor):
+            raise _refused(name, contract, argument, type(value).__name__, "a tensor")
+        else:
+            if value.dtype is not rule.dtypes and (type(rule.dtypes) is not tuple or value.dtype not in rule.dtypes):
+                raise _refused(name, contract, argument, str(value.dtype), str(rule.dtypes))
+            if rule.contiguous and not value.is_contiguous():
+                raise _refused(name, contract, argument, f"strides {value.stride()}", "contiguous memory")
+            if rule.shape is not None and not _fits(rule.shape, value.shape, sizes):
+                expected = f"[{rule.shape}] with {sizes}"
+                raise _refused(name, contract, argument, f"shape {list(value.shape)}", expected)
+            found = found or value.device
+            if value.device != found or (device is not None and found.type != device):
+                raise _refused(name, contract, argument, str(value.device), device or str(found))
+    if unknown := values.keys() - contract.arguments.keys():
+        raise _refused(name, contract, ", ".join(sorted(unknown)), "given", "no such argument")
+
+
+def _fits(shape: str, found: tuple[int, ...], sizes: dict[str, int]) -> bool:
+    dimensions = _dimensions(shape)
+    if len(dimensions) != len(found):
+        return False
+    for names, size in zip(dimensions, found, strict=True):
+        if len(names) == 1:
+            name = names[0]
+            if name != "_" and sizes.setdefault(name, int(name) if name.isdigit() else size) != size:
+                return False
+        elif prod(sizes[name] for name in names) != size:
+            return False
+    return True
+
+
+@functools.cache
+def _dimensions(shape: str) -> list[list[str]]:
+    return [dimension.split("*") for dimension in shape.split()]
+
+
+def _refused(name: str, contract: Contract, argument: str, found: str, expected: str) -> ContractError:
+    return ContractError(f"{name}: {argument} is {found}, expected {expected} ({contract.source})")
+
+
+def takes(name: str) -> Callable[[_Operator], _Operator]:
+    """Decorate a stand-in so that each call is checked against the table's contract of operator `name`."""
+    contract = CONTRACTS[name]
+    names = list(contract.arguments)
+
+    def checked(stand_in: _Operator) -> _Operator:
+        if (own := list(inspect.signature(stand_in).parameters)) != names:
+            raise TypeError(f"{stand_in.__name__} takes {own}, and the operator {names}")
+
+        @functools.wraps(stand_in)
+        def call(*given: object, **named: object) -> object:
+            require(name, contract, {**dict(zip(names, given, strict=False)), **named})
+            return stand_in(*given, **named)
+
+        return call  # type: ignore[return-value]
+
+    return checked
