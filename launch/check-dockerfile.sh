@@ -42,7 +42,7 @@ assert len(list(jit.glob('mha_*.so'))) == 3 and not list(jit.glob('build/mha_*')
 from importlib.metadata import version; assert version('flydsl') == '0.3.1'"
 in_image test -s /opt/kimi/kernels/manifest.json
 buildah run --user 4242:4242 "$container" -- python3 -c "import getpass, pathlib; print(getpass.getuser(), pathlib.Path.home())"
-in_image kimi-w4a8 patch verify
+in_image kimi-w4a8 patch --check
 in_image kimi-w4a8 serve --recipe eagle3-opt --dry-run --gpu mi325x
 in_image sh -c '! python3 /opt/kimi/healthcheck.py' # no server: unhealthy
 echo "check-dockerfile.sh: built and tried on $base with sglang $sglang"

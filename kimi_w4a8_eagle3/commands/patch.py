@@ -1,87 +1,32 @@
-"""`kimi-w4a8 patch`: apply, verify and revert changes to installed files of other projects."""
+"""`kimi-w4a8 patch`: apply the patches of `patches/` to the installed AITER."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from pathlib import Path
+from dataclasses import asdict
 
 import typer
 from rich.table import Table
 
 from ..base.console import table_console
-from ..patching import patcher
-from ..patching.patcher import SATISFIED, PatchReport, Status, refusal
-from ..patching.patches import load_manifest, select
-
-app = typer.Typer(no_args_is_help=True, help="Change installed files of AITER, safely and reversibly.")
-
-_IDS = typer.Option([], "--id", help="Only this patch; may be repeated. Default: all.")
-_ROOT = typer.Option(
-    None, "--root", exists=True, file_okay=False, help="Tree to patch. Default: the installed package."
-)
-_JSON = typer.Option(False, "--json", help="Print JSON.")
+from ..machine.aiter_patches import State, apply_patches, patch_states
 
 
-@app.command()
-def status(ids: list[str] = _IDS, root: Path | None = _ROOT, as_json: bool = _JSON) -> None:
-    """Show every patch and its state; changes nothing."""
-    _print([patcher.inspect(patch, root) for patch in _selected(ids)], as_json)
-
-
-@app.command()
-def apply(
-    ids: list[str] = _IDS,
-    root: Path | None = _ROOT,
-    as_json: bool = _JSON,
-    remove_stale: bool = typer.Option(
-        False, "--remove-stale", help="Delete modules compiled before the patch; they are rebuilt on next use."
-    ),
+def patch(
+    check: bool = typer.Option(False, "--check", help="Change nothing; exit code 1 if a patch that fits is missing."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Apply patches; applied or unneeded ones are left alone, and an unrecognised file is refused."""
-    patches = _selected(ids)
-    _refuse_unrecognised([patcher.inspect(patch, root) for patch in patches])
-    for patch in patches:
-        patcher.apply(patch, root)
-        for path in patcher.remove_stale(patch, root) if remove_stale else []:
-            typer.echo(f"{patch.id}: removed {path}", err=True)
-    _print([patcher.inspect(patch, root) for patch in patches], as_json)
+    """Apply the patches of AITER's sources that fit, and delete the modules that were compiled before.
 
-
-@app.command()
-def verify(ids: list[str] = _IDS, root: Path | None = _ROOT, as_json: bool = _JSON) -> None:
-    """Exit with 1 unless every patch is applied or not needed; absent packages count only if named with --id."""
-    reports = [patcher.inspect(patch, root) for patch in _selected(ids)]
-    _print(reports, as_json)
-    satisfied = SATISFIED if ids else {*SATISFIED, Status.NOT_INSTALLED}
-    if any(report.status not in satisfied for report in reports):
-        raise typer.Exit(1)
-
-
-@app.command()
-def revert(ids: list[str] = _IDS, root: Path | None = _ROOT) -> None:
-    """Restore the original files byte for byte; a file that was changed after the patch is refused."""
-    for patch in _selected(ids):
-        restored = patcher.revert(patch, root)
-        typer.echo(f"{patch.id}: " + (", ".join(map(str, restored)) or "nothing to revert"))
-
-
-def _selected(ids: list[str]) -> list:
-    return select(load_manifest(), ids)
-
-
-def _refuse_unrecognised(reports: list[PatchReport]) -> None:
-    """Raise an error before anything is written if a patch does not recognise its file."""
-    for report in reports:
-        if report.status in (Status.UNKNOWN, Status.MODIFIED):
-            raise refusal(report)
-
-
-def _print(reports: list[PatchReport], as_json: bool) -> None:
+    A patch that does not fit leaves the files as they are. The page-offset guard then keeps the limit of these files.
+    """
+    states = patch_states() if check else apply_patches()
+    table = Table("patch", "state", "detail")
+    for row in states:
+        table.add_row(row.name, row.state.value, row.detail)
     if as_json:
-        typer.echo(json.dumps([dataclasses.asdict(report) for report in reports], indent=2, default=str))
-        return
-    table = Table("patch", "state", "version", "detail")
-    for report in reports:
-        table.add_row(report.id, report.status.value, report.version or "?", report.detail)
-    table_console().print(table)
+        typer.echo(json.dumps([asdict(row) for row in states], indent=2))
+    else:
+        table_console().print(table)
+    if any(row.state in (State.NOT_APPLIED, State.STALE_BUILD) for row in states):
+        raise typer.Exit(1)

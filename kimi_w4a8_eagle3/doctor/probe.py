@@ -24,13 +24,11 @@ from ..engine.process import require_free_port
 from ..fetch.audit import Limits
 from ..fetch.hub import Hub
 from ..fetch.model import Listing
+from ..machine.aiter_patches import PatchState, patch_states
 from ..machine.aiter_regime import Regime, installed_regime
 from ..machine.installed import distribution
 from ..moe.flydsl.objects import GATE as KERNELS
 from ..moe.flydsl.objects import CodeObjects, objects_folder
-from ..patching import patcher
-from ..patching.patcher import PatchReport
-from ..patching.patches import load_manifest
 from ..recipe.router_settings import RouterSettings
 
 
@@ -112,8 +110,8 @@ class Probe:
         objects = CodeObjects(objects_folder({KERNELS: self.environment().get(KERNELS)}))
         return objects.folder, objects.check_all()
 
-    def patches(self) -> list[PatchReport]:
-        return [patcher.inspect(patch) for patch in load_manifest()]
+    def patches(self) -> list[PatchState]:
+        return patch_states()
 
     def aiter_regime(self) -> Regime:
         return installed_regime()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from ..base.errors import KimiError
 from ..base.severity import Severity
+from ..machine.aiter_patches import State
 from ..machine.base_image import base_problem, read_base
-from ..patching.patcher import SATISFIED, Status
-from ..patching.patches import TRIED
 from ..recipe.known_faults import concerning
 from .facts import Facts
 from .result import Result, fail, ok, skip, warn
@@ -118,18 +117,16 @@ def patches(facts: Facts) -> list[Result]:
     if facts.needs.engine != "sglang":
         return [skip("patches", "only for SGLang's kernels")]
     results = []
-    for report in facts.probe.patches():
-        name, found = f"patch {report.id}", f"{report.status.value}: {report.detail}"
-        if report.status in SATISFIED:
+    for patch in facts.probe.patches():
+        name, found = f"patch {patch.name}", f"{patch.state.value}: {patch.detail}"
+        if patch.state is State.APPLIED:
             results.append(ok(name, found))
-        elif report.status is Status.NOT_INSTALLED:
+        elif patch.state is State.NOT_INSTALLED:
             results.append(skip(name, found))
-        elif report.status is Status.NOT_APPLIED:
-            results.append(warn(name, found, f"kimi-w4a8 patch apply --id {report.id}"))
-        elif report.status is Status.STALE_BUILD:
-            results.append(fail(name, found, "run `kimi-w4a8 patch apply --remove-stale`; AITER compiles it again"))
+        elif patch.state is State.NOT_APPLIED:
+            results.append(warn(name, found, "kimi-w4a8 patch"))
+        elif patch.state is State.STALE_BUILD:
+            results.append(fail(name, found, "run `kimi-w4a8 patch`; AITER compiles these modules again"))
         else:
-            results.append(
-                warn(name, found, f"tested on {TRIED}: install one of these releases, or serve without the patch")
-            )
+            results.append(warn(name, found, "serve without it, or with the AITER of the image"))
     return results

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import re
 from enum import Enum
+from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from ..patching.locate import find_root, find_version
-from ..patching.page_offset import page_offset_regime
+from ..base.installation import find_root, find_version
 
 
 class Regime(Enum):
@@ -34,22 +34,45 @@ class Regime(Enum):
 FIRST_FIXED = Version("0.1.13")
 KNOWN_COMMITS = {"511df6a": Regime.ABORT, "b5757d6": Regime.ABORT}
 DISTRIBUTIONS = ("amd-aiter", "aiter")
+_CHOICE_HEADER = "example/ck_tile/01_fmha/fmha_fwd.hpp"
+_PIPELINE_HEADER = "include/ck_tile/ops/fmha/pipeline/block_fmha_batch_prefill_pipeline_qr_ks_vs_async.hpp"
+_CHOICE, _WIDE_LOAD = b"fmha_batch_prefill_select_kv_load_mode", b"GLOBAL_LOAD_LDS"
+_CHOICE_FUNCTION = re.compile(rb"\b" + _CHOICE + rb"\(([^()]*)\)\s*\{(.*?)^\}", re.DOTALL | re.MULTILINE)
 
 
 def installed_regime() -> Regime:
     """Return the regime of the installed AITER, by its headers or else its version, without importing it."""
     root = find_root("aiter")
-    return detect_regime(find_version(DISTRIBUTIONS, root), page_offset_regime(root)) if root else Regime.UNKNOWN
+    if root is None:
+        return Regime.UNKNOWN
+    return header_regime(root) or detect_regime(find_version(DISTRIBUTIONS, root))
 
 
-def detect_regime(version: str | None, headers: str | None = None) -> Regime:
-    """Return the regime of an AITER installation, UNKNOWN when it cannot be determined.
+def header_regime(root: Path) -> Regime | None:
+    """Return the regime of the ck_tile headers below `root`, the folder that contains `aiter`; None without headers.
+
+    A tree that can load through 64-bit addresses has one function that chooses the load path by the size of a page.
+    """
+    trees = (root / meta / "3rdparty/composable_kernel" for meta in ("", "aiter_meta"))
+    tree = next((tree for tree in trees if (tree / _CHOICE_HEADER).is_file()), None)
+    if tree is None:
+        return None
+    source = (tree / _CHOICE_HEADER).read_bytes()
+    if _CHOICE not in source:
+        return Regime.SILENT
+    found, pipeline = _CHOICE_FUNCTION.findall(source), tree / _PIPELINE_HEADER
+    if len(found) != 1 or not pipeline.is_file():
+        return Regime.UNKNOWN
+    parameters, body = found[0]
+    chooses_by_page = b"page_block_size" in parameters and b"kN0" in parameters and _WIDE_LOAD in body
+    return Regime.FIXED64 if chooses_by_page and _WIDE_LOAD in pipeline.read_bytes() else Regime.UNKNOWN
+
+
+def detect_regime(version: str | None) -> Regime:
+    """Return the regime of an AITER of this version, UNKNOWN when it cannot be determined.
 
     version: its package version, with a local part such as `+gb5757d6` if there is one.
-    headers: behaviour of the installed ck_tile headers, `silent` or `fixed` (patches included), which takes precedence.
     """
-    if headers is not None:
-        return {"silent": Regime.SILENT, "fixed": Regime.FIXED64}.get(headers, Regime.UNKNOWN)
     version = version or ""
     for commit in re.findall(r"\bg?([0-9a-f]{7,40})\b", version.partition("+")[2]):
         if commit[:7] in KNOWN_COMMITS:

@@ -1,6 +1,6 @@
 """Compile the attention modules of AITER that its prebuilt installation leaves out and the recipes need.
 
-    python3 build_aiter.py gfx942        where AITER can be written to, after `patch apply`; needs hipcc, no GPU
+    python3 build_aiter.py gfx942        where AITER can be written to, after `kimi-w4a8 patch`; needs hipcc, no GPU
 
 SGLang's images are built with PREBUILD_KERNELS=1, which excludes them, so that AITER would compile them when the first
 request needs them: minutes, and in a folder that only root can write to. Which module a call needs, and what it is

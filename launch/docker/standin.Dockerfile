@@ -9,7 +9,7 @@ ARG TORCH_BACKEND=cpu
 ENV PIP_BREAK_SYSTEM_PACKAGES=1 PIP_NO_CACHE_DIR=1
 # hadolint ignore=DL3008
 RUN apt-get update \
- && apt-get install --yes --no-install-recommends g++ \
+ && apt-get install --yes --no-install-recommends g++ git \
  && rm -rf /var/lib/apt/lists/*
 COPY requirements/docker-base.txt tests/launch/standin_rocm.py /standin/
 RUN grep -vE '^(#|torch$)' /standin/docker-base.txt > /standin/packages.txt \

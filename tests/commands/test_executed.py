@@ -30,9 +30,8 @@ URL = r"(URL|http://127\.0\.0\.1:9527)"
 # A line is that of the first expression that matches all of it. Then what executes it, and what it lacks here.
 LINES: tuple[tuple[str, str, str], ...] = (
     (r"git clone|make|make (demo|test|lint|venv)", CI, ""),
-    (r"kimi-w4a8 (bench list|bench predict .*|bench sweep .* --print|recipes|patch (status|verify|revert))", HERE, ""),
+    (r"kimi-w4a8 (bench list|bench predict .*|bench sweep .* --print|recipes|patch( --check)?)", HERE, ""),
     (r"kimi-w4a8 (plan agent (--gpu mi325x|--tp 16 --set nnodes=2)|serve agent --dry-run)", HERE, ""),
-    (r"kimi-w4a8 patch apply --remove-stale", HERE, ""),
     (r"python -m proof\.account(\.layouts| -c 40)", HERE, ""),
     (
         r"python -m proof\.account\.directions",
@@ -178,7 +177,6 @@ LINES: tuple[tuple[str, str, str], ...] = (
         "recipe/test_trusted_code.py::test_kimi_trust_shows_then_records",
         NETWORK,
     ),
-    (r"kimi-w4a8 patch apply --id ID --remove-stale", "patching/test_patcher.py::test_the_command_line", ""),
     (
         r"kimi-w4a8 quantize w4a8-target .* --exclude PATTERN",
         "quantize/test_quantize_target.py::test_other_layers_keep_their_bytes",

@@ -41,7 +41,7 @@ PRINTS_A_TABLE = (
     "bench list",
     "bench compare",
     "bench predict",
-    "patch status",
+    "patch",
 )
 
 
@@ -98,7 +98,7 @@ def test_a_table_can_be_had_as_json(name: str) -> None:
         ["bench", "ab", "--a", "tiny", "--b", "tiny"],
         ["bench", "ab", "--a", "tiny", "--b", "tiny:plane"],
         ["bench", "predict", "--accept-length", "9"],
-        ["patch", "status", "--id", "no-such-patch"],
+        ["patch", "--id", "no-such-patch"],
         ["eval", "smoke"],
         ["eval", "lossless", "--base-url", "http://127.0.0.1:1"],
         ["serve", "tiny", "--no-such-option"],

@@ -15,7 +15,6 @@ from support.machines import (
     check,
     fetch_pretended,
     mi325x,
-    patch,
     problems,
     remove,
     write,
@@ -27,8 +26,8 @@ from kimi_w4a8_eagle3.doctor.runner import examine
 from kimi_w4a8_eagle3.doctor.software import SGLANG_NEWEST, SGLANG_PINNED
 from kimi_w4a8_eagle3.fetch.cache import Manifest, Store
 from kimi_w4a8_eagle3.fetch.model import Listing, RemoteFile
+from kimi_w4a8_eagle3.machine.aiter_patches import PatchState, State
 from kimi_w4a8_eagle3.machine.aiter_regime import Regime
-from kimi_w4a8_eagle3.patching.patcher import Status
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, with_settings
 
 
@@ -178,19 +177,17 @@ def test_a_missing_plugin_is_a_failure(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("status", "verdict", "remedy"),
+    ("state", "verdict", "remedy"),
     [
-        (Status.APPLIED, "ok", ""),
-        (Status.NOT_NEEDED, "ok", ""),
-        (Status.NOT_INSTALLED, "skip", ""),
-        (Status.NOT_APPLIED, "warn", "kimi-w4a8 patch apply --id p"),
-        (Status.STALE_BUILD, "fail", "--remove-stale"),
-        (Status.MODIFIED, "warn", "tested on AITER v0.1.1"),
-        (Status.UNKNOWN, "warn", "tested on AITER v0.1.1"),
+        (State.APPLIED, "ok", ""),
+        (State.NOT_INSTALLED, "skip", ""),
+        (State.NOT_APPLIED, "warn", "kimi-w4a8 patch"),
+        (State.STALE_BUILD, "fail", "kimi-w4a8 patch"),
+        (State.DOES_NOT_FIT, "warn", "the AITER of the image"),
     ],
 )
-def test_patches(tmp_path, status, verdict, remedy):
-    result = check(mi325x(tmp_path, patch_reports=(patch("p", status),)), "patch p")
+def test_patches(tmp_path, state, verdict, remedy):
+    result = check(mi325x(tmp_path, patch_states=(PatchState("p", state, "detail"),)), "patch p")
     assert result.verdict.value == verdict and remedy in result.remedy
 
 

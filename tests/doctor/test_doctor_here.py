@@ -65,7 +65,7 @@ def test_the_real_probe(tmp_path):
     assert probe.package("no-such-distribution") is None
     assert "kimi_w4a8_eagle3" in probe.plugins()
     assert all(process.pid != os.getpid() for process in probe.processes())
-    assert [report.id for report in probe.patches()]
+    assert [patch.name for patch in probe.patches()]
 
 
 @pytest.mark.parametrize(

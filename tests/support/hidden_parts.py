@@ -30,7 +30,6 @@ sys.path[:0] = [str(ROOT), str(TESTS)]  # `proof` is the package there, not the 
 import httpx  # noqa: E402, F401
 import hypothesis.strategies  # noqa: E402, F401
 import jsonschema  # noqa: E402, F401
-import libcst  # noqa: E402, F401
 import openai  # noqa: E402, F401
 import pydantic  # noqa: E402, F401
 import pytest  # noqa: E402

@@ -16,9 +16,9 @@ from kimi_w4a8_eagle3.doctor.software import SGLANG_PINNED
 from kimi_w4a8_eagle3.fetch.cache import Manifest, Store
 from kimi_w4a8_eagle3.fetch.hub import HubUnreachable
 from kimi_w4a8_eagle3.fetch.model import Listing, RemoteFile
+from kimi_w4a8_eagle3.machine.aiter_patches import PatchState, State
 from kimi_w4a8_eagle3.machine.aiter_regime import Regime
 from kimi_w4a8_eagle3.machine.base_image import RECORD
-from kimi_w4a8_eagle3.patching.patcher import PatchReport, Status
 from kimi_w4a8_eagle3.recipe.launch import load_recipe
 
 GIB = 1 << 30
@@ -66,10 +66,6 @@ OF_THE_BASE = [
 ]
 
 
-def patch(name: str, status: Status) -> PatchReport:
-    return PatchReport(name, name, status, "detail", None, None, ())
-
-
 @dataclass(frozen=True)
 class Recorded(Probe):
     """A probe that answers from records."""
@@ -81,7 +77,7 @@ class Recorded(Probe):
     packages: dict[str, str] = field(default_factory=dict)
     build: str | None = "hip 7.2.1"
     entry_points: tuple[str, ...] = ("kimi_w4a8_eagle3",)
-    patch_reports: tuple[PatchReport, ...] = (patch("aiter-fmha-rtz", Status.APPLIED),)
+    patch_states: tuple[PatchState, ...] = (PatchState("aiter-fmha-rtz", State.APPLIED, "detail"),)
     regime: Regime = Regime.FIXED64
     kernels_refused: str = ""
     taken: str | None = None
@@ -125,8 +121,8 @@ class Recorded(Probe):
             raise KimiError(self.kernels_refused, remedy="kimi-w4a8 warm --objects /opt/kimi/kernels")
         return Path("/opt/kimi/kernels"), 228
 
-    def patches(self) -> list[PatchReport]:
-        return list(self.patch_reports)
+    def patches(self) -> list[PatchState]:
+        return list(self.patch_states)
 
     def aiter_regime(self) -> Regime:
         return self.regime
