@@ -21,6 +21,7 @@ RUN python3 -m pip install --require-hashes --ignore-installed -r requirements/d
  && python3 -m pip wheel --require-hashes --no-deps --no-build-isolation --wheel-dir /wheels -r requirements/docker.txt
 COPY pyproject.toml setup.py MANIFEST.in README.md LICENSE ./
 COPY kimi_w4a8_eagle3 kimi_w4a8_eagle3
+COPY kimi_w4a8_lab kimi_w4a8_lab
 COPY launch launch
 COPY patches patches
 COPY bench bench

@@ -39,7 +39,7 @@ tiny: $(STAMP)
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-$(DEMO): pyproject.toml laptop/pyproject.toml requirements/install.sh requirements/serve-cpu.txt requirements/constraints.txt
+$(DEMO): pyproject.toml kimi_w4a8_laptop/pyproject.toml requirements/install.sh requirements/serve-cpu.txt requirements/constraints.txt
 	@PYTHON="$(PYTHON)" requirements/install.sh demo $(VENV)
 	@touch $@
 

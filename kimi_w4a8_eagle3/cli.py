@@ -1,15 +1,18 @@
-"""The `kimi-w4a8` command: the table of its sub-commands, and KimiError as one message.
+"""The `kimi-w4a8` command: the tables of its verbs, and KimiError as one message.
 
-Each sub-command is a module of `commands/`, imported when it is used. `kimi-w4a8 --help` therefore answers at once on a
-machine without the dependencies, and the modules can import theirs at the top.
+Each verb is a module of a package `commands`, imported when it is used. `kimi-w4a8 --help` therefore answers at once on
+a machine without the dependencies, and the modules can import theirs at the top. The verbs that measure belong to
+kimi_w4a8_lab and are found by the entry point `kimi_w4a8_eagle3.verbs`.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import partial
+from contextlib import suppress
+from functools import cache, partial
 from importlib import import_module
+from importlib.metadata import entry_points
 from typing import Any
 
 import typer
@@ -18,14 +21,14 @@ from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 from . import __version__
-from .base.errors import KimiError
+from .base.errors import KimiError, UsageError
 from .base.extras import failed_import
 
 PROGRAM = "kimi-w4a8"  # `kimi` alone is Moonshot's own client
 
 # Name and first line of help, in the order of `--help`. The module has the same name, with underscores. It holds a
 # function of that name, or an `app` with sub-commands.
-COMMANDS = {
+VERBS = {
     "check": "Check a checkpoint from its configs, headers and small tensors; no weight matrix is read.",
     "doctor": "Check this machine for a recipe: GPUs, ROCm, NUMA, memory, limits, disk, packages, patches, ports.",
     "fetch": "Download checkpoints to the Hugging Face cache (HF_HOME), and check every file's digest.",
@@ -38,16 +41,9 @@ COMMANDS = {
     "top": "Watch replicas: phase, load, KV pool, throughput, prefix cache, acceptance.",
     "plan": "Show the memory map per GPU, the KV capacity and the page-offset guard's verdict, from configs alone.",
     "gates": "List every kernel gate: value, origin, allowed values, reader, effect. A misspelt gate is an error.",
-    "quantize": "Quantize a target or a draft with AMD Quark, shard by shard.",
-    "tune-moe": "Measure tile choices on this GPU and write the fastest into the table; rows of other shapes and GPUs "
-    "stay.",
     "warm": "Compile the MoE kernels ahead of serving; needs no GPU, but FlyDSL and a linker for gfx942.",
-    "eval": "Accuracy with a verdict, and proof that speculation changes no answer.",
-    "bench": "Measure a server: `kimi-w4a8 bench con2`, `con40`, or any workload of `kimi-w4a8 bench list`.",
-    "accept": "Accept what this machine serves, in an hour on eight MI325X: a timetable, the stages, a page and a "
-    "bundle.",
-    "report": "Write one self-contained HTML page and SVG figures from finished runs, from this machine or another.",
 }
+_GROUP = "kimi_w4a8_eagle3.verbs"  # entry points: package of the modules -> its table
 _VALUES = {"path": "PATH", "int": "N", "float": "NUMBER"}  # part of a type: the word in the help
 
 
@@ -55,13 +51,19 @@ class Commands(TyperGroup):
     """Group of the commands in the table; each command is imported only when it runs."""
 
     def __init__(self, **attributes: Any) -> None:
-        stubs = {name: TyperCommand(name, help=line) for name, line in COMMANDS.items()}
+        stubs = {name: TyperCommand(name, help=line) for table in tables().values() for name, line in table.items()}
         super().__init__(**{**attributes, "commands": stubs})
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the typed command, fully loaded."""
+        if len(tables()) == 1 and args[0] not in self.commands and not args[0].startswith("-"):
+            raise UsageError(
+                f"this installation has no verb {args[0]!r}",
+                expected=", ".join(VERBS),
+                remedy="bench, eval and others that measure are in kimi_w4a8_lab: pip install '.[all]' in a checkout",
+            )
         name, stub, rest = super().resolve_command(ctx, args)
-        return name, load(name) if name in COMMANDS else stub, rest
+        return name, load(args[0]) if stub else None, rest
 
     def invoke(self, ctx: Any) -> object:
         """Run a command; Ctrl-C ends it with one line and exit code 130."""
@@ -72,10 +74,21 @@ class Commands(TyperGroup):
             raise typer.Exit(130) from None
 
 
+@cache
+def tables() -> dict[str, dict[str, str]]:
+    """Return the table of verbs of each installed package of commands, this one first."""
+    found = {f"{__package__}.commands": VERBS}
+    for entry in entry_points(group=_GROUP):
+        with suppress(ModuleNotFoundError):  # the metadata outlives a package that was left out
+            found[entry.module] = entry.load()
+    return found
+
+
 def load(name: str) -> Any:
-    """Import a sub-command with its dependencies and return it as a click command."""
+    """Import a verb with its dependencies and return it as a click command."""
+    package = next(package for package, table in tables().items() if name in table)
     module_name = name.replace("-", "_")
-    module = import_module(f".commands.{module_name}", __package__)
+    module = import_module(f"{package}.{module_name}")
     if hasattr(module, "app"):
         module.app.rich_markup_mode, module.app._add_completion = app.rich_markup_mode, False
         return _plain(typer.main.get_command(module.app))

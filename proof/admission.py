@@ -340,7 +340,7 @@ def tokenizers() -> None:
     from tokenizers import Tokenizer
 
     text = _LINE * 51_000
-    ours = Tokenizer.from_file("laptop/tiny/weights/target-w4a8/tokenizer.json")
+    ours = Tokenizer.from_file("kimi_w4a8_laptop/tiny/weights/target-w4a8/tokenizer.json")
     ranks = {token: rank for rank, token in enumerate(vocabulary())}
     like_kimi = tiktoken.Encoding(
         "like Kimi's", pat_str=r"\p{L}+|\p{N}{1,3}|.|\s", mergeable_ranks=ranks, special_tokens={}

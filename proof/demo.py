@@ -26,24 +26,24 @@ from kimi_w4a8_eagle3.base.console import table_console
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
 from kimi_w4a8_eagle3.base.signals import Terminated, signals_raise
-from kimi_w4a8_eagle3.bench.generator import LoadResult
-from kimi_w4a8_eagle3.bench.measure import measure
-from kimi_w4a8_eagle3.bench.statistics import Interval
-from kimi_w4a8_eagle3.bench.texts import prepare
-from kimi_w4a8_eagle3.bench.workloads import Workload
+from kimi_w4a8_eagle3.chat.calculator import declaration, results
 from kimi_w4a8_eagle3.cli import run
 from kimi_w4a8_eagle3.door.settings import without_keys
 from kimi_w4a8_eagle3.engine import startup_check
 from kimi_w4a8_eagle3.engine.client import EngineClient, Generation
 from kimi_w4a8_eagle3.engine.metrics import Acceptance, acceptance_from_histograms
 from kimi_w4a8_eagle3.engine.process import EngineServer, free_port, last_line
-from kimi_w4a8_eagle3.eval.calculator import declaration, results
-from kimi_w4a8_eagle3.eval.problems import parse_answer
 from kimi_w4a8_eagle3.fleet.checks import checked
-from kimi_w4a8_eagle3.fleet.target import Target
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render
-from kimi_w4a8_eagle3.report.page import Page, Section, Words, write_page
-from kimi_w4a8_eagle3.report.page import Table as PageTable
+from kimi_w4a8_lab.accuracy.problems import parse_answer
+from kimi_w4a8_lab.base.server_under_test import Target
+from kimi_w4a8_lab.report.page import Page, Section, Words, write_page
+from kimi_w4a8_lab.report.page import Table as PageTable
+from kimi_w4a8_lab.speed.generator import LoadResult
+from kimi_w4a8_lab.speed.measure import measure
+from kimi_w4a8_lab.speed.statistics import Interval
+from kimi_w4a8_lab.speed.texts import prepare
+from kimi_w4a8_lab.speed.workloads import Workload
 
 from .tiny.problems import WordProblem, problems
 
@@ -252,7 +252,7 @@ def page(plain: ServerResults, fast: ServerResults, same: bool, correct: int, fo
     ]
     chart = None
     if find_spec("matplotlib"):
-        from kimi_w4a8_eagle3.report.plots import Bar, panel
+        from kimi_w4a8_lab.report.plots import Bar, panel
 
         values = [(s.name, Interval(s.load.median_tpot_ms, None, None)) for s in (plain, fast)]
         chart = panel("tpot", "TPOT median (ms)", [Bar("load", name, False, value) for name, value in values])

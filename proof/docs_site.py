@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import typer
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from kimi_w4a8_eagle3.cli import COMMANDS, PROGRAM, load
+from kimi_w4a8_eagle3.cli import PROGRAM, load, tables
 
 CLI_PAGE = "cli.md"
 _OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+([^)#]+)(?:#[^)]*)?\)")
@@ -38,7 +39,7 @@ def cli_page() -> str:
     os.environ["COLUMNS"] = "100"
     what = f"This page has the help of every `{PROGRAM}` command, written by the program itself."
     lines = ["# Command line", "", what, ""]
-    for name in COMMANDS:
+    for name in chain(*tables().values()):
         for words, text in helps(load(name), (PROGRAM, name)):
             lines += [f"{'#' * len(words)} {' '.join(words)}", "", "```text", text.rstrip(), "```", ""]
     return "\n".join(lines)

@@ -8,7 +8,7 @@ from itertools import groupby
 
 import numpy as np
 
-from kimi_w4a8_eagle3.predict.step_time import Decode, Extend
+from kimi_w4a8_lab.predict.step_time import Decode, Extend
 
 CHUNK = 1024  # tokens of a prefill
 

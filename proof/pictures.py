@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kimi_w4a8_eagle3.report.page import Picture
-from kimi_w4a8_eagle3.report.plots import speedup_curves
-from kimi_w4a8_eagle3.report.speedup import from_published
+from kimi_w4a8_lab.report.page import Picture
+from kimi_w4a8_lab.report.plots import speedup_curves
+from kimi_w4a8_lab.report.speedup import from_published
 
 PATH = Path(__file__).parents[1] / "docs" / "images" / "bench-speedup.svg"
 _COLOURS = {"#3f7fc4": "Blue", "#c8772e": "Orange"}

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from kimi_w4a8_eagle3.base.console import table_console
 from kimi_w4a8_eagle3.engine.metrics import read
-from kimi_w4a8_eagle3.fleet.target import Target
+from kimi_w4a8_lab.base.server_under_test import Target
 
 from .load.load_questions import CLEAR_GAP, gap, served_model
 from .tiny.problems import problems

@@ -20,11 +20,11 @@ from rich.table import Table
 from scipy import stats
 
 from kimi_w4a8_eagle3.base.run_dir import new_run_dir, write_json
-from kimi_w4a8_eagle3.eval import sampling_match
-from kimi_w4a8_eagle3.eval.sampling_match import ALPHA, LENGTH, Samples
-from kimi_w4a8_eagle3.eval.tokens import TokenClient
-from kimi_w4a8_eagle3.fleet.target import Target
 from kimi_w4a8_eagle3.sampling.draw import Filters, draw
+from kimi_w4a8_lab.accuracy import sampling_match
+from kimi_w4a8_lab.accuracy.sampling_match import ALPHA, LENGTH, Samples
+from kimi_w4a8_lab.accuracy.tokens import TokenClient
+from kimi_w4a8_lab.base.server_under_test import Target
 
 from .tiny.problems import problems
 

@@ -29,9 +29,9 @@ import numpy as np
 import psutil
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.bench.trace import Segment, Trace, TraceSession, Turn
-from kimi_w4a8_eagle3.fleet.target import Target
-from kimi_w4a8_eagle3.predict.traffic import EngineSettings, Traffic
+from kimi_w4a8_lab.base.server_under_test import Target
+from kimi_w4a8_lab.predict.traffic import EngineSettings, Traffic
+from kimi_w4a8_lab.speed.trace import Segment, Trace, TraceSession, Turn
 
 from .linear_step_time import CHUNK, Answered, Fitted, fit
 from .load.served import ServedFleet

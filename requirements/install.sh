@@ -165,7 +165,7 @@ if [[ $stage == demo ]]; then
   sglang=$(grep '^sglang==' requirements/constraints.txt)
   step "what SGLang needs" packages --extra serve
   step "SGLang ${sglang#*==}" uv_pip --no-deps "$sglang"
-  step "this package" uv_pip --no-deps --no-build-isolation --editable . --editable laptop
+  step "this package" uv_pip --no-deps --no-build-isolation --editable . --editable kimi_w4a8_laptop
   step "without static libraries and profilers" remove_unused
 else
   step "what the tests need" packages --all-extras
@@ -173,5 +173,5 @@ else
   step "AITER's files" uv_pip --no-deps --target "$venv/compat/amd-aiter" "${aiter[@]}"
   # Once for all workers, which import it at the same time: compiling is two thirds of a first import.
   step "what an engine imports, compiled" env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 "$venv/bin/python" -c \
-    'import os; from laptop.fork_server import ForkServer as F; F.start(os.environ, 2).close()'
+    'import os; from kimi_w4a8_laptop.fork_server import ForkServer as F; F.start(os.environ, 2).close()'
 fi

@@ -50,7 +50,7 @@ TOGETHER = {
     "SGLang": (
         "tests/sglang_plugin/",
         "tests/laptop/",
-        "tests/bench/",
+        "tests/speed/",
         "tests/commands/test_rules.py",
         "tests/e2e/test_newest_release.py",
         "tests/recipe/test_recipes_parsed_by_sglang.py",

@@ -32,6 +32,7 @@ def require(part: str, user: str) -> Any:
             "the package kimi-w4a8-laptop is not installed",
             where=user,
             expected="the built-in model and its engine on a CPU, which images for GPUs do not contain",
-            remedy="in a checkout of this package: `make demo`, then .venv/bin/kimi-w4a8; or pip install ./laptop",
+            remedy="in a checkout of this package: `make demo`, then .venv/bin/kimi-w4a8; "
+            "or pip install ./kimi_w4a8_laptop",
         )
     return found

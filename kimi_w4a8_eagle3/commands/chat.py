@@ -14,10 +14,10 @@ import typer
 from rich.console import Console
 
 from ..base.errors import KimiError, UsageError
+from ..chat import calculator
 from ..door.settings import client_key
 from ..engine.client import EngineClient
 from ..engine.reply import Reply
-from ..eval import calculator
 from .options import KEY_FILE
 
 _MOST_ROUNDS = 32  # rounds of calls and results per question

@@ -14,11 +14,9 @@ from ..base.console import table_console
 from ..base.errors import UsageError
 from ..machine.aiter_regime import detect_regime, installed_regime
 from ..machine.hardware import Machine, gpu_by_name
-from ..predict.simulation import Slo
 from ..recipe.launch import load_recipe, missing_gpus, resolve, unmet_requirements
 from ..recipe.memory_plan import MemoryPlan, ModelCard, make_plan, short_pool
 from .options import RECIPE, RECIPE_NAME, one_recipe
-from .plan_trace import rank_layouts
 
 INPUT_LEN, OUTPUT_LEN = 10240, 512  # the published workload
 WORKLOAD = f"{INPUT_LEN:,}+{OUTPUT_LEN}"
@@ -37,37 +35,12 @@ def plan(
     draft: Path | None = typer.Option(None, "--draft", help="Read the draft's config.json in this directory."),
     aiter: str = typer.Option("", "--aiter", help="Plan for this AITER version instead of the installed one."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
-    output: Path | None = typer.Option(
-        None, "--output", "-o", help="Draw a stacked bar to this .png or .svg file; with --trace, write the page here."
-    ),
-    trace: Path | None = typer.Option(
-        None, "--trace", help="Rank layouts of 8x MI325X for this traffic: agentic-trace, AgentX, Mooncake, or a run."
-    ),
-    slo: str | None = typer.Option(None, "--slo", help="With --trace: limits, such as ttft=2s,tpot=40ms."),
-    users: int | None = typer.Option(
-        None, "--users", min=1, help="With --trace: sessions at once; default: recorded times, or the most that fit."
-    ),
-    accept_length: float = typer.Option(
-        2.7, "--accept-length", "-l", min=1, max=4, help="With --trace: tokens that a verify step accepts."
-    ),
-    minutes: float = typer.Option(10.0, "--minutes", min=1, help="With --trace: simulated time."),
+    output: Path | None = typer.Option(None, "--output", "-o", help="Draw a stacked bar to this .png or .svg file."),
 ) -> None:
     """Show the memory map per GPU, the KV capacity and the page-offset guard's verdict, from configs alone.
 
-    With --gpu A,B it prints one row for each GPU model. With --trace it simulates traffic instead and ranks layouts of
-    a node. It needs no GPU.
+    With --gpu A,B it prints one row for each GPU model. It needs no GPU.
     """
-    if trace is not None:
-        if slo is None or name or recipe or gpu or tp or settings:
-            raise UsageError(
-                "--trace needs an SLO, and no recipe or setting: it compares recipes",
-                where="--trace",
-                expected="kimi-w4a8 plan --trace FILE --slo ttft=2s,tpot=40ms",
-            )
-        rank_layouts(trace, Slo.parse(slo), users, accept_length, minutes * 60, output, as_json)
-        return
-    if slo is not None or users is not None:
-        raise UsageError("--slo and --users belong to --trace", where="kimi-w4a8 plan", remedy="add --trace FILE")
     if tp:
         settings = [*settings, f"tp-size={tp}"]
     resolved = resolve(load_recipe(one_recipe(name, recipe)), settings)
@@ -86,7 +59,7 @@ def plan(
     cards = [ModelCard.from_directory(path) if path else None for path in (model, draft)]
     plans = [make_plan(chosen, args, model_gpu, regime, *cards) for model_gpu in found]
     if output is not None:
-        from ..report.memory import draw  # optional: matplotlib
+        from ..recipe.memory_picture import draw  # optional: matplotlib
 
         draw(plans, output)
     if len(plans) > 1:

@@ -29,8 +29,8 @@ def warm(
     """
     require("flydsl", "torch")
     from ..moe.flydsl.backend import FlydslBackend  # start-up: torch
+    from ..moe.flydsl.candidates import every_kernel
     from ..moe.flydsl.objects import objects_folder
-    from ..moe.flydsl.tune import every_kernel
     from ..moe.flydsl.warm import default_jobs
     from ..moe.flydsl.warm import warm as compile_objects
 

@@ -45,7 +45,7 @@ def exact_matmul(a: torch.Tensor, w: torch.Tensor, weights: WeightFormat = INT4)
     if weights.block:
         largest <<= _INT8_SHIFT if w.dtype == torch.int8 else MAX_SHIFT
     dtype = torch.float32 if a.shape[-1] * INT8_MAX * largest <= 2**24 else torch.float64
-    # These sums are exact in any order. `bmm` keeps one order, slower on a CPU (laptop/cpu/batch_invariant.py).
+    # These sums are exact in any order. `bmm` keeps one order, which is slower on a CPU.
     return torch.baddbmm(a.new_empty(1, 1, 1, dtype=dtype), a.to(dtype), w.to(dtype).transpose(1, 2), beta=0)
 
 

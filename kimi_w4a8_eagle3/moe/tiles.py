@@ -18,6 +18,7 @@ from ..base.errors import KimiError
 from ..base.files import write_atomic
 from .contract import MoeShape
 
+BLOCK_SIZES = (16, 32, 64, 128)  # rows of a block that a search tries
 TABLE = Path(__file__).with_name("tiles.json")
 _KEYS = ("backend", "arch", "hidden", "inter", "max_tokens", "tiles", "source")
 

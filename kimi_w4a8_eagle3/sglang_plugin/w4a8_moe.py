@@ -16,9 +16,9 @@ from sglang.srt.utils import set_weight_attrs
 
 from ..base.errors import KimiError
 from ..gates import read_gates
-from ..moe.agreement import require_layer
 from ..moe.contract import MoeShape, QuarkMoeWeights
 from ..moe.dispatch import select_backend
+from ..moe.layer_check import require_layer
 from ..moe.op import MoeLayer
 from ..quark.mx_blocks import NAN_EXPONENT, dequantized, fold_exponents
 from ..quark.packing import NIBBLES_PER_WORD, fold_scales

@@ -18,12 +18,13 @@ RUN pip install --index-url https://download.pytorch.org/whl/cpu "$(grep '^torch
  && pip install -c requirements/constraints.txt --no-deps sglang torchvision
 COPY pyproject.toml setup.py MANIFEST.in README.md LICENSE ./
 COPY kimi_w4a8_eagle3 kimi_w4a8_eagle3
-COPY laptop laptop
+COPY kimi_w4a8_lab kimi_w4a8_lab
+COPY kimi_w4a8_laptop kimi_w4a8_laptop
 COPY launch launch
 COPY patches patches
 COPY bench bench
 COPY eval eval
-RUN pip install -c requirements/constraints.txt '.[serve,scale]' ./laptop && rm -rf build laptop/build
+RUN pip install -c requirements/constraints.txt '.[serve,scale]' ./kimi_w4a8_laptop && rm -rf build kimi_w4a8_laptop/build
 
 RUN useradd --create-home --uid 10001 kimi && install --directory --owner kimi --group kimi /models /runs
 USER 10001

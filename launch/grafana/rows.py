@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from fleet_rows import gpus, routing, watchdog
@@ -28,7 +30,7 @@ from queries import (
     share_of_objective,
 )
 
-from kimi_w4a8_eagle3.bench.published import accept_lengths
+PUBLISHED = Path(__file__).parents[2] / "bench/published"
 
 TOKENS = "sglang:realtime_tokens_total"
 DECODE, PREFILL = 'mode="decode"', 'mode="prefill_compute"'
@@ -188,9 +190,11 @@ def throughput() -> list[Any]:
 
 def speculation() -> list[Any]:
     """Does the draft earn its keep?"""
-    texts = {length.text: length.accept_length for length in accept_lengths()}
+    real = json.loads((PUBLISHED / "acceptance.json").read_text())["real"]
+    texts = {row["text"]: row["accept_length"] for row in real}
     published = {name: texts[name] for name in ("MTBench", "GSM8K", "HumanEval")}
-    published["repeated text"] = texts["random 10240/512 at con40"]
+    repeated = json.loads((PUBLISHED / "mi325x-eagle3.json").read_text())["points"]["con40"]["eagle3"]
+    published["repeated text"] = repeated["accept_length"]
     return [
         lines(
             "Accept length",

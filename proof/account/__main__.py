@@ -11,8 +11,8 @@ from rich.table import Table
 
 from kimi_w4a8_eagle3.base.console import table_console
 from kimi_w4a8_eagle3.cli import run
-from kimi_w4a8_eagle3.predict.machine_model import Cluster
-from kimi_w4a8_eagle3.predict.predict import Load, calibrate, published_accept_length
+from kimi_w4a8_lab.predict.machine_model import Cluster
+from kimi_w4a8_lab.predict.predict import Load, calibrate, published_accept_length
 
 from . import levers
 from .parts import Account, explain

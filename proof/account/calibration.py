@@ -24,7 +24,7 @@ from scipy.optimize import least_squares
 
 from kimi_w4a8_eagle3.base.console import table_console
 from kimi_w4a8_eagle3.moe.contract import MoeShape
-from kimi_w4a8_eagle3.predict.machine_model import BF16_OPS, INT8_OPS
+from kimi_w4a8_lab.predict.machine_model import BF16_OPS, INT8_OPS
 
 from .blocks import expected_blocks
 

@@ -15,9 +15,9 @@ import numpy as np
 from rich.table import Table
 
 from kimi_w4a8_eagle3.base.console import table_console
-from kimi_w4a8_eagle3.predict.machine_model import Cluster
-from kimi_w4a8_eagle3.predict.predict import calibrate
-from kimi_w4a8_eagle3.predict.step_time import KimiStepTime
+from kimi_w4a8_lab.predict.machine_model import Cluster
+from kimi_w4a8_lab.predict.predict import calibrate
+from kimi_w4a8_lab.predict.step_time import KimiStepTime
 
 SESSIONS = (4, 8, 16, 32, 64, 96)
 # Tokens a second of a user, and goodput in relation to TP 8 with 16 sessions (plot_results.py).

@@ -13,9 +13,9 @@ from rich.table import Table
 
 from kimi_w4a8_eagle3.base.console import table_console
 from kimi_w4a8_eagle3.cli import run
-from kimi_w4a8_eagle3.predict.layouts import Layout, layout
-from kimi_w4a8_eagle3.predict.machine_model import Cluster
-from kimi_w4a8_eagle3.predict.predict import Fit, Load, calibrate, predict
+from kimi_w4a8_lab.predict.layouts import Layout, layout
+from kimi_w4a8_lab.predict.machine_model import Cluster
+from kimi_w4a8_lab.predict.predict import Fit, Load, calibrate, predict
 
 LAYOUTS = (("agent",), ("agent-2x4",), ("throughput",), ("throughput", "dp-size=2"))  # recipes with settings
 CONCURRENCIES, CONTEXTS, OUTPUT = (2, 8, 40, 64), (2048, 10240, 65536), 512

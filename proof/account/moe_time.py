@@ -13,7 +13,7 @@ from typing import Any
 
 from kimi_w4a8_eagle3.machine.hardware import Gpu
 from kimi_w4a8_eagle3.moe.contract import MoeShape
-from kimi_w4a8_eagle3.predict.machine_model import INT8_OPS
+from kimi_w4a8_lab.predict.machine_model import INT8_OPS
 
 from .blocks import expected_blocks, padded_to
 from .calibration import STAGE1, STAGE2, rates

@@ -11,10 +11,10 @@ from rich.table import Table
 
 from kimi_w4a8_eagle3.base.console import table_console
 from kimi_w4a8_eagle3.machine.aiter_regime import Regime
-from kimi_w4a8_eagle3.predict.machine_model import BF16_BYTES, Cluster, kimi
-from kimi_w4a8_eagle3.predict.predict import Fit, Load, calibrate, predict, terms
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve
 from kimi_w4a8_eagle3.recipe.memory_plan import make_plan
+from kimi_w4a8_lab.predict.machine_model import BF16_BYTES, Cluster, kimi
+from kimi_w4a8_lab.predict.predict import Fit, Load, calibrate, predict, terms
 
 from .layouts import OUTPUT, layout
 from .moe_time import SMALL_US

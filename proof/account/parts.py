@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from kimi_w4a8_eagle3.bench import published
-from kimi_w4a8_eagle3.predict.machine_model import (
+from kimi_w4a8_lab.predict.machine_model import (
     BF16_BYTES,
     BF16_OPS,
     MLA_HEADS,
@@ -22,7 +21,8 @@ from kimi_w4a8_eagle3.predict.machine_model import (
     kimi,
     moe_shape,
 )
-from kimi_w4a8_eagle3.predict.predict import Fit, Load, predict, terms
+from kimi_w4a8_lab.predict.predict import Fit, Load, predict, terms
+from kimi_w4a8_lab.speed import published
 
 from . import calibration, moe_time
 

@@ -9,8 +9,8 @@ import numpy as np
 from rich.table import Table
 
 from kimi_w4a8_eagle3.base.console import table_console
-from kimi_w4a8_eagle3.predict.machine_model import Cluster
-from kimi_w4a8_eagle3.predict.predict import PredictedPoint, calibrate, check, fit_points, published_points
+from kimi_w4a8_lab.predict.machine_model import Cluster
+from kimi_w4a8_lab.predict.predict import PredictedPoint, calibrate, check, fit_points, published_points
 
 GOALS = {
     "tpot_median_ms": ("TPOT", 0.08),

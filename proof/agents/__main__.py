@@ -28,7 +28,7 @@ import typer
 from kimi_w4a8_eagle3.cli import run
 from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
-from laptop import tiny
+from kimi_w4a8_laptop import tiny
 
 from . import words
 from .clean import cleaned

@@ -11,8 +11,8 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from kimi_w4a8_eagle3.bench.trace_readers import MOONCAKE_BLOCK
-from laptop import tiny
+from kimi_w4a8_lab.speed.trace_readers import MOONCAKE_BLOCK
+from kimi_w4a8_laptop import tiny
 
 _BLOCK = 64  # of AgentX: most prompts here are shorter than 512 tokens
 _MOST = 4096  # tokens of a prompt: longer ones take a CPU minutes

@@ -18,7 +18,7 @@ from rich.table import Table
 from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
 from kimi_w4a8_eagle3.engine.starter import NewProcess
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render
-from laptop import fork_server
+from kimi_w4a8_laptop import fork_server
 
 _WAYS = (_NEW, _FIRST, _AGAIN) = ("new processes", "forks, new fork server", "forks")
 _READY_S = 600.0

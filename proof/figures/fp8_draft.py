@@ -27,10 +27,10 @@ from kimi_w4a8_eagle3.base.signals import signals_raise
 from kimi_w4a8_eagle3.cli import run
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.metrics import Acceptance, acceptance_from_counters, scrape
-from kimi_w4a8_eagle3.fleet.target import Target
-from kimi_w4a8_eagle3.predict.machine_model import PRECISIONS, Cluster, decode_bytes, draft_bytes
 from kimi_w4a8_eagle3.recipe.memory_plan import ModelCard, draft_weights
-from laptop import tiny
+from kimi_w4a8_lab.base.server_under_test import Target
+from kimi_w4a8_lab.predict.machine_model import PRECISIONS, Cluster, decode_bytes, draft_bytes
+from kimi_w4a8_laptop import tiny
 
 from ..tiny.problems import problems
 

@@ -23,8 +23,8 @@ from kimi_w4a8_eagle3.base.signals import signals_raise
 from kimi_w4a8_eagle3.cli import run
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.metrics import acceptance_from_counters, scrape
-from kimi_w4a8_eagle3.fleet.target import Target
-from laptop import tiny
+from kimi_w4a8_lab.base.server_under_test import Target
+from kimi_w4a8_laptop import tiny
 
 from ..tiny.acceptance import acceptance
 from ..tiny.checkpoint import load_draft, load_target

@@ -18,7 +18,7 @@ _KINDS = {
     "sglang::scheduler": "scheduler",
     "sglang::detokenizer": "detokenizer",
     "resource_tracker": "resource tracker",
-    "laptop.forked_engine": "fork server",
+    "kimi_w4a8_laptop.forked_engine": "fork server",
 }
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from jsonschema import Draft202012Validator, ValidationError
 from tokenizers import Tokenizer
 
-from laptop import tiny
-from laptop.tiny.tokenizer import CALL_ARGUMENTS, CALLS_END, THINK_END
+from kimi_w4a8_laptop import tiny
+from kimi_w4a8_laptop.tiny.tokenizer import CALL_ARGUMENTS, CALLS_END, THINK_END
 
 from ..tiny.problems import problems
 from .schemas import Schema, draw

@@ -11,8 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from kimi_w4a8_eagle3.base.resources import operator_dir
 from kimi_w4a8_eagle3.cli import run
-from kimi_w4a8_eagle3.eval.problems import FILE, MOST
-from laptop import tiny
+from kimi_w4a8_lab.accuracy.problems import FILE, MOST
+from kimi_w4a8_laptop import tiny
 
 from .typed import EXAMINATION, examination
 

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import Progress
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.quark.by_shard import quantize_by_shard
-from kimi_w4a8_eagle3.quark.quantize import quantize_w4a8
 from kimi_w4a8_eagle3.quark.safetensors_header import read_checkpoint
-from laptop import tiny
-from laptop.tiny import DRAFT, METRICS, TARGET, TARGET_BF16, WEIGHTS
+from kimi_w4a8_lab.quantize.by_shard import quantize_by_shard
+from kimi_w4a8_lab.quantize.quantize import quantize_w4a8
+from kimi_w4a8_laptop import tiny
+from kimi_w4a8_laptop.tiny import DRAFT, METRICS, TARGET, TARGET_BF16, WEIGHTS
 
 from .acceptance import acceptance
 from .checkpoint import load_draft, load_target, load_tower, save_draft, save_target

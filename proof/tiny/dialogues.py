@@ -23,9 +23,9 @@ from typing import Any
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from kimi_w4a8_eagle3.eval.calculator import DESCRIPTION, NAME, calculate, declaration
-from kimi_w4a8_eagle3.eval.problems import parse_answer
-from laptop.tiny.tokenizer import (
+from kimi_w4a8_eagle3.chat.calculator import DESCRIPTION, NAME, calculate, declaration
+from kimi_w4a8_lab.accuracy.problems import parse_answer
+from kimi_w4a8_laptop.tiny.tokenizer import (
     CALL_ARGUMENTS,
     CALL_BEGIN,
     CALL_END,

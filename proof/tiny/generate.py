@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kimi_w4a8_eagle3.eval.calculator import calculate
-from laptop.tiny.tokenizer import CALL_ARGUMENTS, CALL_BEGIN, CALL_END, CALLS_BEGIN, IM_END, THINK_END
+from kimi_w4a8_eagle3.chat.calculator import calculate
+from kimi_w4a8_laptop.tiny.tokenizer import CALL_ARGUMENTS, CALL_BEGIN, CALL_END, CALLS_BEGIN, IM_END, THINK_END
 
 from .dialogues import Dialogue, Message, render
 from .model import Cache, TargetModel

@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from laptop.tiny.processor import TinyKimiProcessor
-from laptop.tiny.tokenizer import MEDIA_CONTENT, MEDIA_PAD
+from kimi_w4a8_laptop.tiny.processor import TinyKimiProcessor
+from kimi_w4a8_laptop.tiny.tokenizer import MEDIA_CONTENT, MEDIA_PAD
 
 from .checkpoint import load_target, load_tower
 from .config import TowerConfig, preprocessor_config_json

@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from laptop.tiny.tokenizer import (
+from kimi_w4a8_laptop.tiny.tokenizer import (  # fmt: skip
     CALL_ARGUMENTS,
     CALL_BEGIN,
     CALL_END,
@@ -30,7 +30,7 @@ from laptop.tiny.tokenizer import (
     MEDIA_PAD,
     THINK_BEGIN,
     THINK_END,
-)  # fmt: skip
+)
 
 PAD, BOS, EOS = "[PAD]", "[BOS]", "[EOS]"
 SPECIAL_TOKENS = [

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from laptop.tiny.tokenizer import MEDIA_PAD
+from kimi_w4a8_laptop.tiny.tokenizer import MEDIA_PAD
 
 from .config import TowerConfig
 from .dialogues import PICTURE_TOKENS

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from kimi_w4a8_eagle3.eval.problems import MOST as MOST_PROBLEMS
-from kimi_w4a8_eagle3.eval.problems import parse_answer, problems
+from kimi_w4a8_lab.accuracy.problems import MOST as MOST_PROBLEMS
+from kimi_w4a8_lab.accuracy.problems import parse_answer, problems
 
 from .operations import operands, worked
 from .problems import WordProblem, Work

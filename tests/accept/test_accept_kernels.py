@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from kimi_w4a8_eagle3.accept.kernel_stage import check_kernels, ideal_us, run_child
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.machine.hardware import GPUS
 from kimi_w4a8_eagle3.moe.contract import MoeShape
-from kimi_w4a8_eagle3.predict.machine_model import experts_touched, kimi
 from kimi_w4a8_eagle3.quark.weight_format import FORMATS, WeightFormat
+from kimi_w4a8_lab.accept.kernel_stage import check_kernels, ideal_us, run_child
+from kimi_w4a8_lab.predict.machine_model import experts_touched, kimi
 
 SMALL, KIMI = MoeShape(6, 208, 80, 3), MoeShape(384, 7168, 256, 8)
 

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from kimi_w4a8_eagle3.accept.claims import CLAIMS, page, settled, write_bundle
-from kimi_w4a8_eagle3.accept.journal import Figure, Journal, Stage, StageResult
-from kimi_w4a8_eagle3.accept.stages import FIRST, IMAGE, LOAD_MINUTES, ON_GPUS, AcceptRun, Sizes
-from kimi_w4a8_eagle3.base.verdict import Verdict
-from kimi_w4a8_eagle3.bench.single import Texts
-from kimi_w4a8_eagle3.bench.workloads import load_workload
 from kimi_w4a8_eagle3.machine.hardware import Device, Machine
-from kimi_w4a8_eagle3.predict.machine_model import Cluster
-from kimi_w4a8_eagle3.predict.predict import calibrate, check, of_workload
-from kimi_w4a8_eagle3.report.page import write_page
+from kimi_w4a8_lab.accept.claims import CLAIMS, page, settled, write_bundle
+from kimi_w4a8_lab.accept.journal import Figure, Journal, Stage, StageResult
+from kimi_w4a8_lab.accept.stages import FIRST, IMAGE, LOAD_MINUTES, ON_GPUS, AcceptRun, Sizes
+from kimi_w4a8_lab.base.verdict import Verdict
+from kimi_w4a8_lab.predict.machine_model import Cluster
+from kimi_w4a8_lab.predict.predict import calibrate, check, of_workload
+from kimi_w4a8_lab.report.page import write_page
+from kimi_w4a8_lab.speed.single import Texts
+from kimi_w4a8_lab.speed.workloads import load_workload
 
 ROOT = Path(__file__).parents[2]
 MI325X = Machine((Device("gfx942", 304, "0000:01:00.0", 0, 256 << 30),) * 8)

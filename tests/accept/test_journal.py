@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from kimi_w4a8_eagle3.accept import journal
-from kimi_w4a8_eagle3.accept.journal import Figure, Journal, Skipped, Stage, open_journal, run_stages
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.signals import Terminated
-from kimi_w4a8_eagle3.base.verdict import Verdict
+from kimi_w4a8_lab.accept import journal
+from kimi_w4a8_lab.accept.journal import Figure, Journal, Skipped, Stage, open_journal, run_stages
+from kimi_w4a8_lab.base.verdict import Verdict
 
 FIGURE = Figure(name="speed", value=5.1, unit="TB/s", predicted=6.0)
 KILLED = """
 import os, sys
 from pathlib import Path
-from kimi_w4a8_eagle3.accept.journal import Stage, open_journal, run_stages
+from kimi_w4a8_lab.accept.journal import Stage, open_journal, run_stages
 found = open_journal(Path(sys.argv[1]), "all", restart=False)
 stages = [Stage("first", "", lambda: ("done", [])), Stage("second", "", lambda: os.kill(os.getpid(), 9))]
 run_stages(stages, found, print)

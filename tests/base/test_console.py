@@ -4,7 +4,7 @@ import pytest
 from rich.table import Table
 
 from kimi_w4a8_eagle3.base.console import table_console
-from kimi_w4a8_eagle3.base.request_progress import request_progress
+from kimi_w4a8_lab.base.request_progress import request_progress
 
 
 def test_a_table_in_a_log_file_is_as_wide_as_it_needs(

@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 from support.repository import ROOT, known_paths, tracked
 
-FOLDERS = ("kimi_w4a8_eagle3/", "laptop/", "proof/", "launch/")
+FOLDERS = ("kimi_w4a8_eagle3/", "kimi_w4a8_lab/", "kimi_w4a8_laptop/", "proof/", "launch/")
 # Names of installed libraries, of a formula, and of a pattern.
 OF_OTHERS = {"cpu_has_amx_support", "xet_get", "stall", "exported_NAME", "_forward_isolation"}
 OWN = "tests/base/test_docstrings.py"  # names what does not exist

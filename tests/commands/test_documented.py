@@ -19,10 +19,10 @@ from support.page_lines import PAGES, commands
 from support.repository import ROOT
 from typer.main import get_command
 
-from kimi_w4a8_eagle3.bench.workloads import load_workload
 from kimi_w4a8_eagle3.cli import PROGRAM, app
 from kimi_w4a8_eagle3.commands.options import one_recipe
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve
+from kimi_w4a8_lab.speed.workloads import load_workload
 
 RECIPES = ("recipe", "a", "b")  # parameters that name one, or several
 
@@ -134,7 +134,7 @@ def test_a_command_line_that_cannot_be_meant_is_found(text: str) -> None:
 
 def test_the_messages_of_troubleshooting_are_those_of_the_code() -> None:
     page = (ROOT / "docs/troubleshooting.md").read_text().partition("## Where the logs are")[0]
-    sources = [*ROOT.glob("kimi_w4a8_eagle3/**/*.py"), ROOT / "requirements/install.sh"]
+    sources = [*ROOT.glob("kimi_w4a8_*/**/*.py"), ROOT / "requirements/install.sh"]
     code = "".join(path.read_text() for path in sources)
     cells = re.findall(r"^\| ([^|]*`[^|]*) \|", page, flags=re.MULTILINE)
     parts = {

@@ -93,31 +93,31 @@ LINES: tuple[tuple[str, str, str], ...] = (
         "e2e/test_openai_api.py::test_a_persons_path_from_the_first_request_to_the_report",
         "",
     ),
-    (r"(\.venv/bin/)?kimi-w4a8 bench tiny-con2 .*", "bench/test_measure.py::test_tokens_and_requests_are_counted", ""),
+    (r"(\.venv/bin/)?kimi-w4a8 bench tiny-con2 .*", "speed/test_measure.py::test_tokens_and_requests_are_counted", ""),
     (
         r"kimi-w4a8 bench (con2|con40) .*",
-        "bench/test_workloads.py::test_con2_and_con40_are_the_published_commands",
+        "speed/test_workloads.py::test_con2_and_con40_are_the_published_commands",
         GPU,
     ),
     (
         r"make bench|kimi-w4a8 bench ab --a tiny.*",
-        "bench/test_report.py::test_sides_take_turns_and_both_measure_every_repetition",
+        "speed/test_report.py::test_sides_take_turns_and_both_measure_every_repetition",
         TIME,
     ),
     (r"kimi-w4a8 bench ab --a .*", "", GPU),
-    (r"kimi-w4a8 bench replay TRACE .*", "bench/test_replay.py::test_a_replay_measures_every_session_by_turn", ""),
+    (r"kimi-w4a8 bench replay TRACE .*", "speed/test_replay.py::test_a_replay_measures_every_session_by_turn", ""),
     (
         r"kimi-w4a8 bench replay (sessions|agentx)\.jsonl .*",
-        "bench/test_replay.py::test_a_replay_measures_every_session_by_turn",
+        "speed/test_replay.py::test_a_replay_measures_every_session_by_turn",
         TIME,
     ),
     (
         r"kimi-w4a8 bench sweep -r tiny .*",
-        "bench/test_sweep.py::test_the_speedup_of_a_shape_is_split_into_its_causes",
+        "speed/test_sweep.py::test_the_speedup_of_a_shape_is_split_into_its_causes",
         TIME,
     ),
     (r"kimi-w4a8 bench sweep .*", "", GPU),
-    (r"kimi-w4a8 bench compare RUN\.\.\.", "bench/test_report.py::test_the_command_line_compares_and_predicts", ""),
+    (r"kimi-w4a8 bench compare RUN\.\.\.", "speed/test_report.py::test_the_command_line_compares_and_predicts", ""),
     (
         r"kimi-w4a8 report RUN\.\.\.",
         "e2e/test_openai_api.py::test_a_persons_path_from_the_first_request_to_the_report",
@@ -125,25 +125,25 @@ LINES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         rf"kimi-w4a8 eval tools --base-url {URL}.*",
-        "eval/test_eval_tools.py::test_the_published_table_judges_schema_accuracy",
+        "accuracy/test_eval_tools.py::test_the_published_table_judges_schema_accuracy",
         "",
     ),
     (
         rf"kimi-w4a8 eval agent --base-url {URL}.*",
-        "eval/test_eval_agent.py::test_two_servers_are_compared_task_by_task",
+        "accuracy/test_eval_agent.py::test_two_servers_are_compared_task_by_task",
         "",
     ),
     (
         rf"kimi-w4a8 eval gsm8k --base-url {URL}",
-        "eval/test_eval_gsm8k.py::test_each_problem_is_recorded_with_its_status_and_score",
+        "accuracy/test_eval_gsm8k.py::test_each_problem_is_recorded_with_its_status_and_score",
         "",
     ),
     (
         r"kimi-w4a8 eval gsm8k --base-url URL --baseline .*",
-        "eval/test_eval_gsm8k.py::test_a_baseline_of_another_protocol_is_refused",
+        "accuracy/test_eval_gsm8k.py::test_a_baseline_of_another_protocol_is_refused",
         "",
     ),
-    (r"kimi-w4a8 eval gsm8k --resume .*", "eval/test_eval_gsm8k.py::test_a_resumed_run_asks_nothing_twice", ""),
+    (r"kimi-w4a8 eval gsm8k --resume .*", "accuracy/test_eval_gsm8k.py::test_a_resumed_run_asks_nothing_twice", ""),
     (rf"kimi-w4a8 eval smoke --base-url {URL}", "e2e/test_evaluation.py::test_smoke_passes_with_eagle3", ""),
     (
         r"make eval|kimi-w4a8 eval tiny-math --recipe tiny",
@@ -195,7 +195,7 @@ LINES: tuple[tuple[str, str, str], ...] = (
     ),
     (r"kimi-w4a8 warm", "moe/flydsl/test_flydsl_warm.py::test_warm_compiles_what_the_server_launches", ""),
     (
-        r"kimi-w4a8 plan --trace .*",
+        r"kimi-w4a8 rank .*",
         "predict/test_trace_plan.py::test_the_page_begins_with_the_verdict_and_says_that_it_is_a_model",
         TIME,
     ),
@@ -211,7 +211,7 @@ LINES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r"python -m proof\.pictures",
-        "bench/test_figures.py::test_the_readme_shows_the_picture_of_todays_published_figures",
+        "speed/test_figures.py::test_the_readme_shows_the_picture_of_todays_published_figures",
         "",
     ),
     (

@@ -15,11 +15,11 @@ import pytest
 
 from kimi_w4a8_eagle3.base.extras import failed_import
 from kimi_w4a8_eagle3.base.run_dir import RECORD, record, write_json
-from kimi_w4a8_eagle3.bench.generator import LoadResult
-from kimi_w4a8_eagle3.bench.measure import Measurement
-from kimi_w4a8_eagle3.bench.runs import RESULT, RunResult
-from kimi_w4a8_eagle3.bench.workloads import load_workload
-from laptop import tiny
+from kimi_w4a8_lab.speed.generator import LoadResult
+from kimi_w4a8_lab.speed.measure import Measurement
+from kimi_w4a8_lab.speed.runs import RESULT, RunResult
+from kimi_w4a8_lab.speed.workloads import load_workload
+from kimi_w4a8_laptop import tiny
 
 ROOT = Path(__file__).parents[2]
 SUPPORT = ROOT / "tests" / "support"
@@ -48,6 +48,7 @@ CALLS = {
     "plan agent --gpu mi325x": "",
     "plan agent --gpu mi325x -o plan.svg": "bench",
     "gates": "",
+    "rank trace.json --slo ttft=2s,tpot=40ms": "",
     "quantize w4a8-target MODEL out": "quantize",
     "quantize fp8-draft MODEL out": "quantize",
     "quantize fix-exclude nowhere": "",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
-from kimi_w4a8_eagle3.cli import COMMANDS, PROGRAM, app, load, run
+from kimi_w4a8_eagle3.cli import PROGRAM, app, load, run, tables
 
-PACKAGE = Path(__file__).parents[2] / "kimi_w4a8_eagle3"
+PACKAGES = [Path(__file__).parents[2] / name for name in ("kimi_w4a8_eagle3", "kimi_w4a8_lab")]
 # An option means the same thing everywhere: its other name, and the type of its value.
 ONE_MEANING = {
     "--recipe": ("-r", (str, list[str])),
@@ -51,7 +52,7 @@ def walk(name: str, command: Any) -> Iterator[tuple[str, Any]]:
         yield from walk(f"{name} {inner}", subcommand)
 
 
-WALKED = dict(found for name in COMMANDS for found in walk(name, load(name)))
+WALKED = dict(found for name in chain(*tables().values()) for found in walk(name, load(name)))
 
 
 @pytest.mark.parametrize("name", WALKED)
@@ -121,7 +122,8 @@ def test_a_message_begins_with_the_programs_name(capsys: pytest.CaptureFixture[s
 def test_no_text_names_a_page_or_another_program() -> None:
     """A wheel has no docs; `kimi` is the command of Moonshot's own client."""
     wrong = re.compile(r"docs/|\.md\b|^(?:\[bold\])?kimi: |`kimi ")
-    texts = [(path.name, text) for path in PACKAGE.rglob("*.py") for text in shown(ast.parse(path.read_text()))]
+    paths = [path for package in PACKAGES for path in package.rglob("*.py")]
+    texts = [(path.name, text) for path in paths for text in shown(ast.parse(path.read_text()))]
     assert len(texts) > 1000 and [(name, text) for name, text in texts if wrong.search(text)] == []
 
 

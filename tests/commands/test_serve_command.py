@@ -59,7 +59,7 @@ def test_overrides_are_shown() -> None:
 
 def test_no_preflight_starts_what_kimi_check_refuses(tmp_path: Path) -> None:
     assert "# override: --no-preflight" in serve("-r", "tiny", "--dry-run", "--no-preflight").stderr
-    target = shutil.copytree(ROOT / "laptop/tiny/weights/target-w4a8", tmp_path / "target")
+    target = shutil.copytree(ROOT / "kimi_w4a8_laptop/tiny/weights/target-w4a8", tmp_path / "target")
     config = json.loads((target / "config.json").read_text())
     config["quantization_config"]["export"]["pack_method"] = "order"
     (target / "config.json").write_text(json.dumps(config))

@@ -30,7 +30,7 @@ def follow(frame, event, _):
     if event != "call" or not room(frame) or "__qualname__" in frame.f_locals or frame.f_code.co_name == "<module>":
         return
     while caller is not None and not room(caller):
-        if caller.f_code.co_name == "_find_and_load" or "/laptop/" in caller.f_code.co_filename:
+        if caller.f_code.co_name == "_find_and_load" or "/kimi_w4a8_laptop/" in caller.f_code.co_filename:
             return  # an import, or the starter of another distribution
         caller = caller.f_back
     if caller is not None and room(caller) in spine and caller.f_code.co_name != "<module>":

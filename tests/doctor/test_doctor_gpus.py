@@ -6,17 +6,7 @@ import dataclasses
 
 import pytest
 from support import machines
-from support.machines import (
-    EAGLE3,
-    GIB,
-    check,
-    fetch_pretended,
-    gpu_files,
-    mi325x,
-    problems,
-    remove,
-    write,
-)
+from support.machines import EAGLE3, GIB, check, fetch_pretended, gpu_files, mi325x, problems, remove, write
 
 from kimi_w4a8_eagle3.doctor.needs import Needs
 from kimi_w4a8_eagle3.doctor.runner import examine

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from kimi_w4a8_eagle3.accept import stages
-from kimi_w4a8_eagle3.accept.journal import Journal, StageResult
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.verdict import Verdict
 from kimi_w4a8_eagle3.cli import app
-from kimi_w4a8_eagle3.eval.json_lines import read_rows
 from kimi_w4a8_eagle3.recipe.launch import load_recipe
+from kimi_w4a8_lab.accept import stages
+from kimi_w4a8_lab.accept.journal import Journal, StageResult
+from kimi_w4a8_lab.accuracy.json_lines import read_rows
+from kimi_w4a8_lab.base.verdict import Verdict
 
 pytestmark = pytest.mark.server
 ALL_HERE = [f"tiny: {name}" for name in ("start", "smoke", "tools", "streams", "tiny-con2", "accuracy", "lossless")]

@@ -15,8 +15,8 @@ import openai
 import pytest
 from support.said import MODEL, streamed, whole
 
+from kimi_w4a8_eagle3.chat.calculator import NAME, calculate, declaration
 from kimi_w4a8_eagle3.engine.process import EngineServer
-from kimi_w4a8_eagle3.eval.calculator import NAME, calculate, declaration
 from proof.tiny.problems import WordProblem, problems
 
 pytestmark = pytest.mark.server

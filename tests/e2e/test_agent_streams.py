@@ -11,10 +11,10 @@ import pytest
 from support.said import MODEL, Request, Said, said, stock_client, streamed, whole
 from tokenizers import Tokenizer
 
+from kimi_w4a8_eagle3.chat.calculator import NAME, calculate, declaration
 from kimi_w4a8_eagle3.engine.process import EngineServer
-from kimi_w4a8_eagle3.eval.calculator import NAME, calculate, declaration
-from laptop import tiny
-from laptop.tiny.tokenizer import CALL_ARGUMENTS, CALL_BEGIN, CALL_END, CALLS_BEGIN, IM_END, THINK_END
+from kimi_w4a8_laptop import tiny
+from kimi_w4a8_laptop.tiny.tokenizer import CALL_ARGUMENTS, CALL_BEGIN, CALL_END, CALLS_BEGIN, IM_END, THINK_END
 from proof.load.load_questions import CLEAR_GAP, gap
 from proof.structured.ask import Asker, compare
 from proof.structured.cases import cases

@@ -11,16 +11,16 @@ from support.tiny_servers import tiny_launch, with_faults
 from support.waiting import until
 from typer.testing import CliRunner
 
+from kimi_w4a8_eagle3.chat.calculator import declaration
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.engine.process import EngineServer
-from kimi_w4a8_eagle3.eval import accuracy, lossless, sampling_match, smoke, tasks
-from kimi_w4a8_eagle3.eval.calculator import declaration
-from kimi_w4a8_eagle3.eval.prompts import prompts
-from kimi_w4a8_eagle3.eval.resume import RESULT
-from kimi_w4a8_eagle3.eval.tasks import Protocol
-from kimi_w4a8_eagle3.eval.tokens import TokenClient, Tokens
-from kimi_w4a8_eagle3.fleet.target import Target
-from laptop import exact
+from kimi_w4a8_lab.accuracy import accuracy, lossless, sampling_match, smoke, tasks
+from kimi_w4a8_lab.accuracy.prompts import prompts
+from kimi_w4a8_lab.accuracy.resume import RESULT
+from kimi_w4a8_lab.accuracy.tasks import Protocol
+from kimi_w4a8_lab.accuracy.tokens import TokenClient, Tokens
+from kimi_w4a8_lab.base.server_under_test import Target
+from kimi_w4a8_laptop import exact
 from proof.tiny.problems import problems
 
 pytestmark = pytest.mark.server

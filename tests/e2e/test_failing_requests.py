@@ -18,8 +18,8 @@ from support.tiny_servers import TWO_RANKS, tiny_launch, with_faults
 from kimi_w4a8_eagle3.base.prometheus import Reading
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.process import EngineServer
-from kimi_w4a8_eagle3.eval.problems import parse_answer
 from kimi_w4a8_eagle3.ops.window import SpecTotals
+from kimi_w4a8_lab.accuracy.problems import parse_answer
 from proof import prefix_cache
 from proof.tiny.problems import problems
 

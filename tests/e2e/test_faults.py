@@ -22,13 +22,13 @@ from support.browser import BROWSER, BUILD, DARK, browse
 from support.waiting import until
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.bench.runs import read_run
-from kimi_w4a8_eagle3.bench.single import Texts, bench
-from kimi_w4a8_eagle3.bench.workloads import load_workload, with_changes
 from kimi_w4a8_eagle3.engine.process import free_port
-from kimi_w4a8_eagle3.eval import smoke
-from kimi_w4a8_eagle3.fleet.target import Target
-from laptop.fork_server import ForkedProcess
+from kimi_w4a8_lab.accuracy import smoke
+from kimi_w4a8_lab.base.server_under_test import Target
+from kimi_w4a8_lab.speed.runs import read_run
+from kimi_w4a8_lab.speed.single import Texts, bench
+from kimi_w4a8_lab.speed.workloads import load_workload, with_changes
+from kimi_w4a8_laptop.fork_server import ForkedProcess
 from proof.load.load import ClientLoad, forbidden
 from proof.load.load_questions import endless_question, known_questions
 from proof.load.load_request import ClientOutcome, LoadClient, Manner

@@ -20,8 +20,8 @@ from support.tiny_servers import READY_S, tiny_launch
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.starter import Program
 from kimi_w4a8_eagle3.recipe.launch import load_recipe
-from laptop import fork_server
-from laptop.fork_server import FORK_SERVER, ForkedProcess, can_fork, fork, prepare, setting
+from kimi_w4a8_laptop import fork_server
+from kimi_w4a8_laptop.fork_server import FORK_SERVER, ForkedProcess, can_fork, fork, prepare, setting
 from proof.tiny.problems import problems
 
 pytestmark = pytest.mark.server

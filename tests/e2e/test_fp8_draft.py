@@ -14,7 +14,7 @@ from support.tiny_servers import started, tiny_launch
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.metrics import Acceptance, acceptance_from_counters, scrape
 from kimi_w4a8_eagle3.engine.process import EngineServer
-from laptop import tiny
+from kimi_w4a8_laptop import tiny
 from proof.tiny.problems import problems
 
 pytestmark = pytest.mark.server

@@ -15,11 +15,11 @@ from support.sampled import BODIES, answers
 from support.sglang_program import VERSIONS, environment
 from support.tiny_servers import tiny_launch, with_faults
 
+from kimi_w4a8_eagle3.chat.calculator import declaration
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.metrics import acceptance_from_counters, read, scrape
 from kimi_w4a8_eagle3.engine.process import EngineServer
-from kimi_w4a8_eagle3.eval.calculator import declaration
-from kimi_w4a8_eagle3.eval.problems import parse_answer
+from kimi_w4a8_lab.accuracy.problems import parse_answer
 from proof.tiny.problems import problems
 
 pytestmark = pytest.mark.server

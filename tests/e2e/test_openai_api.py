@@ -14,8 +14,8 @@ import pytest
 from support.said import stock_client
 from typer.testing import CliRunner
 
-from kimi_w4a8_eagle3.bench.runs import read_run
 from kimi_w4a8_eagle3.cli import app
+from kimi_w4a8_lab.speed.runs import read_run
 from proof.tiny.problems import problems
 
 pytestmark = pytest.mark.server

@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from support import supervisor
 
 from kimi_w4a8_eagle3.engine.process import free_port
-from laptop import tiny
-from laptop.fork_server import ForkedProcess
+from kimi_w4a8_laptop import tiny
+from kimi_w4a8_laptop.fork_server import ForkedProcess
 
 pytestmark = pytest.mark.server
 READY = re.compile(r"tiny ready: after")

@@ -13,9 +13,9 @@ from support.waiting import until
 from kimi_w4a8_eagle3.engine import startup_check
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.metrics import acceptance_from_counters, acceptance_from_histograms, read, scrape
-from kimi_w4a8_eagle3.eval.tokens import TokenClient, Tokens
 from kimi_w4a8_eagle3.quark.preflight import preflight
-from laptop import exact, tiny
+from kimi_w4a8_lab.accuracy.tokens import TokenClient, Tokens
+from kimi_w4a8_laptop import exact, tiny
 from proof.tiny.problems import problems
 
 pytestmark = pytest.mark.server

@@ -10,8 +10,8 @@ import httpx
 import pytest
 from support.said import MODEL, stock_client
 
+from kimi_w4a8_eagle3.chat.calculator import NAME, calculate, declaration
 from kimi_w4a8_eagle3.engine.process import EngineServer
-from kimi_w4a8_eagle3.eval.calculator import NAME, calculate, declaration
 
 pytestmark = pytest.mark.server
 

@@ -10,7 +10,7 @@ from support.fetch_helpers import NAME, SHARDS, TOKEN, content
 from support.hub_server import Fault, HubServer
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.fetch.data_file import data_file
+from kimi_w4a8_lab.base.data_file import data_file
 
 PATH = "tokenizer/vocab file.txt"
 ADDRESS = f"hf://datasets/{NAME}/{PATH}"

@@ -12,7 +12,7 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.fleet.checks import checked
 from kimi_w4a8_eagle3.fleet.identity import Identity, ask_identity, fingerprint
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
-from laptop import tiny
+from kimi_w4a8_laptop import tiny
 
 
 @pytest.fixture

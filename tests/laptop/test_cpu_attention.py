@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.cpu_attention import decode, extend
 
-from laptop.cpu import attention, fp8_kv
+from kimi_w4a8_laptop.cpu import attention, fp8_kv
 
 POOL_SLOTS, MAX_LEN = 512, 320
 

@@ -11,7 +11,7 @@ from support.cpu_attention import decode, extend
 
 from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
-from laptop.cpu import batch_invariant as invariant
+from kimi_w4a8_laptop.cpu import batch_invariant as invariant
 
 BATCHES = (2, 3, 7, 8, 15, 17, 40, 300)
 ROWS = 20
@@ -137,7 +137,7 @@ def test_what_a_model_calls_is_replaced():
     """This runs in its own process, because it replaces torch's operators for good."""
     script = """
 import torch
-from laptop.cpu import batch_invariant as invariant
+from kimi_w4a8_laptop.cpu import batch_invariant as invariant
 invariant.register()
 seen = []
 product = invariant.product

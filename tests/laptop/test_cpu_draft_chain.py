@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laptop.cpu import draft_chain
+from kimi_w4a8_laptop.cpu import draft_chain
 
 N = 4
 

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from laptop.cpu.fp8_linear import FP8_MAX, linear
+from kimi_w4a8_laptop.cpu.fp8_linear import FP8_MAX, linear
 
 
 def quantized_weight(rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laptop.cpu import locations
+from kimi_w4a8_laptop.cpu import locations
 
 POOL, MAX_LEN = 7, 40
 

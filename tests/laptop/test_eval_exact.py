@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from kimi_w4a8_eagle3.base.run_dir import write_json
-from kimi_w4a8_eagle3.eval.tokens import Tokens
-from kimi_w4a8_eagle3.fleet.target import Target
-from kimi_w4a8_eagle3.report import evaluation
-from kimi_w4a8_eagle3.report.page import write_page
-from laptop import exact
+from kimi_w4a8_lab.accuracy.tokens import Tokens
+from kimi_w4a8_lab.base.server_under_test import Target
+from kimi_w4a8_lab.report import evaluation
+from kimi_w4a8_lab.report.page import write_page
+from kimi_w4a8_laptop import exact
 
 ASKED = [exact.ExactRequest("chat", (1, 2), {})]
 SIDE = exact.ComparedServer(Target(recipe="tiny"), "EAGLE3", speculates=True, caches=True, retracts=True)

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 from support.sglang_program import BOTH, found, run
 
-from laptop.forked_engine import Holders
+from kimi_w4a8_laptop.forked_engine import Holders
 
 LEFT_OUT = """
 import importlib, json, sys

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from laptop.contract_check import ContractError, require, takes
 from laptop.contracts import Contract, Tensor, Value
-from laptop.cpu import draft_chain
+
+from kimi_w4a8_laptop.cpu import draft_chain
 
 B, N = 2, 4
 

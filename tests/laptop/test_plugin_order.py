@@ -9,7 +9,7 @@ from typing import Any
 from support.sglang_program import environment
 
 from kimi_w4a8_eagle3.engine.starter import Program
-from laptop import fork_server
+from kimi_w4a8_laptop import fork_server
 
 ORDER = ("kimi_w4a8_eagle3", "kimi_w4a8_laptop")
 

@@ -5,20 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kimi_w4a8_eagle3.eval.calculator import declaration
-from laptop import tiny
-from laptop.tiny.tokenizer import chat_text
+from kimi_w4a8_eagle3.chat.calculator import declaration
+from kimi_w4a8_laptop import tiny
+from kimi_w4a8_laptop.tiny.tokenizer import chat_text
 from proof.tiny.build import CORPUS_DOCUMENTS, CORPUS_SEED
 from proof.tiny.data import corpus
 from proof.tiny.mixed import drawn
 from proof.tiny.problems import problem_stream, problems
-from proof.tiny.tokenizer import (
-    CHAT_TEMPLATE,
-    IM_END_ID,
-    SPECIAL_TOKENS,
-    load_tokenizer,
-    train_tokenizer,
-)
+from proof.tiny.tokenizer import CHAT_TEMPLATE, IM_END_ID, SPECIAL_TOKENS, load_tokenizer, train_tokenizer
 
 TOKENIZER = load_tokenizer(tiny.target_path())
 
@@ -51,7 +45,7 @@ def test_committed_tokenizer_is_what_the_corpus_yields():
 
 @pytest.fixture(scope="module")
 def hf_tokenizer():
-    from laptop import torchvision_ops
+    from kimi_w4a8_laptop import torchvision_ops
 
     torchvision_ops.declare_missing()
     from transformers import AutoTokenizer

@@ -11,7 +11,7 @@ import numpy as np, torch
 from PIL import Image
 from sglang.srt.multimodal.processors import kimi_k25 as sglang
 from transformers import AutoProcessor
-from laptop import tiny
+from kimi_w4a8_laptop import tiny
 
 processor = AutoProcessor.from_pretrained(str(tiny.target_path()))
 config = {name: processor.media_proc_cfg[name] for name in
@@ -47,7 +47,7 @@ from sglang.srt.distributed import parallel_state
 from sglang.srt.layers.dp_attention import initialize_dp_attention
 from sglang.srt.models import kimi_k25
 from sglang.srt.server_args import prepare_server_args, set_global_server_args_for_scheduler
-from laptop import tiny
+from kimi_w4a8_laptop import tiny
 from proof.tiny.checkpoint import PREFIX, load_tower, read_tensors
 
 words = "--device cpu --attention-backend intel_amx --mem-fraction-static 0.3"

@@ -11,7 +11,7 @@ from kimi_w4a8_eagle3.base import laptop
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.engine.starter import NewProcess, starter
-from kimi_w4a8_eagle3.eval.accuracy import _recorded_tiny
+from kimi_w4a8_lab.accuracy.accuracy import _recorded_tiny
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def test_the_built_in_model_says_what_to_install(words: list[str], where: str) -
     error = CliRunner().invoke(app, words).exception
     assert isinstance(error, KimiError) and error.where == where
     assert error.what == "the package kimi-w4a8-laptop is not installed"
-    assert "make demo" in error.remedy and "pip install ./laptop" in error.remedy
+    assert "make demo" in error.remedy and "pip install ./kimi_w4a8_laptop" in error.remedy
 
 
 def test_the_rest_does_without_it() -> None:

@@ -12,8 +12,8 @@ import pytest
 import yaml
 from support.prometheus import needs_prometheus
 
-from kimi_w4a8_eagle3.bench import published
 from kimi_w4a8_eagle3.recipe.launch import load_recipe
+from kimi_w4a8_lab.speed import published
 
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "launch" / "prometheus"

@@ -11,7 +11,7 @@ from support.sglang_program import BOTH, found
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.quark.preflight import preflight
-from laptop import tiny
+from kimi_w4a8_laptop import tiny
 
 
 class Bomb:
@@ -50,7 +50,7 @@ TEMPLATES = {
 PROGRAM = f"""
 import json
 from transformers import PreTrainedTokenizerFast
-from laptop import tiny
+from kimi_w4a8_laptop import tiny
 
 tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(tiny.target_path() / "tokenizer.json"))
 said = {{}}

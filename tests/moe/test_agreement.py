@@ -11,12 +11,13 @@ from support.moe_faults import FAULTS
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.moe import reference
-from kimi_w4a8_eagle3.moe.agreement import TOLERANCE, agreements, batches, require_layer
 from kimi_w4a8_eagle3.moe.contract import MoeShape
+from kimi_w4a8_eagle3.moe.layer_check import TOLERANCE, require_layer
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 from kimi_w4a8_eagle3.moe.tiles import bucket_of, buckets
-from kimi_w4a8_eagle3.moe.tune import random_layer
 from kimi_w4a8_eagle3.quark.weight_format import MXFP4, WeightFormat
+from kimi_w4a8_lab.kernels.agreement import agreements, batches
+from kimi_w4a8_lab.kernels.tile_search import random_layer
 
 SHAPE = MoeShape(num_experts=6, hidden=208, inter=80, top_k=3)
 CPU = torch.device("cpu")

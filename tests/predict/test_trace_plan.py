@@ -10,14 +10,14 @@ from support.plans import LAYOUTS, plan
 
 from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
 from kimi_w4a8_eagle3.cli import load
-from kimi_w4a8_eagle3.predict.layouts import Layout
-from kimi_w4a8_eagle3.predict.machine_model import Cluster
-from kimi_w4a8_eagle3.predict.predict import Load, calibrate, predict
-from kimi_w4a8_eagle3.predict.simulation import Slo
-from kimi_w4a8_eagle3.predict.step_time import KimiStepTime
-from kimi_w4a8_eagle3.predict.trace_plan import MODEL
-from kimi_w4a8_eagle3.report import traffic_plan
-from kimi_w4a8_eagle3.report.page import write_page
+from kimi_w4a8_lab.predict.layouts import Layout
+from kimi_w4a8_lab.predict.machine_model import Cluster
+from kimi_w4a8_lab.predict.predict import Load, calibrate, predict
+from kimi_w4a8_lab.predict.simulation import Slo
+from kimi_w4a8_lab.predict.step_time import KimiStepTime
+from kimi_w4a8_lab.predict.trace_plan import MODEL
+from kimi_w4a8_lab.report import traffic_plan
+from kimi_w4a8_lab.report.page import write_page
 
 FIT = calibrate(Cluster())
 
@@ -98,11 +98,8 @@ def test_every_layout_is_a_layout() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--trace", "t.jsonl"], "--trace needs an SLO"),
-        (["agent", "--trace", "t.jsonl", "--slo", "ttft=2s,tpot=40ms"], "no recipe or setting"),
-        (["--trace", "t.jsonl", "--slo", "fast"], "not an SLO"),
-        (["--trace", "none.jsonl", "--slo", "ttft=2s,tpot=40ms"], "cannot read the trace"),
-        (["agent", "--users", "3"], "belong to --trace"),
+        (["t.jsonl", "--slo", "fast"], "not an SLO"),
+        (["none.jsonl", "--slo", "ttft=2s,tpot=40ms"], "cannot read the trace"),
     ],
 )
 def test_wrong_words_give_one_message_and_write_nothing(
@@ -110,6 +107,6 @@ def test_wrong_words_give_one_message_and_write_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(KimiError) as caught:
-        load("plan").main([*words, "-o", "page"], standalone_mode=False)
+        load("rank").main([*words, "-o", "page"], standalone_mode=False)
     assert said in str(caught.value)
     assert list(tmp_path.iterdir()) == []

@@ -11,9 +11,9 @@ from support import sglang_program
 PROGRAM = """
 import json
 from array import array
-from kimi_w4a8_eagle3.bench.trace import Segment, Trace, TraceSession, Turn
-from kimi_w4a8_eagle3.predict.traffic import EngineSettings, Traffic
-from kimi_w4a8_eagle3.sglang_plugin.simulated_scheduler import SchedulerLimits, SimulatedScheduler
+from kimi_w4a8_lab.speed.trace import Segment, Trace, TraceSession, Turn
+from kimi_w4a8_lab.predict.traffic import EngineSettings, Traffic
+from kimi_w4a8_lab.with_sglang.simulated_scheduler import SchedulerLimits, SimulatedScheduler
 from proof.linear_step_time import LinearStepTime
 
 TIME = LinearStepTime(0.1, 0.001, 0.0, 0.01, 0.0, 0.0)

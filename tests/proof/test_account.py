@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from kimi_w4a8_eagle3.moe.contract import MoeShape
-from kimi_w4a8_eagle3.predict.machine_model import Cluster, draft_bytes, kimi
-from kimi_w4a8_eagle3.predict.predict import Load, calibrate
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
 from kimi_w4a8_eagle3.recipe.memory_plan import ModelCard, draft_weights
+from kimi_w4a8_lab.predict.machine_model import Cluster, draft_bytes, kimi
+from kimi_w4a8_lab.predict.predict import Load, calibrate
 from proof.account import calibration, directions, layouts, levers, moe_time, not_yet
 from proof.account.__main__ import main
 from proof.account.parts import Account, StepPart, decode_attention, explain

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kimi_w4a8_eagle3.eval.prompts import prompts
-from laptop import tiny
+from kimi_w4a8_lab.accuracy.prompts import prompts
+from kimi_w4a8_laptop import tiny
 from proof.tiny.checkpoint import load_target
 from proof.tiny.model import RMSNorm, Router
 from proof.tiny.tokenizer import load_tokenizer

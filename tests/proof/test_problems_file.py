@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.eval.problems import MOST, problems
+from kimi_w4a8_lab.accuracy.problems import MOST, problems
 from proof.tiny import problems as generator
 
 

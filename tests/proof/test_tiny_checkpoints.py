@@ -8,8 +8,8 @@ from pydantic import TypeAdapter
 from safetensors.torch import save_file
 
 from kimi_w4a8_eagle3.quark.preflight import preflight
-from laptop import tiny
-from laptop.tiny.tokenizer import chat_text
+from kimi_w4a8_laptop import tiny
+from kimi_w4a8_laptop.tiny.tokenizer import chat_text
 from proof.tiny.checkpoint import PREFIX, load_target, load_tower, read_tensors, save_target
 from proof.tiny.config import (
     DraftConfig,
@@ -182,7 +182,7 @@ def test_a_missing_checkpoint_is_one_clear_error(monkeypatch, tmp_path):
 @pytest.fixture(scope="module")
 def transformers_target(tmp_path_factory):
     """transformers' own DeepseekV3ForCausalLM on the text part of the BF16 checkpoint, float32."""
-    from laptop import torchvision_ops
+    from kimi_w4a8_laptop import torchvision_ops
 
     torchvision_ops.declare_missing()
     with pytest.MonkeyPatch.context() as patch:  # sklearn and pandas, for a kind of assisted generation: a second

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kimi_w4a8_eagle3.eval.calculator import calculate
+from kimi_w4a8_eagle3.chat.calculator import calculate
 from kimi_w4a8_eagle3.quark.preflight import preflight
-from laptop import tiny
+from kimi_w4a8_laptop import tiny
 from proof.tiny import train_target as train_target_module
 from proof.tiny.acceptance import acceptance
 from proof.tiny.checkpoint import load_draft, load_target, save_draft
@@ -217,7 +217,7 @@ def test_learning_rate_schedule():
 
 
 def test_rows_weigh_replies_and_hold_only_training_problems():
-    from laptop import tiny
+    from kimi_w4a8_laptop import tiny
 
     tokenizer = load_tokenizer(tiny.target_path())
     tokens, weights = next(batches(tokenizer, tokens=16384, lengths=(1024,), seed=0))
@@ -295,7 +295,7 @@ def test_dialogues_come_with_shots_turns_pictures_and_parallel_calls():
 
 
 def test_a_continued_run_equals_an_unbroken_one(tmp_path, monkeypatch):
-    from laptop import tiny
+    from kimi_w4a8_laptop import tiny
 
     monkeypatch.setattr(train_target_module, "TargetConfig", lambda: SMALL)
     tokenizer = load_tokenizer(tiny.target_path())

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from kimi_w4a8_eagle3.eval.problems import parse_answer
+from kimi_w4a8_lab.accuracy.problems import parse_answer
 from proof.tiny.problems import HELD_OUT_SHARE, problems, split_of
 
 STEP = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)")

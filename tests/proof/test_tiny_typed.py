@@ -7,20 +7,13 @@ import re
 
 import pytest
 
-from kimi_w4a8_eagle3.eval.problems import problems
+from kimi_w4a8_lab.accuracy.problems import problems
 from proof.tiny import typed as typed_module
 from proof.tiny.mixed import typed
 from proof.tiny.operations import operands, worked
 from proof.tiny.problems import Work
 from proof.tiny.stories import people
-from proof.tiny.typed import (
-    ABOUT,
-    REPLIES,
-    Typed,
-    examination,
-    typed_other,
-    typed_problem,
-)
+from proof.tiny.typed import ABOUT, REPLIES, Typed, examination, typed_other, typed_problem
 from proof.tiny.wordings import chosen, in_words, spelled, wordings
 
 LINE = re.compile(r"It is (-?\d+) ([-+*/]) (-?\d+) = (-?\d+)(?: remainder (\d+))?\.")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.quantizing import import_quark, quantized, write_card_draft, write_packed_target
 
-from laptop import tiny
+from kimi_w4a8_laptop import tiny
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from support.quantizing import quantize, quantized
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.quark.exclude import fix_exclude
 from kimi_w4a8_eagle3.quark.safetensors_header import read_checkpoint
-from laptop import tiny
+from kimi_w4a8_lab.quantize.exclude import fix_exclude
+from kimi_w4a8_laptop import tiny
 
 VLLM = ["re:.*fc.*", "re:.*lm_head.*"]
 

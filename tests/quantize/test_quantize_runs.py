@@ -16,12 +16,12 @@ from safetensors.torch import load_file, save_file
 from support.quantizing import quantize
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.quark import by_shard
-from kimi_w4a8_eagle3.quark import quantize as quantize_module
-from kimi_w4a8_eagle3.quark.by_shard import quantize_by_shard
-from kimi_w4a8_eagle3.quark.quantize import quantize_w4a8
 from kimi_w4a8_eagle3.quark.safetensors_header import INDEX_NAME, read_checkpoint
-from laptop import tiny
+from kimi_w4a8_lab.quantize import by_shard
+from kimi_w4a8_lab.quantize import quantize as quantize_module
+from kimi_w4a8_lab.quantize.by_shard import quantize_by_shard
+from kimi_w4a8_lab.quantize.quantize import quantize_w4a8
+from kimi_w4a8_laptop import tiny
 
 JOB = {"format": "w4a8"}
 

@@ -13,7 +13,7 @@ from support.quantizing import quantize, quantized
 from kimi_w4a8_eagle3.quark.mx_blocks import dequantized
 from kimi_w4a8_eagle3.quark.packing import fold_scales, unpack_reorder
 from kimi_w4a8_eagle3.quark.preflight import preflight
-from laptop import tiny
+from kimi_w4a8_laptop import tiny
 
 
 def test_the_shipped_model_is_reproduced_bit_for_bit(w4a8: Path) -> None:

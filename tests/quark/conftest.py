@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from support.kimi_checkpoint import DRAFT, HIDDEN, MLA, MLA_DRAFT, write_bf16
 from support.quantizing import import_quark
 
-from laptop import torchvision_ops
+from kimi_w4a8_laptop import torchvision_ops
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -33,7 +33,7 @@ def bf16_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def quark_target(bf16_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Written by AMD Quark during this test run; tests that change it take a copy."""
     import_quark()
-    from kimi_w4a8_eagle3.quark.quantize import quantize_w4a8
+    from kimi_w4a8_lab.quantize.quantize import quantize_w4a8
 
     directory = tmp_path_factory.mktemp("w4a8") / "target"
     quantize_w4a8(bf16_target, directory)

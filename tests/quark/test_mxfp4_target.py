@@ -14,8 +14,8 @@ from support.quantizing import import_quark
 
 from kimi_w4a8_eagle3.quark.mx_blocks import dequantized
 from kimi_w4a8_eagle3.quark.preflight import preflight
-from kimi_w4a8_eagle3.quark.quantize import KIMI_EXCLUDE, quantize_w4a8
 from kimi_w4a8_eagle3.quark.weight_format import MXFP4
+from kimi_w4a8_lab.quantize.quantize import KIMI_EXCLUDE, quantize_w4a8
 
 LAYER = "language_model.model.layers.2"
 GATE = f"{LAYER}.mlp.experts.1.gate_proj.weight"

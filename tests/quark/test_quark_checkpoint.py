@@ -17,7 +17,7 @@ from support.kimi_checkpoint import edit_json, read_shards, rewrite
 
 from kimi_w4a8_eagle3.quark.packing import fold_scales, unpack_reorder
 from kimi_w4a8_eagle3.quark.preflight import preflight
-from laptop import tiny
+from kimi_w4a8_laptop import tiny
 
 
 def quark_dequantize(words: torch.Tensor, scale: torch.Tensor, scale_2: torch.Tensor) -> torch.Tensor:
@@ -59,7 +59,7 @@ def test_every_expert_dequantizes_as_quark_does(bf16_target: Path, quark_target:
 @given(rows=st.integers(1, 40), words=st.integers(1, 12), spread=st.floats(1e-3, 1e3), seed=st.integers(0, 2**31))
 @settings(max_examples=8, deadline=None)
 def test_random_shapes_and_magnitudes(quark_target: Path, rows: int, words: int, spread: float, seed: int) -> None:
-    from kimi_w4a8_eagle3.quark.quantize import quantize_w4a8
+    from kimi_w4a8_lab.quantize.quantize import quantize_w4a8
 
     torch.manual_seed(seed)
     weight = (torch.randn(rows, words * 8) * spread * torch.rand(rows, 1)).to(torch.bfloat16)

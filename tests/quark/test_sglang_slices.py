@@ -23,7 +23,7 @@ SHARD_IDS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 @pytest.fixture(scope="module")
 def fused_moe() -> type[torch.nn.Module]:
-    from laptop import cpu
+    from kimi_w4a8_laptop import cpu
 
     cpu.install()
     from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE

@@ -10,13 +10,13 @@ import pytest
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.severity import Note, Severity
-from kimi_w4a8_eagle3.bench import published
 from kimi_w4a8_eagle3.gates import read_gates
 from kimi_w4a8_eagle3.machine.aiter_regime import Regime
 from kimi_w4a8_eagle3.machine.hardware import GIB, Device, Machine, gpu_by_name
-from kimi_w4a8_eagle3.predict.machine_model import Cluster
-from kimi_w4a8_eagle3.predict.predict import adaptive_table, calibrate
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, parse_arguments, recipe_names, render
+from kimi_w4a8_lab.predict.machine_model import Cluster
+from kimi_w4a8_lab.predict.predict import adaptive_table, calibrate
+from kimi_w4a8_lab.speed import published
 
 NO_GPU = Machine()
 NUMA = [0, 0, 1, 1, 2, 2, 3, 3]

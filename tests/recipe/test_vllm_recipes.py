@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.severity import Note, Severity
-from kimi_w4a8_eagle3.bench import published
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.machine.hardware import GIB, Device, Machine
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, recipe_names, render
+from kimi_w4a8_lab.speed import published
 
 HERE = Path(__file__).parent
 DOCS = (HERE.parents[1] / "docs" / "recipes.md").read_text()

@@ -6,7 +6,7 @@ import json
 import sys
 from typing import Any
 
-from laptop import torchvision_ops
+from kimi_w4a8_laptop import torchvision_ops
 
 torchvision_ops.declare_missing()
 

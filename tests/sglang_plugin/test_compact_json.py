@@ -11,7 +11,7 @@ from sglang.srt.function_call.function_call_parser import FunctionCallParser
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 from xgrammar import GrammarCompiler, GrammarMatcher, TokenizerInfo
-from laptop import tiny
+from kimi_w4a8_laptop import tiny
 
 tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(tiny.target_path() / "tokenizer.json"))
 compiler = GrammarCompiler(TokenizerInfo.from_huggingface(tokenizer, stop_token_ids=[0]))

@@ -33,7 +33,7 @@ for strict in (False, True):
             allowed = [what for what, text in answers.items() if not grammar or accepts(grammar, text)]
             got[f"{name} {'strict ' * strict}{'parallel' if parallel else 'one'}"] = allowed
 
-from laptop import tiny
+from kimi_w4a8_laptop import tiny
 from sglang.srt.constrained.reasoner_grammar_backend import ReasonerGrammarBackend
 from sglang.srt.constrained.xgrammar_backend import XGrammarGrammarBackend
 from sglang.srt.parser.reasoning_parser import ReasoningParser

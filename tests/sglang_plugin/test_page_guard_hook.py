@@ -9,7 +9,7 @@ import pytest
 from support.sglang_program import VERSIONS, run
 
 from kimi_w4a8_eagle3.machine.page_guard import INT32_MAX
-from laptop.tiny import DRAFT, TARGET, WEIGHTS
+from kimi_w4a8_laptop.tiny import DRAFT, TARGET, WEIGHTS
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=VERSIONS)

@@ -13,7 +13,7 @@ from kimi_w4a8_eagle3.machine.aiter_regime import Regime
 from kimi_w4a8_eagle3.machine.hardware import gpu_by_name
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve
 from kimi_w4a8_eagle3.recipe.memory_plan import MemoryPlan, ModelCard, make_plan
-from laptop.tiny import DRAFT, TARGET, WEIGHTS
+from kimi_w4a8_laptop.tiny import DRAFT, TARGET, WEIGHTS
 
 READ = ("attention-backend", "dp-size", "context-length", "kv-cache-dtype", "mem-fraction-static", "max-total-tokens")
 CASES = [

@@ -17,7 +17,7 @@ from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 from kimi_w4a8_eagle3.quark.mx_blocks import dequantized, fold_exponents
 from kimi_w4a8_eagle3.quark.packing import fold_scales
 from kimi_w4a8_eagle3.quark.weight_format import INT4, MXFP4, WeightFormat
-from laptop import cpu
+from kimi_w4a8_laptop import cpu
 
 if TYPE_CHECKING:
     from kimi_w4a8_eagle3.sglang_plugin.w4a8_moe import QuarkW4A8MoE

@@ -17,9 +17,9 @@ from pathlib import Path
 import psutil
 
 from kimi_w4a8_eagle3.engine.process import EngineServer
-from kimi_w4a8_eagle3.eval.tokens import TokenClient
 from kimi_w4a8_eagle3.sglang_plugin.run_module import run
-from laptop.cpu import batch_invariant
+from kimi_w4a8_lab.accuracy.tokens import TokenClient
+from kimi_w4a8_laptop.cpu import batch_invariant
 
 TOKENS, ROUNDS, CONCURRENCIES = 96, 6, (1, 8, 40)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from laptop.cpu import attention
+from kimi_w4a8_laptop.cpu import attention
 
 
 def decode(

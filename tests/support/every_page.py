@@ -9,15 +9,15 @@ from typing import Any
 
 from support.plans import plan
 
-from kimi_w4a8_eagle3.accept import claims
-from kimi_w4a8_eagle3.accept.journal import Figure, Journal, StageResult
-from kimi_w4a8_eagle3.base.verdict import Verdict
-from kimi_w4a8_eagle3.bench.measure import TurnFigures
-from kimi_w4a8_eagle3.bench.runs import Run
 from kimi_w4a8_eagle3.engine.client import Generation
-from kimi_w4a8_eagle3.report import evaluation, measured, traffic_plan
-from kimi_w4a8_eagle3.report.analysis import Analysis
-from kimi_w4a8_eagle3.report.page import Page, write_page
+from kimi_w4a8_lab.accept import claims
+from kimi_w4a8_lab.accept.journal import Figure, Journal, StageResult
+from kimi_w4a8_lab.base.verdict import Verdict
+from kimi_w4a8_lab.report import evaluation, measured, traffic_plan
+from kimi_w4a8_lab.report.analysis import Analysis
+from kimi_w4a8_lab.report.page import Page, write_page
+from kimi_w4a8_lab.speed.measure import TurnFigures
+from kimi_w4a8_lab.speed.runs import Run
 from proof import demo
 
 # Ends what it may stand in, in a page and in a picture, and then acts.

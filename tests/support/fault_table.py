@@ -25,17 +25,18 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_eagle3.engine.startup_check import FLOOR, measure
-from kimi_w4a8_eagle3.eval import accuracy, lossless, smoke, tasks
-from kimi_w4a8_eagle3.eval.prompts import prompts
-from kimi_w4a8_eagle3.eval.resume import RESULT
-from kimi_w4a8_eagle3.eval.tasks import Protocol
-from kimi_w4a8_eagle3.eval.tokens import TokenClient, Tokens
-from kimi_w4a8_eagle3.fleet.target import Target
-from kimi_w4a8_eagle3.moe.agreement import agreements, require_layer
 from kimi_w4a8_eagle3.moe.contract import MoeShape
+from kimi_w4a8_eagle3.moe.layer_check import require_layer
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
-from kimi_w4a8_eagle3.moe.tune import random_layer
-from laptop import exact
+from kimi_w4a8_lab.accuracy import accuracy, lossless, smoke, tasks
+from kimi_w4a8_lab.accuracy.prompts import prompts
+from kimi_w4a8_lab.accuracy.resume import RESULT
+from kimi_w4a8_lab.accuracy.tasks import Protocol
+from kimi_w4a8_lab.accuracy.tokens import TokenClient, Tokens
+from kimi_w4a8_lab.base.server_under_test import Target
+from kimi_w4a8_lab.kernels.agreement import agreements
+from kimi_w4a8_lab.kernels.tile_search import random_layer
+from kimi_w4a8_laptop import exact
 
 from .moe_faults import FAULTS
 from .tiny_servers import started, tiny_launch, with_faults

@@ -53,7 +53,8 @@ def name_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-FILES = {name_of(path): path for folder in (TESTS, ROOT / "kimi_w4a8_eagle3") for path in sorted(folder.rglob("*.py"))}
+FOLDERS = (TESTS, ROOT / "kimi_w4a8_eagle3", ROOT / "kimi_w4a8_lab")
+FILES = {name_of(path): path for folder in FOLDERS for path in sorted(folder.rglob("*.py"))}
 
 
 def at_import(node: ast.AST) -> Iterator[ast.AST]:

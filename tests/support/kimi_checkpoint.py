@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from laptop import tiny
+from kimi_w4a8_laptop import tiny
 
 HIDDEN, INTER, DENSE_INTER, EXPERTS, LAYERS, HEADS, VOCAB = 64, 32, 48, 4, 6, 4, 96
 CAPTURED = [2, 3, 4]

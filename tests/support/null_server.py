@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from laptop import tiny
+from kimi_w4a8_laptop import tiny
 
 from .asgi import served_app
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kimi_w4a8_eagle3.bench.trace import Segment, Trace, TraceSession, Turn
-from kimi_w4a8_eagle3.predict.layouts import node_layouts
-from kimi_w4a8_eagle3.predict.simulation import SimulationJob, Slo, TrafficFigures
-from kimi_w4a8_eagle3.predict.trace_plan import TracePlan, choose_winner
+from kimi_w4a8_lab.predict.layouts import node_layouts
+from kimi_w4a8_lab.predict.simulation import SimulationJob, Slo, TrafficFigures
+from kimi_w4a8_lab.predict.trace_plan import TracePlan, choose_winner
+from kimi_w4a8_lab.speed.trace import Segment, Trace, TraceSession, Turn
 
 LAYOUTS = node_layouts()
 

@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import app
-from kimi_w4a8_eagle3.quark import quantize as quantize_module
 from kimi_w4a8_eagle3.quark.safetensors_header import INDEX_NAME
+from kimi_w4a8_lab.quantize import quantize as quantize_module
 
 GROUP = 32
 HIDDEN, INTER, VOCAB = 64, 96, 80

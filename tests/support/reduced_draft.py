@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from laptop import tiny
+from kimi_w4a8_laptop import tiny
 
 
 def write_reduced_draft(folder: Path, **config: Any) -> Path:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from kimi_w4a8_eagle3.bench.generator import LoadDetails, LoadResult
-from kimi_w4a8_eagle3.bench.statistics import Repetition
+from kimi_w4a8_lab.speed.generator import LoadDetails, LoadResult
+from kimi_w4a8_lab.speed.statistics import Repetition
 
 
 def repetition(tpots_ms: list[float], tokens: int = 11) -> Repetition:

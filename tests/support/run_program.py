@@ -10,7 +10,7 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
-from laptop.lean_imports import lean_imports
+from kimi_w4a8_laptop.lean_imports import lean_imports
 
 if __name__ == "__main__":
     file, output, *sys.argv[1:] = sys.argv[1:]

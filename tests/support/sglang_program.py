@@ -19,8 +19,8 @@ import pytest
 from kimi_w4a8_eagle3.doctor.software import SGLANG_NEWEST, SGLANG_PINNED
 from kimi_w4a8_eagle3.engine.starter import Program
 from kimi_w4a8_eagle3.recipe.launch import load_recipe
-from laptop import fork_server
-from laptop.fork_server import ForkedProcess
+from kimi_w4a8_laptop import fork_server
+from kimi_w4a8_laptop.fork_server import ForkedProcess
 
 VERSIONS = (SGLANG_PINNED, SGLANG_NEWEST)
 BOTH = pytest.mark.parametrize("newest", [False, True], ids=VERSIONS)

@@ -18,8 +18,8 @@ import setproctitle
 
 from kimi_w4a8_eagle3.engine.starter import Program, die_with_parent
 from kimi_w4a8_eagle3.recipe.launch import load_recipe
-from laptop import fork_server
-from laptop.fork_server import ForkedProcess, ForkServer
+from kimi_w4a8_laptop import fork_server
+from kimi_w4a8_laptop.fork_server import ForkedProcess, ForkServer
 
 KIMI = "kimi_w4a8_eagle3.cli"
 
@@ -36,7 +36,7 @@ def main(folder: str, *words: str) -> None:
     """In the fork: fork its fork server, with the variables of an engine of the built-in model; become the program."""
     # They import SGLang, which nothing else does that imports this module.
     from kimi_w4a8_eagle3.sglang_plugin.run_module import run
-    from laptop import forked_engine
+    from kimi_w4a8_laptop import forked_engine
 
     os.chdir(folder)
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

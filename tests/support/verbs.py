@@ -13,10 +13,11 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from kimi_w4a8_eagle3.cli import COMMANDS, load, main
+from kimi_w4a8_eagle3.cli import load, main, tables
 
 # Imported before the forks, where it is installed: each costs a fork that needs it about two seconds.
 ONCE = ("matplotlib.pyplot", "torch", "datasets", "lm_eval.evaluator", "lm_eval.tasks")
@@ -25,7 +26,7 @@ Called = tuple[list[str], int, str, list[str]]
 
 def paths() -> Iterator[list[str]]:
     """Yield the words of every command and sub-command."""
-    for name in COMMANDS:
+    for name in chain(*tables().values()):
         command: Any = load(name)
         yield [name]
         yield from ([name, inner] for inner in getattr(command, "commands", ()))

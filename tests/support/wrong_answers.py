@@ -20,7 +20,7 @@ from kimi_w4a8_eagle3.sampling.penalties import Penalties
 from kimi_w4a8_eagle3.sglang_plugin import exact_sampling
 from kimi_w4a8_eagle3.sglang_plugin.answer_parsers import KimiToolCalls
 from kimi_w4a8_eagle3.sglang_plugin.run_module import run
-from laptop.cpu import draft_chain, locations
+from kimi_w4a8_laptop.cpu import draft_chain, locations
 
 from .moe_faults import FAULTS
 

@@ -20,7 +20,7 @@ from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
 from kimi_w4a8_eagle3.moe.flydsl.configs import FlydslTiles
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 from kimi_w4a8_eagle3.moe.tiles import buckets
-from kimi_w4a8_eagle3.moe.tune import random_batch, random_layer
+from kimi_w4a8_lab.kernels.tile_search import random_batch, random_layer
 
 SKIP = toolchain.flydsl_problem() or toolchain.linker_problem()
 pytestmark = [pytest.mark.kernels, pytest.mark.skipif(SKIP is not None, reason=f"FlyDSL kernels: {SKIP}")]

@@ -19,7 +19,6 @@ import pytest
 import torch
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.moe.agreement import agreements
 from kimi_w4a8_eagle3.moe.contract import MoeShape, PreparedMoe, QuarkMoeWeights
 from kimi_w4a8_eagle3.moe.flydsl import backend as flydsl_backend
 from kimi_w4a8_eagle3.moe.flydsl import objects as flydsl_objects
@@ -27,8 +26,9 @@ from kimi_w4a8_eagle3.moe.flydsl import toolchain as toolchain
 from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
 from kimi_w4a8_eagle3.moe.flydsl.configs import ByTokenConfig, KernelConfig, RouteConfig, Stage1Config, Stage2Config
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
-from kimi_w4a8_eagle3.moe.tune import random_batch, random_layer
 from kimi_w4a8_eagle3.quark.packing import unpack_reorder
+from kimi_w4a8_lab.kernels.agreement import agreements
+from kimi_w4a8_lab.kernels.tile_search import random_batch, random_layer
 
 SKIP = toolchain.flydsl_problem() or toolchain.linker_problem()
 pytestmark = [pytest.mark.kernels, pytest.mark.skipif(SKIP is not None, reason=f"FlyDSL kernels: {SKIP}")]

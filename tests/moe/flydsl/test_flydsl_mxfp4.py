@@ -15,8 +15,8 @@ from kimi_w4a8_eagle3.moe.flydsl import layout
 from kimi_w4a8_eagle3.moe.flydsl import toolchain as toolchain
 from kimi_w4a8_eagle3.moe.flydsl.backend import W4A16_GATE, FlydslBackend
 from kimi_w4a8_eagle3.moe.reference import integers
-from kimi_w4a8_eagle3.moe.tune import random_layer
 from kimi_w4a8_eagle3.quark.weight_format import MXFP4
+from kimi_w4a8_lab.kernels.tile_search import random_layer
 
 SKIP = toolchain.flydsl_problem() or toolchain.linker_problem()
 KERNELS = [pytest.mark.kernels, pytest.mark.skipif(SKIP is not None, reason=f"FlyDSL kernels: {SKIP}")]

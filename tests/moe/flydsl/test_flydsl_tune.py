@@ -15,18 +15,21 @@ from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import app
-from kimi_w4a8_eagle3.commands import tune_moe
-from kimi_w4a8_eagle3.moe import dispatch, stopwatch, tune
+from kimi_w4a8_eagle3.moe import dispatch
 from kimi_w4a8_eagle3.moe.contract import MoeShape
 from kimi_w4a8_eagle3.moe.flydsl import toolchain as toolchain
 from kimi_w4a8_eagle3.moe.tiles import TABLE, read_rows
+from kimi_w4a8_lab.commands import tune_moe
+from kimi_w4a8_lab.kernels import stopwatch
+from kimi_w4a8_lab.kernels import tile_search as tune
 
 SKIP = toolchain.flydsl_problem() or toolchain.linker_problem()
 pytestmark = [pytest.mark.kernels, pytest.mark.skipif(SKIP is not None, reason=f"FlyDSL kernels: {SKIP}")]
 if SKIP is None:
     from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
+    from kimi_w4a8_eagle3.moe.flydsl.candidates import every_kernel
     from kimi_w4a8_eagle3.moe.flydsl.configs import FlydslTiles
-    from kimi_w4a8_eagle3.moe.flydsl.tune import every_kernel, flydsl_measure, flydsl_space, refuse_fixed_tiles
+    from kimi_w4a8_lab.kernels.flydsl_tiles import flydsl_measure, flydsl_space, refuse_fixed_tiles
 
     class Recording(FlydslBackend):
         """Launches are recorded instead of made; `timer` turns those of one call into a time."""

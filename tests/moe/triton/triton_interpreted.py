@@ -11,16 +11,16 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.moe.agreement import KnownLayer, agreements
 from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
 from kimi_w4a8_eagle3.moe.op import MoeLayer
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend, integers
 from kimi_w4a8_eagle3.moe.routing import empty_routing, route
 from kimi_w4a8_eagle3.moe.triton import kernels as kernels
 from kimi_w4a8_eagle3.moe.triton.backend import MoeCall, StageTile, TritonBackend, TritonTiles
-from kimi_w4a8_eagle3.moe.tune import random_layer
 from kimi_w4a8_eagle3.quark.packing import unpack_reorder
 from kimi_w4a8_eagle3.quark.weight_format import MXFP4
+from kimi_w4a8_lab.kernels.agreement import KnownLayer, agreements
+from kimi_w4a8_lab.kernels.tile_search import random_layer
 
 # Triton makes both anew for each operation of each program, with a table of all kinds: a third of the time here.
 NUMPY_TYPES: dict[str, Any] = {}

@@ -1,0 +1,123 @@
+"""Accuracy runs (`eval gsm8k`, `eval tiny-math`): ask a server, score the answers, write the verdict."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from kimi_w4a8_eagle3.base import laptop
+from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
+
+from ..base.request_progress import request_progress
+from ..base.server_under_test import Target
+from .harness import score
+from .json_lines import read_rows, write_rows
+from .judge import ProblemOutcome, Reference, judge, load_references
+from .problems import problems
+from .resume import RunOptions, evaluated, load_run
+from .tasks import GSM8K, METRICS, TASKS, TINY_MATH, Protocol, read_problems
+
+KIND = "eval-accuracy"
+PROBLEMS = "problems.jsonl"
+_COMPARED = ("task", "chat", "shots", "seed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccuracyOptions(RunOptions):
+    """Settings of an accuracy run that do not name the server or the protocol. margin: accepted loss."""
+
+    data_dir: Path | None = None
+    margin: float = 0.01
+
+
+def run(
+    target: Target, protocol: Protocol, options: AccuracyOptions, console: Console, resume: Path | None = None
+) -> Path:
+    """Run one accuracy evaluation and return its run directory, whose result.json holds the verdict.
+
+    Raises KimiError when the run cannot finish. Its answers are kept for `resume`.
+    """
+    task, count = protocol.task, protocol.task.counts.get("test")
+    if protocol.limit and count and protocol.limit > count:
+        raise UsageError(f"{protocol.limit} problems were asked for", "--limit", f"at most {count}")
+    baseline = _baseline(options.baseline, protocol) if options.baseline else None
+    data = read_problems(options.data_dir) if options.data_dir and task is GSM8K else None
+    if task is TINY_MATH:
+        data = {"test": [{"question": p.question, "answer": p.solution} for p in problems(protocol.limit or 0)]}
+    references, judged = references_for(protocol, options, target)
+    facts = {"protocol": describe(protocol), "data_dir": options.data_dir and str(options.data_dir.resolve())}
+    name = f"eval-{task.title.lower()}"
+    with evaluated(target, KIND, name, facts, options, console, resume) as evaluation:
+        server, folder, recorder = evaluation.server, evaluation.folder, evaluation.recorder
+        console.print(f"{task.title}: {_size(protocol)} on {server.model} at {server.base_url}; {folder}")
+        with request_progress(task.title, protocol.count, console) as shown:
+            outcomes, figures = score(protocol, server.model, recorder, data, folder / "lm_eval.log", shown)
+    expected = protocol.count or len(outcomes)
+    if len(outcomes) != expected:
+        raise KimiError(f"lm-eval scored {len(outcomes)} problems instead of {expected}", where=str(folder))
+    write_rows(folder / PROBLEMS, outcomes)
+    verdict = judge(outcomes, references, judged, baseline, options.margin, options.max_unusable)
+    facts = {"protocol": describe(protocol), "baseline": options.baseline, "judged_against": judged, "lm_eval": figures}
+    return evaluation.write_result(task.title, verdict, **facts)
+
+
+def protocol_of(run: dict[str, Any]) -> Protocol:
+    return Protocol(**{**run["protocol"], "task": TASKS[run["protocol"]["task"]]})
+
+
+def load_outcomes(folder: Path) -> list[ProblemOutcome]:
+    """Load the problems of a finished run; raise KimiError for any other folder."""
+    return read_rows(folder / PROBLEMS, ProblemOutcome)
+
+
+def _baseline(folder: Path, protocol: Protocol) -> list[ProblemOutcome]:
+    """Load the problems of a run with the same protocol; only those can be compared."""
+    ours, theirs = describe(protocol), load_run(folder, protocol_of)["protocol"]
+    for name in _COMPARED:
+        if ours[name] != theirs[name]:
+            raise KimiError(
+                f"the baseline used another protocol: {name} {theirs[name]}, this run has {ours[name]}",
+                where="--baseline",
+                expected="the same task, examples and prompt format in both runs",
+            )
+    return load_outcomes(folder)
+
+
+def references_for(protocol: Protocol, options: AccuracyOptions, target: Target) -> tuple[list[Reference], str | None]:
+    """Return the published accuracies, and the configuration among them that decides the verdict (None: none does)."""
+    if protocol.task is TINY_MATH:
+        found = _recorded_tiny()
+        return found, found[0].configuration if found else None
+    references = load_references()
+    names = {reference.configuration for reference in references}
+    if options.published is not None and options.published not in names:
+        raise UsageError(f"no published accuracy of {options.published!r}", "--published", ", ".join(sorted(names)))
+    comparable = protocol.shots == GSM8K.shots and not protocol.chat
+    recipe = target.launch.name if target.launch else None
+    if recipe is not None and recipe not in names and options.published is None:
+        return [], None  # another model, so these accuracies do not apply
+    judged = options.published or (recipe if recipe in names and comparable else None)
+    return references, judged
+
+
+def describe(protocol: Protocol) -> dict[str, Any]:
+    return {**asdict(protocol), "task": protocol.task.name}
+
+
+def _recorded_tiny() -> list[Reference]:
+    """Return the built-in model's recorded accuracies, or an empty list when none were recorded."""
+    try:
+        recorded = json.loads(laptop.require("metrics", "eval tiny-math").read_text())["evaluation"]
+        accuracy, n = float(recorded["forms"]["think"]["right_w4a8"]), int(recorded["held_out_problems"])
+    except (KimiError, OSError, ValueError, KeyError, TypeError):
+        return []
+    return [Reference("recorded", metric, accuracy, n, "metrics.json of the built-in model") for metric in METRICS]
+
+
+def _size(protocol: Protocol) -> str:
+    size = f"first {protocol.limit} problems" if protocol.limit else "all problems"
+    return f"{size}, {protocol.shots}-shot, {'chat' if protocol.chat else 'completions'}"

@@ -1,0 +1,99 @@
+"""Accuracy tasks: lm-eval's task files in `eval/tasks`, the protocol of a run, and the problems of the user's files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.files import lines
+
+from .recorder import CHAT, COMPLETIONS
+
+METRICS = ("flexible-extract", "strict-match")
+MARKER = "####"
+Problems = dict[str, list[dict[str, str]]]  # by split; each with `question` and `answer`
+
+
+@dataclass(frozen=True)
+class Task:
+    """One lm-eval task. name: of `eval/tasks/<name>.yaml`. shots: examples per question. counts: problems by split."""
+
+    name: str
+    title: str
+    shots: int
+    chat: bool
+    max_tokens: int
+    counts: dict[str, int]
+
+
+GSM8K = Task("kimi_gsm8k", "GSM8K", 10, False, 512, {"train": 7473, "test": 1319})
+TINY_MATH = Task("tiny_math", "tiny-math", 0, True, 192, {})
+TASKS = {task.name: task for task in (GSM8K, TINY_MATH)}
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """Settings that decide a run's figures. Runs that are compared must share them, except for the concurrency."""
+
+    task: Task
+    chat: bool
+    shots: int
+    max_tokens: int
+    limit: int | None = None
+    concurrency: int = 256
+    seed: int = 1234
+
+    @property
+    def endpoint(self) -> str:
+        return CHAT if self.chat else COMPLETIONS
+
+    @property
+    def count(self) -> int | None:
+        return self.limit or self.task.counts.get("test")
+
+
+def read_problems(folder: Path, task: Task = GSM8K) -> Problems:
+    """Read a folder's `train.jsonl` and `test.jsonl`.
+
+    Raises KimiError for a missing file, a line that is not a problem, an answer without `#### N`, or a wrong count.
+    """
+    found: Problems = {}
+    for split, count in task.counts.items():
+        path = folder / f"{split}.jsonl"
+        try:
+            rows = lines(path)
+        except (OSError, UnicodeDecodeError) as error:
+            raise KimiError(
+                f"cannot read the data of {task.title}: {getattr(error, 'strerror', None) or error}",
+                where=str(path),
+                expected="train.jsonl and test.jsonl as openai/gsm8k publishes them",
+                remedy="name the folder with --data-dir, or omit it to use the Hugging Face Hub",
+            ) from error
+        found[split] = [_problem(path, number, line) for number, line in enumerate(rows, start=1)]
+        if len(rows) != count:
+            raise KimiError(
+                f"{len(rows)} problems instead of {count}",
+                where=str(path),
+                expected=f"the complete {split} split, because a part gives figures that cannot be compared",
+                remedy="download it again; to ask fewer problems, use --limit",
+            )
+    return found
+
+
+def _problem(path: Path, number: int, line: str) -> dict[str, str]:
+    try:
+        problem = json.loads(line)
+        question, answer = problem["question"], problem["answer"]
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        what = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise KimiError(
+            f"line {number} is not a problem: {what}", where=str(path), expected='{"question": ..., "answer": ...}'
+        ) from None
+    marked = isinstance(answer, str) and answer.rpartition(MARKER)[1] and answer.rpartition(MARKER)[2].strip()
+    if not (isinstance(question, str) and question.strip() and marked):
+        raise KimiError(
+            f"line {number} has no question or no answer", where=str(path), expected="an answer that ends with `#### N`"
+        )
+    return {"question": question, "answer": answer}

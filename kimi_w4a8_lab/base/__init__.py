@@ -1,0 +1,1 @@
+"""Pieces that all measurements share: the server under test, progress, verdicts and data files."""

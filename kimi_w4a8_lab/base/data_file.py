@@ -1,0 +1,40 @@
+"""Files of texts or requests that a command reads: on this disk, or in a data set on the Hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from huggingface_hub import constants
+from rich.console import Console
+
+from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.fetch.cache import Store, recall
+from kimi_w4a8_eagle3.fetch.download import fetch
+from kimi_w4a8_eagle3.fetch.hub import Hub
+from kimi_w4a8_eagle3.fetch.progress import ByteProgress
+
+HUB_PREFIX = "hf://datasets/"
+
+
+def data_file(name: str, instead: str) -> Path:
+    """Return the path of `name`: a local file, or `hf://datasets/OWNER/REPO/FILE`, which is downloaded once.
+
+    `instead` is the remedy of the KimiError for a file that cannot be downloaded.
+    """
+    if not name.startswith(HUB_PREFIX):
+        return Path(name).expanduser()
+    owner, repo, path = [*name.removeprefix(HUB_PREFIX).split("/", 2), "", ""][:3]
+    store = Store(Path(constants.HF_HUB_CACHE), f"{owner}/{repo}", "dataset")
+    try:
+        manifest = recall(store, "main")
+        if manifest and path in manifest.verified and (store.snapshot(manifest.listing.commit) / path).is_file():
+            return store.snapshot(manifest.listing.commit) / path
+        if constants.HF_HUB_OFFLINE:
+            raise KimiError("it is not on this disk, and HF_HUB_OFFLINE forbids downloads")
+        console = Console(stderr=True)
+        hub = Hub.from_environment("dataset")
+        return (
+            fetch(hub, store, store.repo, "main", lambda *what: ByteProgress(console, *what), path=path).folder / path
+        )
+    except KimiError as error:
+        raise KimiError(f"{path} could not be downloaded: {error.what}", where=name, remedy=instead) from None

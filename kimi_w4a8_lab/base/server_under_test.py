@@ -1,0 +1,232 @@
+"""The server under test of `bench`, `eval` and `accept`: one that runs already, or one started from a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
+from kimi_w4a8_eagle3.base.run_dir import record
+from kimi_w4a8_eagle3.base.tls import trusted
+from kimi_w4a8_eagle3.engine import metrics
+from kimi_w4a8_eagle3.engine.client import EngineClient, bearer
+from kimi_w4a8_eagle3.engine.process import free_port
+from kimi_w4a8_eagle3.fleet.checks import checked
+from kimi_w4a8_eagle3.fleet.replica import READY_TIMEOUT_S
+from kimi_w4a8_eagle3.machine.hardware import Machine
+from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render, unmet_requirements
+
+Say = Callable[[str], object]
+_TIMEOUT_S = 30.0
+_LOOPBACK = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """Settings of an engine. num_draft_tokens: None without speculation. context_len in tokens, None if not reported.
+
+    tokenizer: a folder on the engine's machine or a repository.
+    """
+
+    model_path: str
+    tokenizer: str
+    num_draft_tokens: int | None
+    context_len: int | None
+
+
+@dataclass(frozen=True)
+class Server:
+    """Running server. name labels figures. model: name under which it serves. launch: None if it ran before.
+
+    engine_url: the engine, or one of the engines behind a router. ops_url: of a router, the endpoint with its engines'
+    counters.
+    """
+
+    name: str
+    base_url: str
+    model: str
+    launch: Launch | None = None
+    api_key: str | None = field(default=None, repr=False)
+    engine_url: str = ""
+    ops_url: str | None = None
+
+    @property
+    def metrics_url(self) -> str:
+        """Address whose /metrics has the counters."""
+        return self.ops_url or self.base_url
+
+    @cached_property
+    def facts(self) -> EngineFacts:
+        """Settings of its engine, read once. Raises KimiError for a server that is not SGLang."""
+        engine_url = self.engine_url or self.base_url
+        with EngineClient(engine_url, self.api_key) as client:
+            info = client.server_info()
+        path = str(info.get("model_path", self.model))
+        draft_tokens = int(info.get("speculative_num_draft_tokens") or 0) if info.get("speculative_algorithm") else 0
+        context = metrics.read(engine_url, timeout_s=30.0).largest("sglang:context_len")
+        return EngineFacts(
+            model_path=path,
+            tokenizer=str(info.get("tokenizer_path") or path),
+            num_draft_tokens=draft_tokens or None,
+            context_len=None if context is None else int(context),
+        )
+
+
+@dataclass(frozen=True)
+class Target:
+    """Server that the user named: a running one by base_url, or one to start from a recipe.
+
+    With both, the server at base_url must serve the recipe's model. model: name under which the server must serve.
+    settings: changes to the recipe, as for `--set`. api_key: key sent to the server, never recorded. ops_url:
+    operations endpoint of a router; the default is the port after the router's own.
+    """
+
+    base_url: str | None = None
+    recipe: str | None = None
+    model: str | None = None
+    settings: tuple[str, ...] = ()
+    api_key: str | None = field(default=None, repr=False)
+    ops_url: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.base_url is None and self.recipe is None:
+            raise UsageError(
+                "no server was named",
+                expected="--base-url of a running server, or --recipe to start one",
+                remedy="for example --recipe tiny, on any machine",
+            )
+
+    @property
+    def name(self) -> str:
+        """Label of its figures: the recipe if it is known, else the address."""
+        return self.launch.name if self.launch else str(self.base_url)
+
+    @property
+    def local(self) -> bool:
+        """True if the server runs on this machine, so that this machine's hardware is measured."""
+        return self.base_url is None or urlsplit(self.base_url).hostname in _LOOPBACK
+
+    @cached_property
+    def launch(self) -> Launch | None:
+        """Launch of the recipe on a free port; None without a recipe."""
+        if self.recipe is None:
+            return None
+        return render(load_recipe(self.recipe), [f"port={free_port()}", *self.settings])
+
+    def plain(self) -> Target:
+        """Return the same recipe without its draft."""
+        if self.recipe is None:
+            return self
+        return replace(self, recipe=f"{self.recipe.removesuffix(':plain').removesuffix(':adaptive')}:plain")
+
+    def check(self) -> None:
+        """Raise KimiError, before a run directory exists, for a silent server, a wrong model or missing GPUs."""
+        _ = self._startable if self.base_url is None else self.connected
+
+    @contextmanager
+    def running(self, log: Path, say: Say) -> Iterator[Server]:
+        """Yield the server. An engine started here logs into `log` and stops at the end of the block."""
+        if self.base_url is not None:
+            yield self.connected
+            return
+        say(f"{self.name}: starting the server (log: {log})")
+        with self._startable.server(log, self.name) as engine:
+            seconds = engine.wait_ready(READY_TIMEOUT_S)
+            say(f"{self.name}: ready after {seconds:.0f} s")
+            yield self._connect(engine.base_url, self._startable)
+
+    @cached_property
+    def _startable(self) -> Launch:
+        launch = self.launch
+        assert launch is not None
+        if launch.recipe.options.replicas > 1:
+            raise KimiError(
+                f"the recipe {self.name!r} has {launch.recipe.options.replicas} engines behind a router",
+                expected="a recipe of one engine, or a running server",
+                remedy=f"kimi-w4a8 serve {self.name}, then --base-url with its address",
+            )
+        machine = Machine.detect()
+        if len(machine.devices) < launch.recipe.hardware.gpus:
+            raise KimiError(
+                f"this machine cannot serve the recipe {self.name!r}: {unmet_requirements(launch.recipe, machine)[0]}",
+                remedy="name a running server with --base-url, or try --recipe tiny",
+            )
+        return checked(launch)
+
+    @cached_property
+    def connected(self) -> Server:
+        """The server at base_url, asked once."""
+        assert self.base_url is not None
+        base_url = self.base_url.rstrip("/").removesuffix("/v1")  # clients of the OpenAI API name it with its path
+        server = self._connect(base_url, None)
+        if self.launch is not None and Path(server.facts.model_path).name != Path(self.launch.model).name:
+            raise KimiError(
+                f"the server serves {server.facts.model_path}",
+                where=base_url,
+                expected=f"{self.launch.model} (recipe {self.name})",
+                remedy="check the address, or omit --recipe",
+            )
+        return server
+
+    def _connect(self, base_url: str, launch: Launch | None) -> Server:
+        with EngineClient(base_url, self.api_key) as client:
+            served = client.model_name()
+        if self.model is not None and served != self.model:
+            raise KimiError(
+                f"the server serves {served!r}, not {self.model!r}",
+                where=base_url,
+                expected=repr(self.model),
+                remedy="check the address, or name the served model with --served-model-name",
+            )
+        urls = _behind_router(base_url, self.ops_url, self.api_key) if launch is None else (base_url, None)
+        return Server(self.name if self.launch else base_url, base_url, served, launch, self.api_key, *urls)
+
+
+def _behind_router(base_url: str, ops_url: str | None, api_key: str | None) -> tuple[str, str | None]:
+    """Return one ready engine behind the router at `base_url`, and the ops endpoint that has all engines' counters.
+
+    For a server that is no router, return its own address and None. Written for sglang-router 0.3.2.
+    """
+    if "router_manager" not in _json(f"{base_url}/get_server_info", bearer(api_key)):
+        return base_url, None
+    place = urlsplit(base_url)
+    ops_url = ops_url or f"{place.scheme}://{place.hostname}:{(place.port or 80) + 1}"
+    replicas = _json(f"{ops_url}/status").get("replicas")
+    if replicas is None:
+        raise KimiError(
+            f"{base_url} is a router, and the ops endpoint with its engines' counters does not answer",
+            where=ops_url,
+            expected="the ops endpoint of `serve --replicas` or `route`, by default the port after the API's",
+            remedy="give its address with --ops-url, or measure one engine at its own address",
+        )
+    ready = [str(replica["base_url"]) for replica in replicas if replica.get("ready")]
+    if not ready:
+        raise KimiError(
+            "no replica behind this router is ready", where=f"{ops_url}/status", remedy="wait; /status shows why"
+        )
+    return ready[0], ops_url
+
+
+def _json(url: str, headers: dict[str, str] | None = None) -> dict[str, Any]:
+    """Return the JSON object at `url`, or an empty one on any failure."""
+    try:
+        found = httpx.get(url, headers=headers, timeout=_TIMEOUT_S, verify=trusted()).json()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def record_of(kind: str, targets: Mapping[str, Target], **facts: object) -> dict[str, object]:
+    """Return a run's record with its targets by label, the launches of those started here, and their kernel gates."""
+    started = {name: target.launch for name, target in targets.items() if target.launch and target.base_url is None}
+    gates = {f"{name}: {gate}": value for name, launch in started.items() for gate, value in launch.env.items()}
+    servers = {name: launch.described() for name, launch in started.items()}
+    described = {name: asdict(replace(target, api_key=None)) for name, target in targets.items()}
+    return record(kind, servers, gates, targets=described, **facts)

@@ -1,0 +1,61 @@
+"""`kimi-w4a8 accept`: checks on a machine with GPUs that cannot run without them."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import typer
+
+from kimi_w4a8_eagle3.base.console import table_console
+from kimi_w4a8_eagle3.commands.options import RUNS, signals
+from kimi_w4a8_eagle3.door.settings import client_key
+from kimi_w4a8_eagle3.machine.hardware import Machine
+
+from ..base.verdict import Verdict
+from ..report.page import write_page
+from ..report.tables import print_page
+from ..speed.single import Texts
+from .eval import require_packages
+
+
+def accept(
+    recipe: list[str] = typer.Option(
+        [], "--recipe", "-r", help="May be repeated; the first one is tested most. Default: agent; without GPUs: tiny."
+    ),
+    full: bool = typer.Option(
+        False, "--full", help="Also run download, kernels, tiles, GSM8K, chat, the articles' recipes: takes hours."
+    ),
+    quick: bool = typer.Option(False, "--quick", help="A few prompts per stage: a test run without figures."),
+    restart: bool = typer.Option(False, "--restart", help="Start a new run instead of resuming the last one."),
+    sharegpt: str = typer.Option("", "--sharegpt", help="ShareGPT JSON file to send; default: fetched from the Hub."),
+    data_dir: Path | None = typer.Option(None, "--data-dir", help="GSM8K: train.jsonl and test.jsonl (no Hub)."),
+    runs: Path = RUNS,
+) -> None:
+    """Accept what this machine serves, in an hour on eight MI325X: a timetable, the stages, a page and a bundle.
+
+    A stage that fails is recorded, and the others go on. The same command runs only what has not passed.
+    """
+    require_packages()
+    from ..accept import claims, journal, stages  # optional: lm_eval
+
+    machine = Machine.detect()
+    sizes = replace(stages.QUICK if quick else stages.Sizes(), full=full)
+    recipes = recipe or (list(stages.ON_GPUS if full else stages.ON_GPUS[:1]) if machine.devices else ["tiny"])
+    texts, console = Texts(sharegpt=sharegpt or None), table_console()
+    found = journal.open_journal(runs, f"{sizes} {' '.join(recipes)}", restart)
+    folder, key = found.folder, client_key(None, os.environ)
+    run = stages.AcceptRun(folder, recipes, sizes, console, texts, data_dir, key, machine)
+    todo = run.stages()
+    console.print(f"kimi-w4a8 accept: results are kept in {folder}")
+    try:
+        with signals(runs), ExitStack() as engines:
+            engines.callback(run.stop)
+            journal.run_stages(todo, found, console.print)
+    finally:
+        page = claims.page(found)
+        print_page(page, Verdict.FAIL if found.names(Verdict.FAIL) else Verdict.MEASURED)
+        path, bundle = write_page(page, folder), claims.write_bundle(folder)
+        console.print(f"page: {path}\nbundle: {bundle}", markup=False)

@@ -1,0 +1,298 @@
+"""`kimi-w4a8 bench`: measure, compare, predict."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from kimi_w4a8_eagle3.base.console import table_console
+from kimi_w4a8_eagle3.base.extras import require
+from kimi_w4a8_eagle3.commands.options import KEY_FILE, OPS_URL, RUNS, complete, expanded, signals
+from kimi_w4a8_eagle3.door.settings import client_key
+
+from ..base.server_under_test import Target
+from ..predict.machine_model import Cluster
+from ..predict.predict import Load, adaptive_table, calibrate, check, choices, published_accept_length
+from ..report.analysis import Analysis
+from ..report.changes import require_hits
+from ..report.measured import page
+from ..report.page import PACKAGES, Table, write_page
+from ..report.tables import print_choices, print_figures, print_model, print_table, require_comparison
+from ..speed import ab as comparison
+from ..speed import inferencex, matrix
+from ..speed.matrix import with_and_without
+from ..speed.replay import Replay, require_speed, selected
+from ..speed.runs import read_run
+from ..speed.single import Texts, bench
+from ..speed.trace_readers import read_trace
+from ..speed.workloads import Workload, load_workload, with_changes, workload_names
+
+
+class _WorkloadGroup(TyperGroup):
+    """Group in which `kimi-w4a8 bench con2` is short for `kimi-w4a8 bench run con2`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            args = ["run", *args]
+        return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Complete the short form, too."""
+        workload = self.commands["run"].params[0]
+        return [*super().shell_complete(ctx, incomplete), *workload.shell_complete(ctx, incomplete)]
+
+
+app = typer.Typer(
+    cls=_WorkloadGroup,
+    no_args_is_help=True,
+    help="Measure a server: `kimi-w4a8 bench con2`, `con40`, or any workload of `kimi-w4a8 bench list`.",
+)
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Changes to a workload, shared by `run` and `ab`."""
+
+    sharegpt: str = typer.Option("", "--sharegpt", help="ShareGPT JSON file to send; default: from the Hub.")
+    prompts: str = typer.Option(
+        "",
+        "--prompts-file",
+        help="Your own text instead: ShareGPT .json, .jsonl, .txt, or hf://datasets/OWNER/NAME/FILE.",
+    )
+    concurrency: list[int] = typer.Option([], "--concurrency", "-c", help="Instead of the workload's; may be repeated.")
+    seed: list[int] = typer.Option([], "--seed", help="Instead of the workload's; may be repeated.")
+    num_prompts: int | None = typer.Option(None, "--num-prompts", "-n", help="Instead of the workload's.")
+    input_len: int | None = typer.Option(None, "--input-len", help="Tokens of a `random` prompt.")
+    output_len: int | None = typer.Option(None, "--output-len", help="Tokens of an answer, instead of the workload's.")
+
+    def workload(self, name: str) -> Workload:
+        lengths = self.input_len, self.output_len
+        return with_changes(load_workload(name), self.concurrency, self.seed, self.num_prompts, *lengths)
+
+    def words(self) -> list[str]:
+        """Return the options that make these changes."""
+        one = {"--sharegpt": self.sharegpt, "--prompts-file": self.prompts, "--num-prompts": self.num_prompts}
+        one |= {"--input-len": self.input_len, "--output-len": self.output_len}
+        many = [("-c", number) for number in self.concurrency] + [("--seed", number) for number in self.seed]
+        return [str(word) for pair in (*one.items(), *many) if pair[1] not in ("", None) for word in pair]
+
+    def texts(self) -> Texts:
+        return Texts(self.sharegpt or None, self.prompts or None)
+
+
+SETTINGS = typer.Option([], "--set", help="KEY=VALUE for the recipe, as in `kimi-w4a8 serve`.")
+RESUME = typer.Option(None, "--resume", help="Run directory to finish; with the same other options as that run.")
+
+
+@dataclass(frozen=True)
+class OneServer:
+    """The server under test and its run directory, shared by `run` and `replay`."""
+
+    base_url: str = typer.Option("", "--base-url", help="Measure this running server (recipes' default port: 9527).")
+    recipe: str = typer.Option(
+        "",
+        "--recipe",
+        "-r",
+        help="Start this recipe (RECIPE:plain: without its draft); with --base-url: the recipe it serves.",
+    )
+    settings: list[str] = SETTINGS
+    ops_url: str | None = OPS_URL
+    api_key_file: Path | None = KEY_FILE
+    runs: Path = RUNS
+    resume: Path | None = RESUME
+
+    def measure(self, work: Workload, texts: Texts | Replay) -> None:
+        """Send the workload, then print figures and write the page."""
+        key = client_key(self.api_key_file, os.environ)
+        target = Target(self.base_url or None, self.recipe or None, None, tuple(self.settings), key, self.ops_url)
+        with signals(self.runs):
+            folder = bench(work, texts, target, self.runs, typer.echo, self.resume)
+        _conclude(Analysis([read_run(folder)]), folder, find_spec("matplotlib") is not None)
+
+
+@app.command("list")
+def list_workloads(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -> None:
+    """List the workloads."""
+    if as_json:
+        typer.echo(json.dumps({name: load_workload(name).model_dump() for name in workload_names()}, indent=2))
+        return
+    works = map(load_workload, workload_names())
+    rows = [
+        [work.name, work.summary, ", ".join(map(str, work.concurrency)), str(len(work.seeds)), work.compares]
+        for work in works
+    ]
+    columns = ("workload", "what it measures", "concurrency", "seeds", "compares with")
+    print_table(Table(columns, rows), table_console())
+
+
+@app.command("run")
+@expanded
+def run(
+    workload: str = typer.Argument(
+        help="Name of a workload (`kimi-w4a8 bench list`), or a TOML file with one.",
+        autocompletion=complete(workload_names),
+    ),
+    *,
+    server: OneServer,
+    load: Changes,
+) -> None:
+    """Run one workload against a server and compare it with the published figures.
+
+    This needs SGLang on this machine for its load generator. No extra installs SGLang: use its image, or `make venv`.
+    """
+    server.measure(load.workload(workload), load.texts())
+
+
+@app.command("ab")
+@expanded
+def ab(
+    a: str = typer.Option(..., "--a", help="First side: a recipe, RECIPE:plain (no drafts) or RECIPE:adaptive."),
+    b: list[str] = typer.Option(..., "--b", help="Second side; more with another --b."),
+    workload: list[str] = typer.Option(["con2", "con40"], "--workload", "-w", help="May be repeated."),
+    repeats: int = typer.Option(4, "--repeats", min=1, help="Measurements of each workload and side."),
+    rounds: int = typer.Option(2, "--rounds", min=1, help="Server starts per side; 2 gives the order A B B A."),
+    *,
+    load: Changes,
+    settings: list[str] = SETTINGS,
+    runs: Path = RUNS,
+    report: bool = typer.Option(True, "--report/--no-report", help="Write the HTML report into the run directory."),
+    resume: Path | None = RESUME,
+) -> None:
+    """Measure two or more sides in turn, and compare them.
+
+    This needs SGLang, which no extra installs: use its image, or `make venv`.
+    """
+    if report:
+        require(*PACKAGES)  # before the hours of measuring
+    works = [load.workload(name) for name in dict.fromkeys(workload)]
+    key = client_key(None, os.environ)
+    sides = [Target(recipe=side, settings=tuple(settings), api_key=key) for side in (a, *b)]
+    with signals(runs):
+        folder = comparison.ab(comparison.Plan(sides, works, repeats, rounds), load.texts(), runs, typer.echo, resume)
+    analysis = Analysis([read_run(folder)], base=a)
+    _conclude(analysis, folder, report)
+    require_hits(analysis.groups)
+
+
+@app.command("sweep")
+@expanded
+def sweep(
+    recipe: list[str] = typer.Option(
+        ..., "--recipe", "-r", help="Measured with and without its draft; more recipes or layouts with another -r."
+    ),
+    workload: list[str] = typer.Option(["1k1k", "1k8k", "8k1k", "con40"], "--workload", "-w", help="Shapes."),
+    repeats: int = typer.Option(1, "--repeats", min=1, help="Measurements of each point and side."),
+    show: bool = typer.Option(False, "--print", help="Print the commands of the matrix instead, for other machines."),
+    *,
+    load: Changes,
+    settings: list[str] = SETTINGS,
+    runs: Path = RUNS,
+    resume: Path | None = RESUME,
+) -> None:
+    """Measure recipes over shapes and concurrencies, with the speed-up by shape and files in InferenceX's form.
+
+    This needs SGLang, which no extra installs: use its image, or `make venv`.
+    """
+    works = [load.workload(name) for name in dict.fromkeys(workload)]
+    names = list(dict.fromkeys(side for name in recipe for side in with_and_without(name)))
+    if show:
+        typer.echo("\n".join(matrix.commands(names, workload, load.words(), settings)))
+        return
+    require(*PACKAGES)  # before the hours of measuring
+    key = client_key(None, os.environ)
+    sides = [Target(recipe=name, settings=tuple(settings), api_key=key) for name in names]
+    with signals(runs):
+        folder = comparison.ab(comparison.Plan(sides, works, repeats, 1), load.texts(), runs, typer.echo, resume)
+    run = read_run(folder)
+    _conclude(Analysis([run]), folder, True)
+    if (made := inferencex.export(run)) is not None:
+        typer.echo(f"InferenceX's form: {made}")
+
+
+def _conclude(analysis: Analysis, folder: Path, report: bool) -> None:
+    """Print the figures, the page's path and the next command."""
+    print_figures(analysis)
+    if report:
+        typer.echo(f"page: {write_page(page(analysis), folder / 'report')}")
+    typer.echo(f"next: kimi-w4a8 report {folder} OTHER_RUN   # one page of several runs")
+
+
+@app.command("replay")
+@expanded
+def replay(
+    trace: Path = typer.Argument(help="Trace file: SGLang's agentic-trace, AgentX, Mooncake, or recorded requests."),
+    users: list[int] = typer.Option(
+        [], "--users", min=1, help="Sessions at once; default: all of a timed trace, else 8."
+    ),
+    speed: float = typer.Option(1.0, "--speed", help="2 halves the waiting times of the trace."),
+    sessions: int | None = typer.Option(None, "--sessions", min=1, help="Replay only the first N sessions that fit."),
+    context_len: int | None = typer.Option(
+        None, "--context-len", min=1, help="Cut sessions at the first request that needs more tokens."
+    ),
+    output_len: int = typer.Option(220, "--output-len", min=4, help="Tokens of an answer, where the trace has none."),
+    *,
+    server: OneServer,
+) -> None:
+    """Replay recorded agent sessions: TTFT by turn, TPOT, prefix hits, accept length and errors.
+
+    This needs SGLang on this machine for its load generator. No extra installs SGLang: use its image, or `make venv`.
+    """
+    require_speed(speed)
+    played = Replay(selected(read_trace(trace, output_len), sessions, context_len), speed)
+    server.measure(played.workload(users), played)
+
+
+@app.command("compare")
+def compare(
+    runs: list[Path] = typer.Argument(help="Run directories of `kimi-w4a8 bench`, from this machine or another."),
+    base: str = typer.Option("", "--base", help="Side that the others are compared with; default: the first measured."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """Compare the sides of earlier runs. Crashed or failed runs are left out, with the reason."""
+    analysis = Analysis([read_run(run) for run in runs], base or None)
+    if as_json:
+        typer.echo(json.dumps([asdict(row) for row in analysis.changes], indent=2, default=str))
+    else:
+        require_comparison(analysis)
+        print_figures(analysis)
+    require_hits(analysis.groups)
+
+
+@app.command("predict")
+def predict(
+    concurrency: int = typer.Option(40, "--concurrency", "-c", help="Requests in flight."),
+    accept_length: float | None = typer.Option(
+        None, "--accept-length", "-l", help="Of the text, with --steps draft steps; default: the published one."
+    ),
+    steps: int = typer.Option(3, "--steps", min=1, help="Draft steps, for --accept-length and --adaptive."),
+    input_len: int = typer.Option(10240, "--input-len", help="Tokens of a prompt."),
+    output_len: int = typer.Option(512, "--output-len", help="Tokens of an answer."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    adaptive: bool = typer.Option(False, "--adaptive", help="Print the table of draft steps by batch size instead."),
+) -> None:
+    """Predict TPOT and throughput on 8x MI325X from first principles, and the best number of draft steps.
+
+    With --adaptive it prints SGLang's table for options.speculation = "adaptive", up to --steps.
+    """
+    length = published_accept_length(concurrency) if accept_length is None else accept_length
+    load = Load(concurrency, input_len, output_len, steps=steps, accept_length=length)
+    cluster = Cluster()
+    fit = calibrate(cluster)
+    if adaptive:
+        typer.echo(json.dumps(adaptive_table(steps, fit, cluster), indent=2))
+        return
+    points = check(fit, cluster)
+    found = choices(load, fit, cluster)
+    if as_json:
+        shown = {"fit": asdict(fit), "points": [asdict(point) for point in points], "steps": [asdict(c) for c in found]}
+        typer.echo(json.dumps(shown, indent=2, default=str))
+    else:
+        print_model(fit, points)
+        print_choices(load, found)

@@ -1,0 +1,299 @@
+"""`kimi-w4a8 eval`: accuracy of a deployment, and proof that speculation does not change its answers."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import typer
+from pydantic import TypeAdapter, ValidationError
+
+from kimi_w4a8_eagle3.base import laptop
+from kimi_w4a8_eagle3.base.console import table_console
+from kimi_w4a8_eagle3.base.errors import UsageError
+from kimi_w4a8_eagle3.base.extras import require
+from kimi_w4a8_eagle3.commands.options import KEY_FILE, OPS_URL, RUNS, expanded, signals
+from kimi_w4a8_eagle3.door.settings import client_key
+
+from ..base.server_under_test import Target
+from ..report import evaluation
+from ..report.page import write_page
+from ..report.tables import print_page
+
+if TYPE_CHECKING:
+    from ..accuracy.tasks import Protocol
+
+_HELP = """Accuracy with a verdict, and proof that speculation changes no answer.
+
+Exit codes: 0 pass; 3 fail; 4 invalid (too many requests failed, or nothing was tested); 5 inconclusive (too few
+problems to tell); 6 measured, not judged (nothing to compare with).
+"""
+app = typer.Typer(no_args_is_help=True, help=_HELP)
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    base_url: str | None = typer.Option(None, "--base-url", help="A running server, e.g. http://127.0.0.1:9527.")
+    recipe: str | None = typer.Option(None, "--recipe", "-r", help="Start this recipe's server for this run.")
+    model: str | None = typer.Option(None, "--served-model-name", help="Model name that the server must serve.")
+    settings: list[str] = typer.Option(
+        [], "--set", help="With --recipe: KEY=VALUE, an engine argument or a dotted recipe key."
+    )
+    api_key_file: Path | None = KEY_FILE
+
+    def target(self) -> Target:
+        key = client_key(self.api_key_file, os.environ)
+        return Target(self.base_url, self.recipe, self.model, tuple(self.settings), key)
+
+
+@dataclass(frozen=True)
+class AnyServer(ServerOptions):
+    no_speculation: bool = typer.Option(False, "--no-speculation", help="With --recipe: without its draft.")
+
+    def target(self) -> Target:
+        target = super().target()
+        return target.plain() if self.no_speculation else target
+
+
+@dataclass(frozen=True)
+class Kept:
+    max_unusable: float = typer.Option(0.01, min=0.0, max=1.0, help="Share of failed or cut answers allowed.")
+    resume: Path | None = typer.Option(None, help="Finish an interrupted run; answered requests are not repeated.")
+    runs: Path = RUNS
+
+
+@dataclass(frozen=True)
+class Judged(Kept):
+    baseline: Path | None = typer.Option(None, "--baseline", help="Run directory to compare with, problem by problem.")
+    margin: float = typer.Option(0.01, min=0.0001, max=1.0, help="Accepted loss against --baseline.")
+
+
+def require_packages() -> None:
+    """Raise KimiError now for a package that the evaluation needs later."""
+    require("lm_eval", "scipy", "jinja2", "jsonschema")
+
+
+@app.command("gsm8k")
+@expanded
+def gsm8k(
+    *,
+    server: AnyServer,
+    data_dir: Path | None = typer.Option(None, "--data-dir", help="Folder with train.jsonl and test.jsonl (no Hub)."),
+    limit: int | None = typer.Option(None, "--limit", min=1, help="Number of problems, from the first."),
+    chat: bool = typer.Option(False, "--chat", help="Use the chat template instead of plain completions."),
+    shots: int = typer.Option(10, "--shots", min=0, help="Examples before each question."),
+    max_tokens: int = typer.Option(
+        512, "--max-tokens", min=1, help="Most tokens of an answer; a longer one counts as truncated."
+    ),
+    concurrency: int = typer.Option(256, "--concurrency", "-c", min=1, help="Requests in flight."),
+    published: str | None = typer.Option(None, "--published", help="Judge against this published configuration."),
+    judged: Judged,
+) -> None:
+    """Run GSM8K (10-shot, 1,319 problems) by lm-eval: accuracy with intervals and a verdict."""
+    require_packages()
+    from ..accuracy import tasks  # optional: lm_eval
+    from ..accuracy.tasks import Protocol
+
+    _accuracy(server, judged, Protocol(tasks.GSM8K, chat, shots, max_tokens, limit, concurrency), data_dir, published)
+
+
+@app.command("tiny-math")
+@expanded
+def tiny_math(
+    *,
+    server: AnyServer,
+    limit: int = typer.Option(300, "--limit", min=1, help="Held-out problems to ask."),
+    concurrency: int = typer.Option(32, "--concurrency", "-c", min=1, help="Requests in flight."),
+    judged: Judged,
+) -> None:
+    """Run the built-in model's own task in the same way, judged against its recorded accuracy."""
+    require_packages()
+    from ..accuracy import tasks  # optional: lm_eval
+    from ..accuracy.tasks import Protocol
+
+    _accuracy(server, judged, Protocol(tasks.TINY_MATH, True, 0, tasks.TINY_MATH.max_tokens, limit, concurrency))
+
+
+@app.command("tools")
+@expanded
+def tools(
+    *,
+    server: AnyServer,
+    data: str | None = typer.Option(
+        None, "--data", help="Requests: a JSONL file, or hf://datasets/OWNER/REPO/FILE; default: built-in problems."
+    ),
+    limit: int | None = typer.Option(None, "--limit", min=1, help="Number of requests, from the first."),
+    stream: bool | None = typer.Option(None, "--stream/--no-stream", help="Default: as each request asks."),
+    extra: str = typer.Option("{}", "--extra", help="JSON added to every request, e.g. '{\"temperature\": 1.0}'."),
+    tokenizer: str | None = typer.Option(
+        None, "--tokenizer", help="Folder of the checkpoint, to count prompts; default: the server's, if it is here."
+    ),
+    max_tokens: int = typer.Option(2048, "--max-tokens", min=1, help="Most tokens of a check's tool call."),
+    concurrency: int = typer.Option(32, "--concurrency", "-c", min=1, help="Requests in flight."),
+    baseline: Path | None = typer.Option(None, "--baseline", help="Run directory whose answers are the reference."),
+    published: str | None = typer.Option(None, "--published", help="Judge against this table of the vendor."),
+    min_similarity: float | None = typer.Option(None, min=0.0, max=1.0, help="F1 of calling; default: the table's."),
+    kept: Kept,
+) -> None:
+    """Measure tool calls as the vendor's verifiers do: triggers, schemas, parameters, prompt token counts."""
+    require_packages()
+    from ..accuracy import tool_run  # optional: lm_eval
+    from ..accuracy.resume import load_run
+
+    if kept.resume is None:
+        target = server.target()
+        plan = tool_run.ToolPlan(data, limit, stream, _object(extra), max_tokens, concurrency)
+    else:
+        earlier = load_run(kept.resume, tool_run.plan_of)
+        target, plan = _resumed(server, earlier), tool_run.plan_of(earlier)
+    judging = tool_run.Judging(
+        baseline=baseline, published=published, min_similarity=min_similarity, tokenizer=tokenizer,
+        max_unusable=kept.max_unusable, runs=kept.runs,
+    )  # fmt: skip
+    with signals(kept.runs):
+        folder = tool_run.run(target, plan, judging, table_console(), kept.resume)
+    _end(folder)
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        return TypeAdapter(dict[str, Any]).validate_json(text)
+    except ValidationError as error:
+        raise UsageError(f"not a JSON object: {error.errors()[0]['msg']}", "--extra", '{"temperature": 1.0}') from None
+
+
+@app.command("agent")
+@expanded
+def agent(
+    *,
+    server: AnyServer,
+    category: str = typer.Option("base", "--category", help="base, miss_func, miss_param or long_context."),
+    limit: int | None = typer.Option(None, "--limit", min=1, help="Number of conversations, from the first."),
+    max_tokens: int = typer.Option(4096, "--max-tokens", min=1, help="Most tokens of an answer."),
+    steps: int = typer.Option(20, "--steps", min=1, help="Most answers with calls in one turn."),
+    extra: str = typer.Option("{}", "--extra", help="JSON added to every request, e.g. '{\"temperature\": 1.0}'."),
+    concurrency: int = typer.Option(32, "--concurrency", "-c", min=1, help="Requests in flight."),
+    judged: Judged,
+) -> None:
+    """Run BFCL's multi-turn conversations with tools that really run; compare two servers task by task."""
+    require_packages()
+    from ..accuracy import agent_run, bfcl  # optional: lm_eval
+    from ..accuracy.accuracy import AccuracyOptions
+    from ..accuracy.resume import load_run
+
+    if category not in bfcl.CATEGORIES:
+        raise UsageError(f"no category {category!r}", "--category", ", ".join(bfcl.CATEGORIES))
+    harness = bfcl.Bfcl()
+    if judged.resume is None:
+        target = server.target()
+        plan = agent_run.AgentPlan(category, limit, max_tokens, steps, concurrency, _object(extra))
+    else:
+        earlier = load_run(judged.resume, agent_run.plan_of)
+        target, plan = _resumed(server, earlier), agent_run.plan_of(earlier)
+    options = AccuracyOptions(
+        baseline=judged.baseline, margin=judged.margin, max_unusable=judged.max_unusable, runs=judged.runs
+    )
+    with signals(judged.runs):
+        folder = agent_run.run(target, plan, options, harness, table_console(), judged.resume)
+    _end(folder)
+
+
+@app.command("lossless")
+@expanded
+def lossless(
+    *,
+    server: ServerOptions,
+    reference_url: str | None = typer.Option(
+        None, "--reference-url", help="Server of the same model without speculation."
+    ),
+    prompts: int = typer.Option(48, "--num-prompts", min=6, help="Chat, maths, code, long, short, non-ASCII in turn."),
+    max_tokens: int = typer.Option(128, "--max-tokens", min=2, help="Tokens compared per prompt."),
+    samples: int = typer.Option(400, "--samples", min=0, help="Sampled continuations per prefix; 0: greedy only."),
+    exact: bool = typer.Option(
+        False, "--exact", help="Compare bit for bit, with logprobs and no rule for ties: the built-in model on a CPU."
+    ),
+    ask: str = typer.Option("mixed", "--ask", help="With --exact: greedy, seeded, penalized or mixed requests."),
+    runs: Path = RUNS,
+) -> None:
+    """Check that speculation changes no answer: greedy tokens, logprobs against a prefill, samples."""
+    require_packages()
+    from ..accuracy import lossless as lossless_check  # optional: lm_eval
+
+    if (server.base_url is None) != (reference_url is None):
+        raise UsageError("give --base-url and --reference-url together", expected="two servers, or one --recipe")
+    target = server.target()
+    reference = replace(target, base_url=reference_url).plain()
+    with signals(runs):
+        if exact:
+            compare = laptop.require("exact", "--exact")
+            folder, _ = compare(reference, target, prompts, max_tokens, ask, runs, table_console())
+        else:
+            plan = lossless_check.LosslessPlan(prompts, max_tokens, samples, runs=runs)
+            folder, _ = lossless_check.run(reference, target, plan, table_console())
+    _end(folder)
+
+
+@app.command("smoke")
+@expanded
+def smoke(
+    *,
+    server: AnyServer,
+    limit: int = typer.Option(30, "--limit", min=1, help="Problems to ask."),
+    max_tokens: int = typer.Option(512, "--max-tokens", min=16, help="Most tokens of an answer."),
+    min_correct: float = typer.Option(0.6, "--min-correct", min=0.0, max=1.0, help="Share of problems to solve."),
+    min_accept_length: float = typer.Option(2.0, "--min-accept-length", min=1.0, help="Tokens per verify step."),
+    ops_url: str | None = OPS_URL,
+    runs: Path = RUNS,
+) -> None:
+    """Check a server before a rollout: no failures, sane answers, accepted drafts."""
+    require_packages()
+    from ..accuracy import smoke as smoke_check  # optional: lm_eval
+
+    floors = smoke_check.Floors(
+        limit, max_tokens, correct=min_correct, accept_length=min_accept_length, speculates=not server.no_speculation
+    )
+    with signals(runs):
+        target = replace(server.target(), ops_url=ops_url)
+        folder, _, _ = smoke_check.run(target, floors, table_console(), runs)
+    _end(folder)
+
+
+def _resumed(server: AnyServer, earlier: dict[str, Any]) -> Target:
+    """Return the server of a resumed run: its own, unless another is named."""
+    model = server.model or earlier["model"]  # all answers of a run must come from one model
+    if server.base_url is None and server.recipe is None:
+        key = client_key(server.api_key_file, os.environ)
+        return Target(**{**earlier["targets"]["server"], "model": model, "api_key": key})
+    return replace(server, model=model).target()
+
+
+def _accuracy(
+    server: AnyServer, judged: Judged, protocol: Protocol, data_dir: Path | None = None, published: str | None = None
+) -> None:
+    from ..accuracy import accuracy  # optional: lm_eval
+    from ..accuracy.resume import load_run
+
+    if judged.resume is None:
+        target = server.target()
+    else:
+        earlier = load_run(judged.resume, accuracy.protocol_of)
+        target, protocol = _resumed(server, earlier), accuracy.protocol_of(earlier)
+        data_dir = data_dir or (Path(earlier["data_dir"]) if earlier["data_dir"] else None)
+    options = accuracy.AccuracyOptions(
+        data_dir=data_dir, baseline=judged.baseline, published=published, margin=judged.margin,
+        max_unusable=judged.max_unusable, runs=judged.runs,
+    )  # fmt: skip
+    with signals(judged.runs):
+        folder = accuracy.run(target, protocol, options, table_console(), judged.resume)
+    _end(folder)
+
+
+def _end(folder: Path) -> NoReturn:
+    """Print the result, write the page, name it and the next command, and exit with the verdict's code."""
+    page, verdict = evaluation.page(folder)
+    print_page(page, verdict)
+    typer.echo(f"page: {write_page(page, folder)}")
+    typer.echo(f"next: kimi-w4a8 report BENCH_RUN {folder}   # one page of speed and answers")
+    raise typer.Exit(verdict.exit_code)

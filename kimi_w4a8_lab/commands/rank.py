@@ -1,0 +1,61 @@
+"""`kimi-w4a8 rank`: ranked layouts for recorded traffic."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.table import Table
+
+from kimi_w4a8_eagle3.base.console import table_console
+
+from ..base.request_progress import request_progress
+from ..predict.layouts import node_layouts
+from ..predict.simulation import Slo
+from ..predict.trace_plan import MODEL, plan_trace, user_counts
+
+
+def rank(
+    trace: Path = typer.Argument(
+        ..., metavar="TRACE", help="Recorded traffic: agentic-trace, AgentX, Mooncake, or a run."
+    ),
+    limits: str = typer.Option(..., "--slo", help="Latency limits, such as ttft=2s,tpot=40ms."),
+    users: int | None = typer.Option(
+        None, "--users", min=1, help="Sessions at once; default: recorded times, or the most that fit."
+    ),
+    accept_length: float = typer.Option(
+        2.7, "--accept-length", "-l", min=1, max=4, help="Tokens that a verify step accepts."
+    ),
+    minutes: float = typer.Option(10.0, "--minutes", min=1, help="Simulated time."),
+    output: Path | None = typer.Option(None, "--output", "-o", help="Write the page to this folder."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """Rank layouts of 8x MI325X for recorded traffic and latency limits, by simulation."""
+    slo = Slo.parse(limits)
+    console, layouts = table_console(), node_layouts()
+    simulations = len(layouts) * (len(user_counts(users)) + 3)  # and three for the intervals
+    with request_progress("simulations", simulations, console) as show:
+        plan = plan_trace(trace, slo, users, accept_length, minutes * 60, show, layouts)
+    from ..report import traffic_plan  # optional: jinja2 and matplotlib
+
+    if as_json:
+        content: dict[str, Any] = {"about": MODEL, "verdict": plan.verdict, "users": plan.users}
+        content |= {"reasons": plan.reasons(), "recipe": plan.winner.recipe if plan.winner else None}
+        content |= {"error": plan.error}
+        content |= {"layouts": [plan.chosen[name][0].model_dump() for name in plan.ranking]}
+        content |= {"curves": {name: [one.model_dump() for one in found] for name, found in plan.curves.items()}}
+        typer.echo(json.dumps(content, indent=2))
+        return
+    console.print(MODEL, markup=False)
+    table = Table(*traffic_plan.COLUMNS, title=f"{plan.trace.name}, {plan.job.slo}")
+    for row in traffic_plan.rows(plan):
+        table.add_row(*row)
+    console.print(table)
+    for line in (*traffic_plan.notes(plan), f"verdict: {plan.verdict}", *plan.reasons()):
+        console.print(line, markup=False)
+    if output is not None:
+        from ..report.page import write_page  # optional: jinja2
+
+        typer.echo(f"page: {write_page(traffic_plan.page(plan), output)}")

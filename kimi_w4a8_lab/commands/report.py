@@ -1,0 +1,41 @@
+"""`kimi-w4a8 report`: an HTML page from run directories of `bench`, `eval` and `accept`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from kimi_w4a8_eagle3.base.errors import KimiError
+
+from ..accept import claims, journal
+from ..report import evaluation, measured
+from ..report.analysis import Analysis
+from ..report.page import joined, unreadable, write_page
+from ..speed.runs import read_run
+
+
+def report(
+    runs: list[Path] = typer.Argument(help="Run directories of `kimi-w4a8 bench`, `eval` or `accept`."),
+    out: Path | None = typer.Option(None, "--output", "-o", help="Folder; default: `report` in the last run."),
+) -> None:
+    """Write one self-contained HTML page and SVG figures from finished runs, from this machine or another.
+
+    A folder that cannot be shown gets a line that says what is missing.
+    """
+    speed, pages, errors = [], [], []
+    for run in runs:
+        try:
+            if (run / journal.RESULTS).is_file():
+                pages.append(claims.page(journal.read_journal(run)))
+            elif evaluation.is_evaluation(run):
+                pages.append(evaluation.page(run)[0])
+            else:
+                speed.append(read_run(run))
+        except KimiError as error:
+            errors.append(error)
+            pages.append(unreadable(run, error))
+    pages = [*([measured.page(Analysis(speed))] if speed else []), *pages]
+    typer.echo(f"page: {write_page(joined(pages), out or runs[-1] / 'report')}")
+    if len(errors) == len(runs):
+        raise errors[0]

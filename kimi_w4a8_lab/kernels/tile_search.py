@@ -1,0 +1,185 @@
+"""Search tiles by measurement: stage 1 and stage 2 are timed apart, for each block size and batch.
+
+A backend's `Space` lists its candidates. `triton_tiles.py` and `flydsl_tiles.py` make one each, with its timing.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
+from kimi_w4a8_eagle3.moe.tiles import BLOCK_SIZES, Row
+from kimi_w4a8_eagle3.quark.mx_blocks import MAX_SHIFT
+
+BATCHES = (2, 8, 40, 160, 512, 2048, 10240)
+INFINITE = float("inf")
+
+
+class Tiles(Protocol):
+    """Tile choice of a backend."""
+
+    def to_row(self) -> dict[str, Any]:
+        """Return the `tiles` of a table row."""
+        ...
+
+
+# Returns the microseconds of one call, or None when it does not run.
+Timer = Callable[[Callable[[], object]], float | None]
+# (tiles, tokens) -> microseconds (up to stage 2, of stage 2 with the reduction), None where it does not run.
+Measure = Callable[[Any, int], tuple[float | None, float | None]]
+
+
+@dataclass(frozen=True)
+class Space:
+    """The candidates of a backend for one shape.
+
+    stage1, stage2: block size -> tiles of that stage, empty where the block size has no kernel.
+    join: (block size, tile of stage 1, tile of stage 2) -> tiles.
+    variants: (the best tiles, tokens) -> further tiles to try.
+    """
+
+    backend: str
+    stage1: Callable[[int], list[Any]]
+    stage2: Callable[[int], list[Any]]
+    join: Callable[[int, Any, Any], Tiles]
+    variants: Callable[[Any, int], list[Any]] = lambda tiles, tokens: []
+
+
+@dataclass(frozen=True)
+class Best:
+    """The fastest tiles found for a batch."""
+
+    tokens: int
+    tiles: Tiles
+    stage1_us: float
+    stage2_us: float
+
+
+def search(shape: MoeShape, batches: Iterable[int], space: Space, measure: Measure) -> Iterator[Best]:
+    """Yield the fastest tiles of each batch: try all stage tiles for all block sizes, then variants of the best.
+
+    Raises KimiError when none runs.
+    """
+    for tokens in batches:
+        found = (_search_block(tokens, block_m, space, measure) for block_m in _block_sizes(shape, tokens))
+        best = min((entry for entry in found if entry is not None), key=_total, default=None)
+        if best is None or _total(best) == INFINITE:
+            raise KimiError(f"no tile of the {space.backend} backend ran", where=f"T={tokens}, {shape}")
+        for tiles in space.variants(best.tiles, tokens):
+            time1, time2 = measure(tiles, tokens)
+            if time1 is not None and time2 is not None and time1 + time2 < _total(best):
+                best = Best(tokens, tiles, time1, time2)
+        yield best
+
+
+def table_rows(found: Iterable[Best], backend: str, shape: MoeShape, arch: str, gpu: str) -> list[Row]:
+    """Return rows of the tile table: each batch is the upper bound of its row, and the last row has no bound."""
+    best = list(found)
+    today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    return [
+        {
+            "backend": backend,
+            "arch": arch,
+            "hidden": shape.hidden,
+            "inter": shape.inter,
+            "weights": shape.weights.name,
+            "max_tokens": None if entry is best[-1] else entry.tokens,
+            "tiles": entry.tiles.to_row(),
+            "source": f"measured: {gpu}, {today}, T={entry.tokens}: stage 1 {entry.stage1_us:.1f} us, "
+            f"stage 2 {entry.stage2_us:.1f} us",
+        }
+        for entry in best
+    ]
+
+
+def merged(rows: Iterable[Row], new: list[Row]) -> list[Row]:
+    """Return `rows` with those of the same backend, GPU, shape and format replaced by `new`."""
+    replaced = {_key(row) for row in new}
+    return [row for row in rows if _key(row) not in replaced] + new
+
+
+def gpu_timer(function: Callable[[], object]) -> float | None:
+    """Return the microseconds of one call on the current GPU, or None when the tile does not compile or run."""
+    from triton.testing import do_bench  # Triton is optional
+
+    try:
+        return 1000 * float(do_bench(function, warmup=5, rep=20))
+    except KimiError:  # a missing code object is an error, not a slow tile
+        raise
+    except Exception as error:  # compilers raise their own types for a tile that needs too much memory or registers
+        if "out of memory" in str(error).lower():
+            raise
+        return None
+
+
+def pairs(space: Space, block_m: int) -> list[tuple[Any, Any]]:
+    """Pair tiles of stage 1 and stage 2, each at least once; return none where a stage has no kernel."""
+    stage1, stage2 = space.stage1(block_m), space.stage2(block_m)
+    count = max(len(stage1), len(stage2)) if stage1 and stage2 else 0
+    return [(stage1[index % len(stage1)], stage2[index % len(stage2)]) for index in range(count)]
+
+
+def random_layer(shape: MoeShape, device: torch.device) -> QuarkMoeWeights:
+    """Make weights with uniform codes, scales of a trained model's size and, in blocks, every shift."""
+    generator = torch.Generator(device).manual_seed(0)
+
+    def integers(low: int, high: int, *size: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.randint(low, high, size, dtype=dtype, device=device, generator=generator)
+
+    def scales(*size: int) -> torch.Tensor:
+        return torch.rand(size, device=device, generator=generator) * 0.005 + 0.001
+
+    e, h, i, block = shape.num_experts, shape.hidden, shape.inter, shape.weights.block
+    rows13, rows2 = (e, 2 * i), (e, h)
+    if block is None:
+        w13, w2 = (
+            integers(-(2**31), 2**31 - 1, *rows, k // 8, dtype=torch.int32) for rows, k in ((rows13, h), (rows2, i))
+        )
+        return QuarkMoeWeights(shape, w13, w2, scales(*rows13), scales(*rows2))
+    w13, w2 = (integers(0, 256, *rows, k // 2, dtype=torch.uint8) for rows, k in ((rows13, h), (rows2, i)))
+    s13, s2 = (scales(*rows).log2().round().exp2() / 2**MAX_SHIFT for rows in (rows13, rows2))
+    shift13, shift2 = (integers(0, 8, *rows, k // block, dtype=torch.uint8) for rows, k in ((rows13, h), (rows2, i)))
+    return QuarkMoeWeights(shape, w13, w2, s13, s2, shift13, shift2)
+
+
+def random_batch(shape: MoeShape, tokens: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Make (x, router weights, expert ids); each token takes top_k distinct experts, all equally likely."""
+    generator = torch.Generator(device).manual_seed(tokens)
+    x = torch.randn(tokens, shape.hidden, device=device, generator=generator).bfloat16()
+    logits = torch.rand(tokens, shape.num_experts, device=device, generator=generator)
+    weights, ids = logits.topk(shape.top_k, dim=1)
+    return x, weights / weights.sum(1, keepdim=True), ids.int()
+
+
+def _block_sizes(shape: MoeShape, tokens: int) -> list[int]:
+    """Return the block sizes up to twice the rows that an expert gets; larger blocks would be mostly padding."""
+    rows = tokens * shape.top_k / shape.num_experts
+    return [size for size in BLOCK_SIZES if size == BLOCK_SIZES[0] or size <= 2 * rows]
+
+
+def _search_block(tokens: int, block_m: int, space: Space, measure: Measure) -> Best | None:
+    """Time both stages' candidates in one pass; a pair of tiles shares a call."""
+    times1: dict[Any, float] = {}
+    times2: dict[Any, float] = {}
+    for first, second in pairs(space, block_m):
+        time1, time2 = measure(space.join(block_m, first, second), tokens)
+        times1[first] = INFINITE if time1 is None else time1
+        times2[second] = INFINITE if time2 is None else time2
+    if not times1:
+        return None
+    first, second = min(times1, key=times1.__getitem__), min(times2, key=times2.__getitem__)
+    return Best(tokens, space.join(block_m, first, second), times1[first], times2[second])
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    return tuple(row.get(key) for key in ("backend", "arch", "hidden", "inter", "weights"))
+
+
+def _total(best: Best) -> float:
+    return best.stage1_us + best.stage2_us

@@ -1,0 +1,248 @@
+"""`bench predict`: TPOT, TTFT and throughput from the machine model, its error on published points, and advice.
+
+The published workload is a closed loop of equal requests that start together. All prefill first, then decode together,
+and so on in waves. A request therefore waits for half of the others' prefills before its first token and for the other
+half after it. A wave of `C` requests takes `C` prefills plus the decode steps of one request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
+from kimi_w4a8_eagle3.recipe.launch import load_recipe
+
+from ..speed import published
+from ..speed.workloads import Workload
+from .machine_model import PRECISIONS, Cluster, Terms, prefill, speculative_step
+
+# The three figures that fix the three unknowns: latency of a small batch, of a large one, and prefill.
+CALIBRATION = (
+    ("con2", "w4a8", "tpot_median_ms"),
+    ("con40", "w4a8", "itl_median_ms"),
+    ("con40", "w4a8", "output_throughput_tok_s"),
+)
+_CALIBRATION_SOURCE = "2026-06"
+_SPECULATIVE_STEPS = 3
+_CONCURRENCY = {"con2": 2, "con40": 40}
+MAX_STEPS = 3  # AITER verifies at most four tokens at once on gfx942 (aiter#5679)
+_KNOWN = ("tpot_median_ms", "itl_median_ms", "ttft_median_ms", "output_throughput_tok_s")
+_BATCHES, _UNKNOWN_TEXT = (1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 96, 128), 1.2
+
+
+@dataclass(frozen=True)
+class Load:
+    """Closed loop of equal requests. steps: draft steps, 0 without speculation; accept_length: tokens per verify."""
+
+    concurrency: int
+    input_len: int = 10240
+    output_len: int = 512
+    precision: str = "w4a8"
+    steps: int = 0
+    accept_length: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.accept_length <= self.steps + 1:
+            raise UsageError(
+                f"accept length {self.accept_length} with {self.steps} draft steps",
+                where="--accept-length",
+                expected=f"1 to {self.steps + 1}",
+            )
+        if min(self.concurrency, self.input_len) < 1 or self.output_len < 2:
+            raise UsageError(
+                "the load is empty",
+                where="--concurrency, --input-len, --output-len",
+                expected="concurrency and input of at least 1, output of at least 2 tokens",
+            )
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Fitted unknowns: seconds per layer, and the shares of the peaks that decode and prefill reach."""
+
+    layer_s: float
+    decode_efficiency: float
+    prefill_efficiency: float
+
+    @property
+    def vector(self) -> NDArray[np.float64]:
+        return np.array([self.layer_s, 1 / self.decode_efficiency, 1 / self.prefill_efficiency])
+
+
+@dataclass(frozen=True)
+class PublishedPoint:
+    """A published figure, in ms or tok/s. point: load. side: recipe or precision."""
+
+    source: str
+    point: str
+    side: str
+    key: str
+    published: float
+
+
+@dataclass(frozen=True)
+class PredictedPoint(PublishedPoint):
+    predicted: float
+    calibrated: bool
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.published - 1
+
+
+def terms(load: Load, key: str, cluster: Cluster) -> Terms:
+    """Return figure `key` of `load` as a linear function of the unknowns, in seconds or seconds per token."""
+    precision, context = PRECISIONS[load.precision], load.input_len + load.output_len / 2
+    step = speculative_step(load.concurrency, load.steps, context, precision, cluster)
+    a_token = step / load.accept_length
+    prompt = prefill(load.input_len, precision, cluster, load.concurrency)
+    waits = prompt * (load.concurrency - 1) / 2
+    later = load.output_len - 1
+    found: dict[str, Terms] = {
+        "itl_median_ms": a_token,
+        "tpot_median_ms": a_token + waits / later,
+        "ttft_median_ms": prompt + waits,
+        "output_throughput_tok_s": (prompt * load.concurrency + a_token * later) / (load.concurrency * load.output_len),
+    }
+    return found[key]
+
+
+def predict(load: Load, key: str, fit: Fit, cluster: Cluster) -> float:
+    """Return figure `key` in ms or tok/s."""
+    seconds = float(terms(load, key, cluster) @ fit.vector)
+    return 1 / seconds if key == "output_throughput_tok_s" else seconds * 1000
+
+
+def of_workload(side: str, workload: Workload, concurrency: int, length: float | None, key: str) -> float | None:
+    """Return figure `key` of a recipe for MI325X at the measured accept length; None where the model has none."""
+    if workload.input_len is None or key not in _KNOWN:
+        return None
+    try:
+        recipe = load_recipe(side)
+        steps = int(str(recipe.args.get("speculative-num-steps", 0))) if length else 0
+        precision = recipe.name if recipe.name in PRECISIONS else "w4a8"
+        load = Load(concurrency, workload.input_len, workload.output_len, precision, steps, length or 1.0)
+    except KimiError:  # not a recipe of this machine, or the server ran with other draft steps
+        return None
+    return predict(load, key, calibrate(Cluster()), Cluster()) if recipe.hardware.reference == "mi325x" else None
+
+
+def calibrate(cluster: Cluster) -> Fit:
+    """Fit the three unknowns to `CALIBRATION`."""
+    return fit_points([point for point in published_points() if _calibrates(point)], cluster)
+
+
+def fit_points(points: Sequence[PublishedPoint], cluster: Cluster) -> Fit:
+    """Fit the three unknowns to published figures, with equal weight for equal relative errors."""
+    rows = []
+    for one in points:
+        seconds = 1 / one.published if one.key == "output_throughput_tok_s" else one.published / 1000
+        rows.append(terms(_load(one.point, one.side), one.key, cluster) / seconds)
+    layer_s, decode_cost, prefill_cost = np.linalg.lstsq(np.array(rows), np.ones(len(rows)), rcond=None)[0]
+    return Fit(float(layer_s), float(1 / decode_cost), float(1 / prefill_cost))
+
+
+def check(fit: Fit, cluster: Cluster) -> list[PredictedPoint]:
+    """Return every published MI325X figure that the model covers, with the model's value."""
+    return [
+        PredictedPoint(
+            **asdict(one),
+            predicted=predict(_load(one.point, one.side), one.key, fit, cluster),
+            calibrated=_calibrates(one),
+        )
+        for one in published_points()
+    ]
+
+
+def _calibrates(one: PublishedPoint) -> bool:
+    return one.source == _CALIBRATION_SOURCE and (one.point, one.side, one.key) in CALIBRATION
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Number of draft steps (topk 1, so steps + 1 draft tokens) with the model's figures."""
+
+    steps: int
+    accept_length: float
+    tpot_ms: float
+    throughput_tok_s: float
+
+
+def choices(load: Load, fit: Fit, cluster: Cluster) -> list[Choice]:
+    """Return the figures for all numbers of draft steps from 0, on text with the accept length of `load`."""
+    alpha = acceptance_probability(load.accept_length, load.steps)
+    found = []
+    for steps in range(MAX_STEPS + 1):
+        length = sum(alpha**i for i in range(steps + 1))
+        changed = Load(load.concurrency, load.input_len, load.output_len, load.precision, steps, length)
+        tpot, rate = (predict(changed, key, fit, cluster) for key in ("tpot_median_ms", "output_throughput_tok_s"))
+        found.append(Choice(steps, length, tpot, rate))
+    return found
+
+
+def adaptive_table(most: int, fit: Fit, cluster: Cluster) -> dict[str, dict[str, list[int]]]:
+    """Return SGLang's `--speculative-adaptive-config`: candidate steps by each batch size from which they change.
+
+    A number of steps up to `most` is a candidate if it is best for some published accept length, or for text that the
+    draft hardly knows. 0 is never a candidate, because it leaves sampling without draft probabilities.
+    """
+    lengths = [_UNKNOWN_TEXT, *(text.accept_length for text in published.accept_lengths())]
+    table: dict[str, dict[str, list[int]]] = {}
+    last: list[int] = []
+    for batch in _BATCHES:
+        loads = (Load(batch, steps=_SPECULATIVE_STEPS, accept_length=length) for length in lengths)
+        ways = [choices(load, fit, cluster) for load in loads]
+        found = sorted({max(way[1 : most + 1], key=lambda choice: choice.throughput_tok_s).steps for way in ways})
+        if found != last:
+            table[str(batch)] = {"candidate_steps": found}
+        last = found
+    return table
+
+
+def acceptance_probability(accept_length: float, steps: int) -> float:
+    """Return the probability that a draft token is accepted after an accepted one, if equal at every position."""
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if sum(middle**i for i in range(steps + 1)) < accept_length:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _load(point: str, side: str) -> Load:
+    """Return a published load; a speculating side without its own accept length takes that of its point."""
+    if side in PRECISIONS:
+        return Load(_CONCURRENCY[point], precision=side)
+    sides = published.points()[point]
+    length = next(values["accept_length"] for values in sides.values() if "accept_length" in values)
+    return Load(_CONCURRENCY[point], steps=_SPECULATIVE_STEPS, accept_length=length)
+
+
+def published_accept_length(concurrency: int) -> float:
+    """Return the accept length of the published point at that concurrency, or of con40."""
+    point = next((name for name, requests in _CONCURRENCY.items() if requests == concurrency), "con40")
+    return _load(point, "eagle3-opt").accept_length
+
+
+def published_points() -> list[PublishedPoint]:
+    """Return all published MI325X figures that the model covers."""
+    sources = ("mi325x-eagle3", "2026-06"), ("mi325x-w4a16-w4a8-w8a8", "2026-05")
+    return [
+        PublishedPoint(title, point, side, key, values[key])
+        for name, title in sources
+        for point, sides in published.load(name)["points"].items()
+        for side, values in sides.items()
+        for key in _KNOWN
+        if key in values
+    ]
+
+
+def mean_error(points: Sequence[PredictedPoint]) -> float:
+    """Return the mean absolute relative error of the points not used to calibrate."""
+    return float(np.mean([abs(point.error) for point in points if not point.calibrated]))

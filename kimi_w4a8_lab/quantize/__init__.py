@@ -1,0 +1,1 @@
+"""Quantization with AMD Quark, one shard at a time."""

@@ -1,0 +1,81 @@
+"""`kimi-w4a8 bench ab`: compare two or more sides, one server at a time, in an order that cancels drift.
+
+The servers do not run together: eight GPUs hold one, and a second process would disturb the first. With two rounds the
+order is A B B A, so that warming, throttling and a neighbour's load affect all sides alike. All sides get the same
+prompts in each repetition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kimi_w4a8_eagle3.base.errors import UsageError
+from kimi_w4a8_eagle3.base.extras import require
+from kimi_w4a8_eagle3.base.run_dir import new_run_dir
+
+from ..base.server_under_test import Say, Target
+from .single import Texts, left, measure_points, recorded, require_usable, seeded
+from .workloads import Workload
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A comparison. repeats: measurements of each workload and side, spread evenly over `rounds` server starts."""
+
+    sides: Sequence[Target]
+    workloads: Sequence[Workload]
+    repeats: int
+    rounds: int
+
+    def __post_init__(self) -> None:
+        names = [side.name for side in self.sides]
+        if same := [name for name in names if names.count(name) > 1]:
+            raise UsageError(f"two sides have the name {same[0]}", where="--a, --b", expected="different sides")
+        if not 1 <= self.rounds <= self.repeats:
+            raise UsageError(
+                f"{self.repeats} repetition(s) in {self.rounds} round(s)",
+                where="--repeats, --rounds",
+                expected="at least one repetition in every round, and at least one round",
+            )
+
+    def blocks(self) -> list[tuple[Target, list[int]]]:
+        """Return (side, repetition numbers) in measuring order; a block is one server start."""
+        shares = [list(range(self.repeats))[start :: self.rounds] for start in range(self.rounds)]
+        blocks: list[tuple[Target, list[int]]] = []
+        for number, share in enumerate(shares):
+            for side in self.sides if number % 2 == 0 else reversed(self.sides):
+                if blocks and blocks[-1][0] is side:
+                    blocks[-1][1].extend(share)
+                else:
+                    blocks.append((side, list(share)))
+        return blocks
+
+
+def ab(plan: Plan, texts: Texts, runs: Path, say: Say, resume: Path | None = None) -> Path:
+    """Measure all sides and return the run directory. Raises KimiError and keeps finished measurements.
+
+    resume: the directory of a run to finish. A server starts only if one of its points is missing.
+    """
+    require("sglang")
+    for side in plan.sides:
+        side.check()
+    sides = {side.name: side for side in plan.sides}
+    folder = resume or new_run_dir("ab-" + "-".join(sides).replace(":", "-"), runs)
+    with recorded(folder, "ab", sides, plan.workloads, resume is not None) as writer:
+        datasets = {}
+        for workload in plan.workloads:
+            place = folder / workload.name
+            place.mkdir(exist_ok=True)
+            datasets[workload.name] = texts.prepare(workload, place)
+        for number, (side, repetitions) in enumerate(plan.blocks()):
+            if not left(writer, side.name, plan.workloads, repetitions):
+                continue
+            with side.running(folder / f"server-{number}.log", say) as server:
+                for repetition in repetitions:
+                    for workload in plan.workloads:
+                        fresh, dataset = seeded(workload, repetition), datasets[workload.name]
+                        measure_points(server, fresh, dataset, writer, say, repetition, examine=repetition == 0)
+    require_usable(writer)
+    return folder

@@ -1,0 +1,189 @@
+"""Smoke checks on answers, and the HTML of a run."""
+
+import json
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.cli import app
+from kimi_w4a8_lab.accuracy import smoke
+from kimi_w4a8_lab.accuracy.recorder import Answer
+from kimi_w4a8_lab.report import evaluation
+from kimi_w4a8_lab.report.page import Page, Section, Words, joined, write_page
+from proof.tiny.problems import problems
+
+PROBLEMS = problems("held_out", 10, seed=21)
+
+
+def answered(text, accepted=(0, 0, 1, 4), reason="stop", error=None):
+    details = {"spec_tokens_details": {"spec_correct_drafts_histogram": list(accepted)}} if accepted else None
+    return Answer("key", text, reason, 1, 1, 0.1, error, {"sglext": details})
+
+
+GOOD = [answered(p.solution) for p in PROBLEMS]
+
+
+def failed(answers, **floors):
+    return [c.name for c in smoke.check(PROBLEMS, answers, smoke.Floors(**floors)) if not c.passed]
+
+
+def replaced(*answers):
+    return [*answers, *GOOD[len(answers) :]]
+
+
+def test_good_answers_pass():
+    assert failed(GOOD) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("", "empty, garbled or looping answers"),
+        ("now now now now now now now now now now now", "empty, garbled or looping answers"),
+        ("\ufffd\ufffd 12", "empty, garbled or looping answers"),
+    ],
+)
+def test_one_odd_answer_fails(text, name):
+    assert failed(replaced(answered(text))) == [name]
+
+
+def test_failures_cut_answers_wrong_answers_and_rejected_drafts():
+    assert failed(replaced(answered("", error="HTTP 500"))) == ["requests answered"]
+    cut = [answered(p.solution, reason="length") for p in PROBLEMS]
+    assert failed(cut[:1] + GOOD[1:]) == [] and failed(cut) == ["answers cut at the limit"]
+    wrong = [answered("#### -1") for _ in PROBLEMS]
+    assert failed(wrong) == ["problems solved"] and failed(wrong[:4] + GOOD[4:]) == []
+    rejected = [answered(p.solution, (9, 1, 0, 0)) for p in PROBLEMS]
+    assert failed(rejected) == ["accept length"] and failed(rejected, accept_length=1.05) == []
+    plain = [answered(p.solution, ()) for p in PROBLEMS]
+    assert failed(plain) == ["accept length"] and failed(plain, speculates=False) == []
+    assert failed(GOOD, speculates=False) == ["speculation"]
+
+
+@pytest.mark.parametrize(("text", "number"), [("so 3 + 4 = 7\n#### 7", 7), ("It is **1,234**.", 1234), ("none", None)])
+def test_stated_number(text, number):
+    assert smoke.stated_number(text) == number
+
+
+def test_the_page_escapes_answers_and_loads_no_outside_file(tmp_path):
+    interval = {"value": 0.9, "low": 0.85, "high": 0.95}
+    reference = {"configuration": "w4a8", "metric": "strict-match", "accuracy": 0.9333, "n": 1319, "source": "S"}
+    nasty = "<script>alert(1)</script>"
+    differing = {
+        "id": 3,
+        "question": nasty,
+        "target": "4",
+        "solved_by": {"strict-match": "new"},
+        "new": nasty,
+        "base": "",
+    }
+    verdict = {
+        "state": "fail",
+        "reasons": ["worse"],
+        "accuracies": [{"metric": "strict-match", "correct": 9, "answered": 10, "interval": interval}],
+        "references": [{"reference": reference, "difference": {"value": -0.03, "low": -0.05, "high": 0.01}}],
+        "paired": [],
+        "differing": [differing | {"new": nasty, "base": ""}],
+    }
+    result = {
+        "kind": "eval-accuracy",
+        "task": "GSM8K",
+        "configuration": "eagle3",
+        "verdict": verdict,
+        "judged_against": "w4a8",
+    }
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    record = {"started": "2026-11-22T12:00:00", "versions": {"sglang": "0.5.23"}, "git_commit": "0123456789abcdef"}
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    page = write_page(evaluation.page(tmp_path)[0], tmp_path).read_text()
+    assert "<title>FAIL: Accuracy: GSM8K, eagle3</title>" in page and 'name="viewport"' in page
+    assert "2026-11-22T12:00:00, sglang 0.5.23, commit 0123456789ab</p>" in page
+    assert "<script" not in page and "&lt;script&gt;" in page and "http" not in page
+    assert "90.00% [85.00%, 95.00%]" in page and "-3.00 [-5.00, +1.00] points" in page
+    assert "FAIL" in page
+
+
+@pytest.mark.parametrize(
+    ("result", "rule"),
+    [
+        (
+            {"kind": "eval-lossless", "report": {"prefill": {}}},
+            "a prefill confirms it as well as without speculation",
+        ),
+        ({"kind": "eval-smoke", "checks": []}, "every check holds"),
+    ],
+)
+def test_the_page_explains_the_verdict(tmp_path, result, rule):
+    judged = {"state": "pass", "reasons": [], "divergences": []}
+    result = {"configuration": "tiny", **judged, **result}
+    if "report" in result:
+        result["report"] |= judged
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    page = write_page(evaluation.page(tmp_path)[0], tmp_path).read_text()
+    assert "PASS means: " in page and f"{rule}." in page
+
+
+def test_a_section_needs_a_finished_evaluation(tmp_path):
+    assert not evaluation.is_evaluation(tmp_path)
+    (tmp_path / "result.json").write_text('{"kind": "ab"}')
+    with pytest.raises(KimiError, match="not a finished evaluation"):
+        evaluation.page(tmp_path)[0]
+
+
+def test_kimi_report_shows_evaluations_alone_and_at_the_end_of_a_benchmark_page(tmp_path):
+    checks = [{"name": "requests answered", "found": "3 of 4", "wanted": "all", "passed": False}]
+    result = {"kind": "eval-smoke", "configuration": "eagle3", "state": "fail", "checks": checks}
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    done = CliRunner().invoke(app, ["report", str(tmp_path), "--output", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    assert "3 of 4" in (tmp_path / "out" / "report.html").read_text()
+    speed = Page("speed", [Words("fast")], sections=[Section("speed", listings=[("a", "b")])])
+    both = joined([speed, evaluation.page(tmp_path)[0]])
+    text = write_page(both, tmp_path / "both").read_text()
+    assert text.index("<h1>speed") < text.index("fast") < text.index("<h2>speed") < text.index("<h2>Checks")
+
+
+@pytest.mark.parametrize(
+    ("content", "missing"),
+    [
+        (None, "no benchmark run here: No such file or directory"),
+        ("{", "cannot read the run directory"),
+        ('{"kind": "<b>another"}', "this is not a run of"),
+        (
+            '{"kind": "bench", "status": "complete", "sides": [], "measurements": [{}]}',
+            "measurements.0.side: Field req",
+        ),
+        (
+            '{"kind": "eval-smoke", "configuration": "<b>tiny"}',
+            "this version shows: KeyError: &#39;state&#39;",
+        ),
+    ],
+)
+def test_an_unreadable_folder_gets_a_page_that_names_the_missing_part(tmp_path, content, missing):
+    run = tmp_path / "<b>run"
+    run.mkdir()
+    if content is not None:
+        (run / "result.json").write_text(content)
+    done = CliRunner().invoke(app, ["report", str(run), "--output", str(tmp_path / "out")])
+    text = (tmp_path / "out" / "report.html").read_text()
+    assert done.exit_code == 1 and "NOT SHOWN: &lt;b&gt;run" in text and missing in text and "<b>" not in text
+    assert not re.search(r": *</div>", text)  # a part of the message that is empty
+
+
+def test_kimi_report_shows_an_acceptance_run(tmp_path):
+    (tmp_path / "run.json").write_text('{"identity": {"sglang": "1.2"}}')
+    rows = [
+        '{"stage": "doctor", "proves": "", "verdict": "pass", "found": "ready", "stages": 2}\n',
+        '{"stage": "smoke", "proves": "", "verdict": "pass", "found": "fine", "stages": 2}\n',
+    ]
+    (tmp_path / "stages.jsonl").write_text("".join(rows))
+    done = CliRunner().invoke(app, ["report", str(tmp_path), "--output", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    assert '<h1 class="better">ACCEPTED: 2 of 2 stages passed' in (tmp_path / "out" / "report.html").read_text()
+    for cut in (rows[0], "".join(rows)[:-9]):
+        (tmp_path / "stages.jsonl").write_text(cut)
+        done = CliRunner().invoke(app, ["report", str(tmp_path), "--output", str(tmp_path / "out")])
+        text = (tmp_path / "out" / "report.html").read_text()
+        assert done.exit_code == 1 and "lacks its last stages" in text and "ACCEPTED" not in text

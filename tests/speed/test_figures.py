@@ -1,0 +1,187 @@
+"""Repetition, speed-up curves, published verdicts and the machine model: the arithmetic behind a report."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.repetitions import repetition
+
+from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_lab.predict import predict
+from kimi_w4a8_lab.predict.machine_model import Cluster, expert_weights, experts_touched, fixed_weights, kimi
+from kimi_w4a8_lab.report import against_published, speedup
+from kimi_w4a8_lab.report.analysis import Analysis
+from kimi_w4a8_lab.report.changes import Direction, require_hits
+from kimi_w4a8_lab.speed.measure import TurnFigures
+from kimi_w4a8_lab.speed.repetition import WARN_ABOVE, measure, repeated_share
+from kimi_w4a8_lab.speed.runs import Cell, Run
+from kimi_w4a8_lab.speed.statistics import METRICS, Interval, Repetition
+from proof import pictures
+
+Copies = Callable[..., Run]
+
+
+def test_repeated_text_differs_from_prose() -> None:
+    sentence = "The quick brown fox jumps over the lazy dog near the river bank. "
+    assert repeated_share(sentence * 20) > 0.9
+    assert repeated_share(sentence) == 0.0
+    assert repeated_share(sentence, after=sentence) == 1.0
+    assert measure([sentence * 20], ["something new"]).warning is not None
+    assert measure([sentence], ["something new"]).warning is None
+
+
+@given(st.text(max_size=200), st.text(max_size=200))
+def test_repetition_is_a_share(text: str, before: str) -> None:
+    assert 0.0 <= repeated_share(text, before) <= 1.0
+    assert repeated_share(text, before) >= repeated_share(text) - 1e-12
+    assert 0 < WARN_ABOVE < 1
+
+
+def test_chunks_are_put_together_again() -> None:
+    made = repetition([1.0])
+    assert made.details is not None
+    details = made.details.model_copy(update={"itls": [[0.004, 0.004, 0.004, 0.010, 0.002, 0.002]]})
+    assert speedup.step_gaps_ms(Repetition(made.load, details)) == pytest.approx([12.0, 10.0, 4.0])
+
+
+def test_the_published_curves_pass_through_their_points_and_break_even() -> None:
+    for curve in speedup.from_published():
+        assert curve.at(curve.accept_length) == pytest.approx(curve.measured)
+        assert curve.at(curve.break_even) == pytest.approx(1.0)
+    con2, con40 = speedup.from_published()
+    assert con2.measured == pytest.approx(16.94 / 5.40)
+    assert 1 < con2.break_even < con40.break_even < 2
+
+
+@pytest.mark.parametrize(("tpot_ms", "stall_ms"), [(8.0, 3.0), (5.0, 0.0), (4.0, 0.0)], ids=["above", "at", "below"])
+def test_stall_is_the_time_outside_steps_and_never_negative(null_run: Run, tpot_ms: float, stall_ms: float) -> None:
+    """Steps of 10 ms that commit two tokens explain 5 ms a token."""
+
+    def cell(reps: Repetition) -> Cell:
+        measured = null_run.result.measurements[0].model_copy(update={"load": reps.load})
+        return Cell.of([(Run(null_run.folder, {}, null_run.result, {measured.raw: reps}), measured)])
+
+    fast = repetition([tpot_ms])
+    assert fast.details is not None
+    chunks = fast.details.model_copy(update={"itls": [[0.005, 0.005, 0.00501, 0.00501]]})
+    curve = speedup._curve("x", cell(repetition([16.0])), cell(Repetition(fast.load, chunks)), 2.0)
+    assert curve.stall_ms == pytest.approx(stall_ms, abs=0.01)
+    assert curve.at(2.0) == pytest.approx(16.0 / tpot_ms) == curve.measured
+
+
+def test_two_runs_give_a_measured_curve(copies: Copies) -> None:
+    runs = [copies("a", "w4a8", scale=4.0, acceptance=None), copies("b", "eagle3")]
+    [curve] = Analysis(runs).measured_speedups.values()
+    assert curve.measured == pytest.approx(4.0)
+    assert curve.at(curve.accept_length) == pytest.approx(4.0)
+
+
+def test_sides_are_compared_with_the_first(copies: Copies) -> None:
+    runs = [copies("a", "w4a8", 3.0, 3), copies("b", "eagle3", 1.1, 3), copies("c", "eagle3-opt", 1.0, 3)]
+    rows = Analysis(runs).changes
+    assert {(row.a, row.b) for row in rows} == {("w4a8", "eagle3"), ("w4a8", "eagle3-opt")}
+    throughput = next(row for row in rows if row.b == "eagle3" and row.metric.higher_is_better)
+    assert throughput.direction is Direction.BETTER and throughput.change.value == pytest.approx(3 / 1.1)
+
+
+def test_refused_measurements_are_never_averaged_in(copies: Copies) -> None:
+    good, bad = copies("a", "w4a8"), copies("b", "eagle3", problems=["1 of 6 requests failed"])
+    assert Analysis([good, bad]).changes == []
+    assert bad.refused[0][1] == "1 of 6 requests failed"
+
+
+@pytest.mark.parametrize(
+    ("interval", "words"),
+    [
+        (Interval(43.0, 42.0, 44.0), "no difference"),
+        (Interval(45.0, 44.5, 45.5), "moved by 9.2% between two days"),
+        (Interval(60.0, 59.0, 61.0), "worse by 40.4%"),
+        (Interval(30.0, 29.0, 31.0), "better by 29.8%"),
+    ],
+)
+def test_the_meaning_of_a_difference_from_the_published_figure(interval: Interval, words: str) -> None:
+    assert words in against_published._compared("con40", METRICS["tpot_median_ms"], 42.73, interval).meaning
+
+
+def test_other_machines_are_not_compared(copies: Copies, null_run: Run) -> None:
+    workload = null_run.result.measurements[0].workload.model_copy(update={"reference": "con40"})
+    run = copies("a", "w4a8", workload=workload)
+    (found,) = Analysis([run]).against_published.values()
+    assert {comparison.meaning for comparison in found.values()} == {
+        "not comparable: measured with no AMD GPU, published on 8x MI325X, TP 8"
+    }
+    mi325x = Run(run.folder, {**run.record, "hardware": {"known": True, "gpus": ["gfx942"] * 8}}, run.result)
+    (found,) = Analysis([mi325x]).against_published.values()
+    assert found and all("not comparable" not in comparison.meaning for comparison in found.values())
+
+
+def test_the_model_meets_its_calibration_and_comes_near_the_rest() -> None:
+    cluster = Cluster()
+    fit = predict.calibrate(cluster)
+    points = predict.check(fit, cluster)
+    assert sum(point.calibrated for point in points) == 3
+    assert all(abs(point.error) < 1e-9 for point in points if point.calibrated)
+    assert predict.mean_error(points) < 0.10
+    speculative = [point for point in points if "eagle3" in point.side and point.key == "tpot_median_ms"]
+    assert len(speculative) == 3 and all(abs(point.error) < 0.06 for point in speculative)
+
+
+def test_weights_of_a_gpu_add_up_to_the_checkpoint() -> None:
+    shapes = kimi()
+    routed = shapes.experts * expert_weights(shapes, 8) * shapes.moe_layers
+    assert (fixed_weights(shapes, 8) * 2 + routed * 0.5) / 2**30 == pytest.approx(63.5, rel=0.05)
+
+
+@given(st.integers(1, 400))
+def test_experts_touched_grow_with_the_tokens(tokens: int) -> None:
+    shapes = kimi()
+    assert shapes.top_k - 1e-9 <= experts_touched(tokens, shapes) <= shapes.experts
+    assert experts_touched(tokens, shapes) < experts_touched(tokens + 1, shapes)
+
+
+@given(st.floats(0.01, 0.999), st.integers(1, 7))
+def test_acceptance_probability_is_inverted(alpha: float, steps: int) -> None:
+    length = sum(alpha**i for i in range(steps + 1))
+    assert predict.acceptance_probability(length, steps) == pytest.approx(alpha, abs=1e-6)
+
+
+def test_text_that_is_hard_to_draft_wants_fewer_steps() -> None:
+    cluster = Cluster()
+    fit = predict.calibrate(cluster)
+
+    def best(length: float) -> int:
+        found = predict.choices(predict.Load(40, steps=3, accept_length=length), fit, cluster)
+        return max(found, key=lambda choice: choice.throughput_tok_s).steps
+
+    assert best(1.1) == 0
+    assert best(1.1) < best(2.2) < best(3.9)
+
+
+@pytest.mark.parametrize("load", [{"accept_length": 4.1, "steps": 3}, {"concurrency": 0}, {"output_len": 1}])
+def test_impossible_loads_are_refused(load: dict[str, float]) -> None:
+    with pytest.raises(KimiError):
+        predict.Load(**{"concurrency": 2, **load})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("computed", "fails"), [(50.0, False), (52.0, False), (52.5, True), (300.0, True)])
+def test_speculation_may_cost_two_tokens_of_the_prefix_cache(copies: Copies, computed: float, fails: bool) -> None:
+    def turns(again: float) -> list[TurnFigures]:
+        first = TurnFigures(prompt_tokens=400, cached_tokens=0, ttft_median_ms=1, ttft_p99_ms=1)
+        later = TurnFigures(prompt_tokens=500, cached_tokens=500 - again, ttft_median_ms=1, ttft_p99_ms=1)
+        return [first, later, later]
+
+    sides = [copies("a", "plain", turns=turns(50.0), acceptance=None), copies("b", "eagle3", turns=turns(computed))]
+    groups = Analysis(sides).groups
+    if fails:
+        with pytest.raises(KimiError, match="lowers the hit rate"):
+            require_hits(groups)
+    else:
+        require_hits(groups)
+
+
+def test_the_readme_shows_the_picture_of_todays_published_figures() -> None:
+    shown, readme = pictures.picture(), (Path(__file__).parents[2] / "README.md").read_text()
+    assert pictures.PATH.is_file() and f". {shown.alt}](docs/images/{pictures.PATH.name})" in readme
+    assert pictures.caption(shown) in readme

@@ -1,0 +1,189 @@
+"""The report: one page without outside files, from runs of this machine or another; and the A/B order."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from typer.testing import CliRunner
+
+from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.run_dir import RECORD
+from kimi_w4a8_eagle3.cli import app
+from kimi_w4a8_lab.base.server_under_test import Target
+from kimi_w4a8_lab.report import changes
+from kimi_w4a8_lab.report.analysis import Analysis
+from kimi_w4a8_lab.report.measured import page, verdicts
+from kimi_w4a8_lab.report.page import Table, write_page
+from kimi_w4a8_lab.report.tables import print_figures
+from kimi_w4a8_lab.speed import runs
+from kimi_w4a8_lab.speed.ab import Plan
+from kimi_w4a8_lab.speed.runs import Run, read_run
+from kimi_w4a8_lab.speed.single import recorded
+from kimi_w4a8_lab.speed.statistics import METRICS, Interval
+from kimi_w4a8_lab.speed.workloads import load_workload
+
+Copies = Callable[..., Run]
+PANELS = ("tpot_median_ms", "output_throughput_tok_s", "tpot_p99_ms", "itl_median_ms", "ttft_median_ms")
+
+
+def test_the_page_stands_alone(copies: Copies, tmp_path: Path) -> None:
+    runs = [copies("a", "w4a8", 3.0, 2, acceptance=None), copies("b", "eagle3", 1.0, 2)]
+    html = write_page(page(Analysis(runs)), tmp_path / "out").read_text()
+    assert not re.search(r"(?:src|href)=\"(?!data:image/svg\+xml;base64,)", html)
+    for text in ("TPOT P99", "break-even", "repeats itself", "eagle3 over w4a8", "bench_generator", "MTBench"):
+        assert text in html, text
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"report.html", "accept_length.svg", "speedup.svg", *(f"{key}.svg" for key in PANELS)}
+    assert html.count("data:image/svg+xml;base64,") == len(names) - 1
+
+
+def test_the_page_opens_with_the_verdict_and_one_chart(copies: Copies, tmp_path: Path) -> None:
+    runs = [copies("a", "tiny:plain", 3.0, 2, acceptance=None), copies("b", "tiny", 1.0, 2)]
+    analysis = Analysis(runs)
+    (row,) = [row for row in analysis.changes if row.metric.key == "tpot_median_ms"]
+    analysis.changes[:] = [replace(row, change=Interval(1 / 3, 0.3, 0.4))]
+    (faster,) = verdicts(analysis)
+    assert faster.text.startswith("EAGLE3 is 3.00x [2.50, 3.33] faster on tiny-con2 at concurrency 2")
+    assert faster.tone == "better"
+    html = write_page(page(analysis), tmp_path / "out").read_text()
+    order = [html.index(text) for text in ("EAGLE3 is 3.00x", "<img", "Measured, published", "Other figures")]
+    assert order == sorted(order) and "3.00x [2.50, 3.33]" in html[order[2] : order[3]]
+    alts = re.findall(r'<img [^>]*alt="([^"]*)"', html)
+    assert len(alts) == 7 and all(alts) and "tiny:plain" in alts[0] and "TPOT median (ms)" in alts[0]
+
+
+@pytest.mark.parametrize("side", ["<script>alert(1)</script>", "$x_1$ & <b>"])
+def test_a_name_stays_text_in_the_page_and_its_pictures(copies: Copies, tmp_path: Path, side: str) -> None:
+    html = write_page(page(Analysis([copies("a", side)])), tmp_path / "out").read_text()
+    assert side not in html and escape(side) in html
+    for path in (tmp_path / "out").glob("*.svg"):
+        assert "<script" not in path.read_text() and "".join(ElementTree.parse(path).getroot().itertext())
+
+
+def test_a_side_alone_is_shown_beside_published_and_predicted_figures(copies: Copies) -> None:
+    workload = load_workload("con40")
+    html = page(Analysis([copies("a", "eagle3", workload=workload, concurrency=40)]))
+    assert html.title.startswith("eagle3 on con40 at concurrency 40: TPOT ") and "not comparable" in html.title
+    table = html.sections[0].tables[0].filled()
+    assert table.columns == ["figure", "side", "measured [95%]", "predicted", "published", "meaning"]
+    tpot = {name: cell.text for name, cell in zip(table.columns, table.rows[0], strict=True)}  # type: ignore[union-attr]
+    assert tpot["figure"] == "TPOT median" and tpot["published"] == "27.79 ms" and tpot["predicted"].endswith(" ms")
+
+
+def test_empty_columns_are_not_shown() -> None:
+    assert Table(("a", "b"), [("x", ""), ("y", "")]).filled().columns == ["a"]
+
+
+def test_tables_and_page_read_one_analysis(copies: Copies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: Counter[str] = Counter()
+    for module, name in ((runs, "estimate"), (changes, "ratio")):
+        compute = getattr(module, name)
+
+        def counting(*args: object, compute: Callable[..., Interval] = compute, name: str = name) -> Interval:
+            asked[name] += 1
+            return compute(*args)
+
+        monkeypatch.setattr(module, name, counting)
+    analysis = Analysis([copies("a", "w4a8", 3.0, acceptance=None), copies("b", "eagle3", 1.1)])
+    print_figures(analysis)
+    write_page(page(analysis), tmp_path / "out")
+    assert asked == {"estimate": 2 * len(METRICS), "ratio": len(METRICS)}
+
+
+def test_a_run_read_elsewhere_without_its_raw_files_still_reports(copies: Copies, tmp_path: Path) -> None:
+    run = copies("a", "w4a8")
+    for path in run.folder.glob("*.jsonl"):
+        path.unlink()
+    assert write_page(page(Analysis([read_run(run.folder)])), tmp_path / "out").is_file()
+
+
+def test_marked_measurements_are_named_and_nothing_to_show_is_an_error(
+    copies: Copies, failed_run: tuple[Run, KimiError], tmp_path: Path
+) -> None:
+    html = write_page(page(Analysis([copies("a", "w4a8"), failed_run[0]])), tmp_path / "out").read_text()
+    assert "2 of 6 requests failed" in html
+    with pytest.raises(KimiError, match="none of the runs"):
+        write_page(page(Analysis([failed_run[0]])), tmp_path / "out")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"kind": "bench"}'])
+def test_a_damaged_run_is_one_message(copies: Copies, content: str) -> None:
+    run = copies("a", "w4a8")
+    (run.folder / "result.json").write_text(content)
+    with pytest.raises(KimiError, match="cannot read"):
+        read_run(run.folder)
+
+
+def test_a_run_of_another_kind_names_its_own_page(copies: Copies) -> None:
+    run = copies("a", "w4a8")
+    (run.folder / "result.json").write_text('{"kind": "demo"}')
+    with pytest.raises(KimiError, match="not a run of") as caught:
+        read_run(run.folder)
+    assert "name the folder" in caught.value.remedy
+    (run.folder / "report.html").touch()
+    with pytest.raises(KimiError, match="not a run of") as caught:
+        read_run(run.folder)
+    assert caught.value.remedy.endswith("report.html")
+
+
+def test_no_run_is_one_message(tmp_path: Path) -> None:
+    with pytest.raises(KimiError, match="no benchmark run here"):
+        read_run(tmp_path)
+
+
+def plan(repeats: int, rounds: int) -> Plan:
+    return Plan((Target(recipe="tiny:plain"), Target(recipe="tiny")), [load_workload("tiny-con2")], repeats, rounds)
+
+
+@pytest.mark.parametrize(
+    ("repeats", "rounds", "order"),
+    [
+        (4, 2, [("tiny:plain", [0, 2]), ("tiny", [0, 2, 1, 3]), ("tiny:plain", [1, 3])]),
+        (2, 1, [("tiny:plain", [0, 1]), ("tiny", [0, 1])]),
+        (3, 3, [("tiny:plain", [0]), ("tiny", [0, 1]), ("tiny:plain", [1, 2]), ("tiny", [2])]),
+    ],
+)
+def test_sides_take_turns_and_both_measure_every_repetition(
+    repeats: int, rounds: int, order: list[tuple[str, list[int]]]
+) -> None:
+    assert [(side.name, numbers) for side, numbers in plan(repeats, rounds).blocks()] == order
+
+
+def test_plain_is_the_recipe_without_speculation() -> None:
+    eagle3, plain, adaptive = (Target(recipe=name).launch for name in ("tiny", "tiny:plain", "tiny:adaptive"))
+    assert eagle3 and eagle3.num_draft_tokens == 4
+    assert plain and plain.num_draft_tokens is None
+    assert adaptive and adaptive.args["speculative-adaptive"] is True
+    assert Target(recipe="tiny").plain() == Target(recipe="tiny:adaptive").plain() == Target(recipe="tiny:plain")
+
+
+def test_the_record_of_a_run_has_the_command_of_each_server(tmp_path: Path) -> None:
+    with recorded(tmp_path, "ab", {"tiny": Target(recipe="tiny")}):
+        pass
+    server = json.loads((tmp_path / RECORD).read_text())["servers"]["tiny"]
+    assert "sglang.launch_server" in server["argv"] and server["env"]["SGLANG_USE_CPU_ENGINE"] == "1"
+
+
+def test_bad_plans_are_refused() -> None:
+    with pytest.raises(KimiError, match="1 repetition"):
+        plan(1, 2)
+    with pytest.raises(KimiError, match="two sides have the name tiny"):
+        Plan((Target(recipe="tiny"), Target(recipe="tiny")), [], 1, 1)
+
+
+def test_the_command_line_compares_and_predicts(copies: Copies) -> None:
+    folders = [str(copies("a", "w4a8", 2.0).folder), str(copies("b", "eagle3").folder)]
+    shown = CliRunner().invoke(app, ["bench", "compare", *folders]).output
+    assert "w4a8: " in shown and "TPOT median" in shown
+    assert "best" in CliRunner().invoke(app, ["bench", "predict", "-c", "2"]).output
+
+
+def test_a_workload_name_is_short_for_run() -> None:
+    result = CliRunner().invoke(app, ["bench", "con2"])
+    assert isinstance(result.exception, KimiError) and "no server was named" in str(result.exception)
