@@ -34,7 +34,7 @@ VERBS = {
     "fetch": "Download checkpoints to the Hugging Face cache (HF_HOME), and check every file's digest.",
     "patch": "Apply the patches of AITER's sources that fit the installed AITER; --check only shows them.",
     "trust": "Show the Python files that a checkpoint would run under --trust-remote-code; --yes accepts them.",
-    "recipes": "List the packaged recipes: engine, hardware, whether it was verified there, summary.",
+    "recipes": "List the packaged recipes: hardware, whether it was verified there, summary.",
     "serve": "Serve a recipe, or show what would run. Engine arguments may follow after `--`.",
     "chat": "Talk with a server: streamed, thinking dimmed, tool calls run; in a pipe: the answer.",
     "route": "Route requests to replicas on other nodes; a replica with another model or other weights is refused.",

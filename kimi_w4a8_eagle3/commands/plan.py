@@ -91,7 +91,7 @@ def plan(
 def as_dict(plan: MemoryPlan) -> dict[str, Any]:
     """Return the plan as plain data; sizes in bytes."""
     verdict = plan.verdict
-    content: dict[str, Any] = {
+    return {
         "recipe": plan.recipe,
         "gpu": plan.gpu.name,
         "tp": plan.tp,
@@ -101,10 +101,6 @@ def as_dict(plan: MemoryPlan) -> dict[str, Any]:
         "kv_bytes_per_token": plan.budget.cell_bytes,
         "kv_tokens": plan.tokens,
         "requests": {"input_len": INPUT_LEN, "output_len": OUTPUT_LEN, "count": plan.requests(INPUT_LEN, OUTPUT_LEN)},
-    }
-    if plan.engine != "sglang":
-        return content  # the guard and SGLang's sizing do not apply to vLLM
-    content |= {
         "guard": {
             "aiter": verdict.regime.value,
             "kernels": [
@@ -127,7 +123,6 @@ def as_dict(plan: MemoryPlan) -> dict[str, Any]:
             for fraction in FRACTIONS
         ],
     }
-    return content
 
 
 def _compare(plans: list[MemoryPlan], archs: list[str]) -> None:
@@ -163,9 +158,6 @@ def _print(plan: MemoryPlan) -> None:
         f"KV cache: {plan.budget.cell_bytes:,} bytes per token, {plan.tokens:,} tokens = "
         f"{plan.requests(INPUT_LEN, OUTPUT_LEN)} requests of {WORKLOAD}"
     )
-    if plan.engine != "sglang":
-        console.print(f"{plan.engine} sizes its own cache; the page-offset guard applies only to SGLang")
-        return
     for kernel in plan.kernels:
         limit = kernel.max_tokens(plan.budget.page_size)
         reach = "no limit" if limit is None else f"{limit:,} tokens"

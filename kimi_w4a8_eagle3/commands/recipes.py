@@ -10,19 +10,19 @@ from rich.table import Table
 from ..base.console import table_console
 from ..recipe.schema import load_recipe, recipe_names
 
-_COLUMNS = ("recipe", "engine", "hardware", "status", "summary")
+_COLUMNS = ("recipe", "hardware", "status", "summary")
 
 
 def recipes(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -> None:
-    """List the packaged recipes: engine, hardware, whether it was verified there, summary."""
-    table = Table("recipe", "engine", "hardware", "summary")
+    """List the packaged recipes: hardware, whether it was verified there, summary."""
+    table = Table("recipe", "hardware", "summary")
     rows = []
     for recipe in map(load_recipe, recipe_names()):
         needs = recipe.hardware
         hardware = f"{needs.gpus} x {needs.reference or ', '.join(needs.arch)}" if needs.gpus else "CPU"
         status = "verified" if (needs.reference or "cpu") in needs.verified else "unverified"
-        rows.append((recipe.name, recipe.engine, hardware, status, recipe.summary))
-        table.add_row(recipe.name, recipe.engine, f"{hardware}\n{status}", recipe.summary)
+        rows.append((recipe.name, hardware, status, recipe.summary))
+        table.add_row(recipe.name, f"{hardware}\n{status}", recipe.summary)
     if as_json:
         typer.echo(json.dumps([dict(zip(_COLUMNS, row, strict=True)) for row in rows], indent=2))
     else:

@@ -9,7 +9,6 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from ..base.errors import UsageError
 from ..base.severity import LABELS, STYLES, Note, Severity
 from ..fleet.checks import ServeOptions, ready_to_serve, require_parsed
 from ..fleet.serve import serve_foreground
@@ -39,7 +38,6 @@ def serve(
     ),
     model: Path | None = typer.Option(None, "--model", help="Serve this directory instead of the recipe's model."),
     draft: Path | None = typer.Option(None, "--draft", help="Draft directory instead of the recipe's draft."),
-    docker: bool = typer.Option(False, "--docker", help="With --dry-run: print the command that runs it in its image."),
     as_json: bool = typer.Option(False, "--json", help="With --dry-run: print JSON."),
     any_hardware: bool = typer.Option(False, "--any-hardware", help="Start even on other hardware than the recipe's."),
     replicas: int | None = typer.Option(
@@ -74,33 +72,23 @@ def serve(
     if no_preflight:
         note = Note("--no-preflight: the checkpoint files were not validated", Severity.OVERRIDE)
         launch = replace(launch, notes=[*launch.notes, note])
-    if docker and launch.recipe.image is None:
-        raise UsageError(
-            f"the recipe {launch.recipe.name!r} names no image",
-            where="--docker",
-            remedy="docker build with this package's Dockerfile, then launch/docker-run.sh serve",
-        )
     if launch.untested:
         require_parsed(launch)
     if dry_run:
-        _show(launch, as_json, docker)
+        _show(launch, as_json)
         return
     checks = {"preflight": not no_preflight, "hardware": not any_hardware}
     options = ServeOptions(ops_host, ops_port, drain_timeout, runs, **checks)
     launch = ready_to_serve(launch, options)
-    _show(launch, as_json=False, docker=False)
+    _show(launch, as_json=False)
     raise typer.Exit(serve_foreground(launch, options))
 
 
-def _show(launch: Launch, as_json: bool, docker: bool) -> None:
-    container = launch.docker() if launch.recipe.image else None
+def _show(launch: Launch, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(launch.described() | {"docker": container}, indent=2))
+        typer.echo(json.dumps(launch.described(), indent=2))
         return
-    typer.echo(container if docker else launch.shell())
+    typer.echo(launch.shell())
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    if container is not None and not docker:
-        console.print("# in the image of the published figures (--docker prints only this):", style="dim", markup=False)
-        console.print(container, markup=False)
     for note in launch.notes:
         console.print(f"# {LABELS[note.severity]}{note.text}", style=STYLES[note.severity], markup=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..recipe.launch import Recipe, resolve
+from ..recipe.launch import DEFAULT_PORT, Recipe, resolve
 from ..recipe.schema import ArgValue, RecipeCheckpoint
 
 GIB = 1 << 30
@@ -32,7 +32,6 @@ class Needs:
     environment: dict[str, str]
     args: dict[str, ArgValue]
     accepted_faults: tuple[str, ...]
-    engine: str = "sglang"
 
     @property
     def on_gpu(self) -> bool:
@@ -55,10 +54,9 @@ class Needs:
             hbm=recipe.hardware.hbm_gib * GIB,
             checkpoints=tuple(recipe.checkpoints),
             host=str(args.get("host", "127.0.0.1")),
-            port=int(str(args.get("port", 8000 if recipe.engine == "vllm" else 30000))),
+            port=int(str(args.get("port", DEFAULT_PORT))),
             numa=[int(node) for node in numa] if isinstance(numa, list) else None,
             environment=recipe.environment,
             args=args,
             accepted_faults=tuple(recipe.options.accept_faults),
-            engine=recipe.engine,
         )

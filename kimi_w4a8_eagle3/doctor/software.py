@@ -12,27 +12,20 @@ from .result import Result, fail, ok, skip, warn
 
 SGLANG_PINNED = "0.5.20"  # a test compares it with requirements/constraints.txt and the Dockerfile
 SGLANG_NEWEST = "0.5.23"  # the second supported release; the plugin's tests run on both
-VLLM_READ = "0.19.0"
 ROUTER_READ = "0.3.2"
 PLUGIN = "kimi_w4a8_eagle3"
 
 
 def engine(facts: Facts) -> Result:
-    """Check that the engine is installed; `known_faults` checks SGLang's release, the recipe's image names vLLM's."""
-    name = facts.needs.engine
-    version = facts.probe.package(name)
-    if version is None and name == "vllm":
-        command = f"kimi-w4a8 serve --recipe {facts.needs.recipe} --dry-run --docker"
-        return fail(name, "not installed", f"run it in the recipe's image: `{command}`")
+    """Check that SGLang is installed; `known_faults` checks its release."""
+    version = facts.probe.package("sglang")
     if version is None:
-        return fail(name, "not installed", f"use the image or `make venv`; the pinned release is {SGLANG_PINNED}")
-    return ok(name, version if name == "sglang" else f"{version} (options were checked with {VLLM_READ})")
+        return fail("sglang", "not installed", f"use the image or `make venv`; the pinned release is {SGLANG_PINNED}")
+    return ok("sglang", version)
 
 
 def base(facts: Facts) -> Result:
     """Check the record of the base image: of this image, pinned, and with a reason for each of its variables."""
-    if facts.needs.engine != "sglang":
-        return skip("base", "only for the image of SGLang's recipes")
     if problem := base_problem(facts.installed, facts.probe.root):
         return warn("base", problem.what, problem.remedy)
     record = read_base(facts.probe.root)
@@ -73,9 +66,7 @@ def torch(facts: Facts) -> Result:
 
 
 def kernels(facts: Facts) -> list[Result]:
-    """Check AITER and this package's code objects, which hold the kernels of SGLang's GPU recipes."""
-    if facts.needs.engine != "sglang":
-        return [skip("aiter", "comes with vLLM's image"), skip("kernels", "not used by vLLM")]
+    """Check AITER and this package's code objects, which hold the kernels of the recipes for GPUs."""
     if not facts.needs.on_gpu:
         return [skip("aiter", "not needed on a CPU"), skip("kernels", "not needed on a CPU")]
     aiter = facts.probe.package("amd-aiter", "aiter")
@@ -94,8 +85,6 @@ def kernels(facts: Facts) -> list[Result]:
 
 def plugin(facts: Facts) -> Result:
     """Check that SGLang finds this package's plugin by its entry point."""
-    if facts.needs.engine != "sglang":
-        return skip("plugin", "only for SGLang")
     if PLUGIN in facts.probe.plugins():
         return ok("plugin", f"{PLUGIN} is registered with SGLang")
     return fail("plugin", "SGLang's plugin list lacks this package", "install the package with pip, not by PYTHONPATH")
@@ -114,8 +103,6 @@ def router(facts: Facts) -> Result:
 
 
 def patches(facts: Facts) -> list[Result]:
-    if facts.needs.engine != "sglang":
-        return [skip("patches", "only for SGLang's kernels")]
     results = []
     for patch in facts.probe.patches():
         name, found = f"patch {patch.name}", f"{patch.state.value}: {patch.detail}"

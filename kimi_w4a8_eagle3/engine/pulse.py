@@ -25,7 +25,7 @@ class Pulse:
         self._seen: dict[str, tuple[int, float]] = {}  # by file: modification time, and when it was first seen
 
     def silence(self, now: float) -> float:
-        """Return the longest silence of a loop in seconds; 0 if none leaves signs (vLLM, an old SGLang).
+        """Return the longest silence of a loop in seconds; 0 if none leaves signs (an old SGLang).
 
         The precision is the interval between two calls.
         """

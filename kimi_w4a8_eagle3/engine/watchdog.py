@@ -1,8 +1,8 @@
 """Watch an engine for progress in tokens, not for an open port: deadlocked ranks still answer /health.
 
-Progress is a token counter that moved (`/metrics`) or, if none did, a generated health-check token (SGLang's
-`/health_generate`, a completion of one token with vLLM): an idle server answers, a deadlocked one does not. After
-`timeout_s` without either, all engine processes print their stacks and `on_stall` is called once.
+Progress is a token counter that moved (`/metrics`) or, if none did, a health check that generates a token
+(`/health_generate`): an idle server answers, a deadlocked one does not. After `timeout_s` without either, all engine
+processes print their stacks and `on_stall` is called once.
 """
 
 from __future__ import annotations
@@ -29,11 +29,8 @@ TOKEN_COUNTERS = (
     "sglang:realtime_tokens_total",
     "sglang:generation_tokens_total",
     "sglang:prompt_tokens_total",
-    "vllm:generation_tokens_total",
-    "vllm:prompt_tokens_total",
 )
-RUNNING = ("sglang:num_running_reqs", "vllm:num_requests_running")
-QUEUED = ("sglang:num_queue_reqs", "vllm:num_requests_waiting")
+RUNNING, QUEUED = ("sglang:num_running_reqs",), ("sglang:num_queue_reqs",)
 PROBE_TIMEOUT_S = 30.0  # SGLang itself ends a health check after 20 s
 
 
@@ -163,16 +160,9 @@ def _read_metrics(client: httpx.Client) -> Sample | None:
 
 def _answers_health_check(client: httpx.Client) -> bool:
     try:
-        status = client.get("/health_generate").status_code
-        return _completes_a_token(client) if status == 404 else status == 200
-    except (httpx.HTTPError, ValueError, LookupError):
+        return client.get("/health_generate").status_code == 200
+    except httpx.HTTPError:
         return False
-
-
-def _completes_a_token(client: httpx.Client) -> bool:
-    """Generate one token with vLLM, whose /health does not generate."""
-    model = client.get("/v1/models").json()["data"][0]["id"]
-    return client.post("/v1/completions", json={"model": model, "prompt": "a", "max_tokens": 1}).status_code == 200
 
 
 def _describe(progress: Progress) -> str:

@@ -14,7 +14,7 @@ from ..base.errors import KimiError, UsageError
 from ..base.extras import require
 from ..base.run_dir import DEFAULT_ROOT
 from ..base.severity import Note, Severity
-from ..door.settings import API_KEY, FILE_SUFFIX, is_loopback
+from ..door.settings import is_loopback
 from ..engine.aiter_jit import jit_environment
 from ..engine.process import require_free_port
 from ..engine.starter import Program
@@ -53,13 +53,6 @@ def ready_to_serve(launch: Launch, options: ServeOptions) -> Launch:
             f"this machine cannot serve the recipe {launch.name!r}: {unmet[0]}",
             remedy="add --dry-run to see the command, --any-hardware to start anyway, or `kimi-w4a8 serve tiny`",
         )
-    if launch.door.api_key is not None and launch.engine != "sglang":
-        raise KimiError(
-            f"{launch.engine} has no door, so it cannot require this key",
-            where="--api-key-file" if API_KEY + FILE_SUFFIX in launch.env else "environment",
-            expected="a recipe for SGLang",
-            remedy="unset the key and put a proxy that requires one in front",
-        )
     if launch.recipe.options.replicas > 1:
         require("sglang_router")
     launch = checked(launch, options.preflight)
@@ -78,8 +71,7 @@ def checked(launch: Launch, preflight: bool = True) -> Launch:
     incomplete W4A8 checkpoint on this disk (`preflight`). The engine gets the fingerprint of its weights, which it
     reports in every answer.
     """
-    if launch.engine == "sglang":
-        require("sglang")
+    require("sglang")
     for fault in launch.refused:
         raise KimiError(
             fault.sentence,
@@ -96,8 +88,6 @@ def checked(launch: Launch, preflight: bool = True) -> Launch:
 
 def checked_weights(launch: Launch, preflight: bool = True) -> str | None:
     """Check the launch's checkpoints and return their fingerprint; None when they are not on this disk yet."""
-    if launch.engine != "sglang":
-        return None
     from ..quark import preflight as checks  # start-up: imports torch, needed only for checkpoints on this disk
 
     model = _folder(launch, launch.model, "revision")
@@ -111,7 +101,7 @@ def checked_weights(launch: Launch, preflight: bool = True) -> str | None:
 
 def require_parsed(launch: Launch) -> None:
     """Raise UsageError for an argument unknown to the installed SGLang, which would fail much later."""
-    if launch.engine != "sglang" or importlib.util.find_spec("sglang") is None:
+    if importlib.util.find_spec("sglang") is None:
         return
     program = Program("kimi_w4a8_eagle3.sglang_plugin.check_arguments", tuple(command_words(launch.args)))
     variables = {**os.environ, "TORCHDYNAMO_DISABLE": "1"}  # halves the time

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from ..base.errors import KimiError, UsageError
+from ..base.errors import KimiError
 from ..door.settings import is_loopback
 from ..engine.process import free_port
 from ..recipe.launch import Launch
@@ -17,12 +17,6 @@ def replica_launches(front: Launch) -> list[Launch]:
     A replica differs from `front` by its GPUs, their NUMA nodes, its address and its door. Raises KimiError when there
     are too few GPUs.
     """
-    if front.engine != "sglang":
-        raise UsageError(
-            f"the recipe {front.name!r} serves with {front.engine}",
-            where="--replicas",
-            expected="a recipe for SGLang, because its router is used",
-        )
     devices, count = front.machine.devices, front.recipe.options.replicas
     gpus = front.tensor_parallel if devices else 0
     if gpus * count > len(devices):

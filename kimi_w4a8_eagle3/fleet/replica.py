@@ -119,7 +119,7 @@ class Replica:
         """Check the door, then run the canary prompts. Raises KimiError for NaN, empty answers or a useless draft."""
         state = self.state
         key = self.launch.door.api_key
-        if self.launch.engine == "sglang" and self.launch.door.policy != "off":
+        if self.launch.door.policy != "off":
             require_door(state.base_url, key_expected=key is not None)
         self._enter(Phase.CHECKING, "canary prompts")
         with EngineClient(state.base_url, key, state.progress_timeout_s) as client:

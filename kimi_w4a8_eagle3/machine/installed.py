@@ -7,12 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-Package = Literal["aiter", "rocm", "sglang", "torch", "vllm"]
+Package = Literal["aiter", "rocm", "sglang", "torch"]
 _DISTRIBUTIONS: dict[Package, tuple[str, ...]] = {
     "aiter": ("amd-aiter", "aiter"),
     "sglang": ("sglang",),
     "torch": ("torch",),
-    "vllm": ("vllm",),
 }
 ROCM = "opt/rocm/.info/version"
 

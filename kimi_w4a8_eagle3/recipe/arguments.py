@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -13,25 +12,21 @@ from .schema import ArgValue
 
 Args = dict[str, ArgValue]
 
-# Other spellings that an engine accepts for arguments that this package reads or replaces.
-ALIASES: dict[str, dict[str, str]] = {
-    "sglang": {
-        "model": "model-path",
-        "tp": "tp-size",
-        "tensor-parallel-size": "tp-size",
-        "speculative-draft-model": "speculative-draft-model-path",
-    },
-    "vllm": {"tp": "tensor-parallel-size", "tp-size": "tensor-parallel-size"},
+# Other spellings that SGLang accepts for arguments that this package reads or replaces.
+ALIASES = {
+    "model": "model-path",
+    "tp": "tp-size",
+    "tensor-parallel-size": "tp-size",
+    "speculative-draft-model": "speculative-draft-model-path",
 }
-SHORT = {"-tp": "--tensor-parallel-size"}  # accepted by vLLM's parser
 
 
-def parse_setting(text: str, engine: str = "sglang") -> tuple[str, Any]:
+def parse_setting(text: str) -> tuple[str, Any]:
     """Parse `port=8000` to ("args.port", 8000) and `options.speculation=off` to ("options.speculation", "off")."""
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise UsageError(f"cannot read the setting {text!r}", where="--set", expected="KEY=VALUE")
-    key = key.strip() if "." in key else f"args.{canonical(key.strip(), engine)}"
+    key = key.strip() if "." in key else f"args.{canonical(key.strip())}"
     return key, _parse_value(value.strip())
 
 
@@ -47,19 +42,19 @@ def check_type(name: str, value: ArgValue, usual: ArgValue | None) -> None:
     raise UsageError(f"--{name} {value} is not a valid value", where="engine arguments", expected=expected)
 
 
-def parse_arguments(words: Sequence[str], engine: str = "sglang") -> Args:
+def parse_arguments(words: Sequence[str]) -> Args:
     """Parse engine arguments: `--port 8000 --flag --list 1 2 --x=3` becomes {"port": "8000", "flag": True, ...}."""
     args: Args = {}
     name: str | None = None
     values: list[str] = []
-    for word in [*(SHORT.get(word, word) for word in words), "--"]:
+    for word in [*words, "--"]:
         if not word.startswith("--"):
             if name is None:
                 raise UsageError(f"unexpected {word!r}", where="after --", expected="engine arguments: --name value")
             values.append(word)
             continue
         if name is not None:
-            args[canonical(name, engine)] = values if len(values) > 1 else values[0] if values else True
+            args[canonical(name)] = values if len(values) > 1 else values[0] if values else True
         name, equals, value = word[2:].partition("=")
         values = [value] if equals else []
     return args
@@ -74,17 +69,15 @@ def command_words(args: Mapping[str, ArgValue]) -> list[str]:
         words.append(f"--{name}")
         if isinstance(value, list):
             words += [str(item) for item in value]
-        elif isinstance(value, dict):
-            words.append(json.dumps(value, separators=(",", ":")))
         elif value is not True:
             words.append(str(value))
     return words
 
 
-def canonical(name: str, engine: str = "sglang") -> str:
-    """Return the spelling that recipes use: with dashes, and one name where an engine accepts several."""
+def canonical(name: str) -> str:
+    """Return the spelling that recipes use: with dashes, and one name where SGLang accepts several."""
     name = name.replace("_", "-")
-    return ALIASES[engine].get(name, name)
+    return ALIASES.get(name, name)
 
 
 def show(name: str, value: Any) -> str:

@@ -30,7 +30,7 @@ def with_determinism(recipe: Recipe) -> Recipe:
     """Return the recipe with the changes of `options.deterministic`. Raises KimiError if it cannot start with them."""
     if not recipe.options.deterministic:
         return recipe
-    if recipe.engine != "sglang" or not recipe.hardware.gpus:
+    if not recipe.hardware.gpus:
         raise KimiError(
             f"options.deterministic does not fit the recipe {recipe.name!r}",
             expected="a recipe for SGLang on GPUs; on a CPU answers never depend on other requests",

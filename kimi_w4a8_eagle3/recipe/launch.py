@@ -25,7 +25,6 @@ from ..engine.starter import Command, Program, words
 from ..gates import read_gates
 from ..machine.aiter_regime import Regime, installed_regime
 from ..machine.hardware import Gpu, Machine, gpu_by_name
-from . import vllm as vllm_serve
 from .arguments import Args, argument_groups, check_type, command_words, parse_arguments, parse_setting, show
 from .deterministic import with_determinism
 from .known_faults import Fault, apply_faults, concerning
@@ -35,12 +34,13 @@ from .schema import ArgValue, Recipe, RecipeCheckpoint, load_recipe, recipe_name
 from .speculation import apply_speculation
 
 __all__ = [
-    "Launch", "Recipe", "Resolved", "load_recipe", "missing_gpus", "parse_arguments", "prepare",
+    "DEFAULT_PORT", "Launch", "Recipe", "Resolved", "load_recipe", "missing_gpus", "parse_arguments", "prepare",
     "recipe_names", "render", "resolve", "unmet_requirements", "with_settings"
 ]  # fmt: skip
 
-# Arguments with options of their own in `kimi-w4a8 serve`; every engine has them.
-_SERVER_OPTIONS = ("host", "port", "tp-size", "tensor-parallel-size", "served-model-name")
+DEFAULT_PORT = 30000  # of SGLang
+# Arguments with options of their own in `kimi-w4a8 serve`.
+_SERVER_OPTIONS = ("host", "port", "tp-size", "served-model-name")
 
 
 @dataclass(frozen=True)
@@ -69,36 +69,30 @@ class Launch:
         return self.recipe.name
 
     @property
-    def engine(self) -> str:
-        return self.recipe.engine
-
-    @property
     def model(self) -> str:
         """Model argument of the engine: a Hub id or a directory."""
-        return str(self.args["model" if self.engine == "vllm" else "model-path"])
+        return str(self.args["model-path"])
 
     @property
     def draft(self) -> str | None:
         """Draft model, a Hub id or a directory; None without speculation."""
-        if self.engine == "vllm":
-            return vllm_serve.speculation(self.args).get("model")
         draft = self.args.get("speculative-draft-model-path")
         return None if draft is None else str(draft)
 
     @property
     def host(self) -> str:
         """Address the engine listens on; the engine's default unless set."""
-        return str(self.args.get("host", "0.0.0.0" if self.engine == "vllm" else "127.0.0.1"))
+        return str(self.args.get("host", "127.0.0.1"))
 
     @property
     def port(self) -> int:
         """Port of the engine; the engine's default unless set."""
-        return int(number(self.args, "port", vllm_serve.DEFAULT_PORT if self.engine == "vllm" else 30000))
+        return int(number(self.args, "port", DEFAULT_PORT))
 
     @property
     def tensor_parallel(self) -> int:
         """GPUs per engine."""
-        return int(number(self.args, "tensor-parallel-size" if self.engine == "vllm" else "tp-size", 1))
+        return int(number(self.args, "tp-size", 1))
 
     @property
     def acceptance(self) -> tuple[int | None, int, float]:
@@ -106,12 +100,12 @@ class Launch:
 
         There is more than one group with DP attention.
         """
-        groups = 1 if self.engine == "vllm" else self.tensor_parallel // attention_tp(self.args)
+        groups = self.tensor_parallel // attention_tp(self.args)
         return self.num_draft_tokens, groups, self.recipe.options.least_accept_length
 
     @property
     def num_draft_tokens(self) -> int | None:
-        """Tokens per verify step; None without speculation, and for vLLM, which counts differently."""
+        """Tokens per verify step; None without speculation."""
         if "speculative-algorithm" not in self.args:
             return None
         return int(number(self.args, "speculative-num-draft-tokens", 1))
@@ -119,8 +113,6 @@ class Launch:
     @property
     def command(self) -> Command:
         """The engine's program. On a CPU, it runs behind the module that provides the missing operators."""
-        if self.engine == "vllm":
-            return vllm_serve.command(self.args)
         program = Program("sglang.launch_server", tuple(command_words(self.args)))
         return program if self.args.get("device") == "cpu" else program.alone
 
@@ -139,25 +131,19 @@ class Launch:
         quoted = ["python" if word == sys.executable else shlex.quote(word) for word in self.argv]
         return "\n".join([*exports, " \\\n    ".join(argument_groups(quoted))])
 
-    def docker(self) -> str | None:
-        """Return a shell command that runs the launch in the recipe's image; None if the recipe names no image."""
-        image = self.recipe.image
-        return None if image is None else vllm_serve.docker_run(image, self.argv, self.env)
-
     def described(self) -> dict[str, Any]:
         """Return the launch as JSON types, for display and for a run's record."""
-        names = ("engine", "argv", "env", "model", "draft", "base_url", "overrides")
+        names = ("argv", "env", "model", "draft", "base_url", "overrides")
         facts = {name: getattr(self, name) for name in names}
         return {
             "recipe": self.name,
-            "image": self.recipe.image,
             **facts,
             "notes": [asdict(note) for note in self.notes],
         }
 
     def server(self, log_path: Path, name: str | None = None) -> EngineServer:
         """Return the engine's process, not started."""
-        name = name or f"{self.engine} ({self.name})"
+        name = name or f"sglang ({self.name})"
         return EngineServer(self.command, self.env, self.host, self.port, log_path, name)
 
     def with_args(self, **changes: ArgValue) -> Launch:
@@ -204,16 +190,16 @@ def resolve(recipe: Recipe, settings: Sequence[str] = (), extra: Sequence[str] =
 
     Raises KimiError for a setting that no recipe has.
     """
-    published, engine, notes = recipe.args, recipe.engine, list[Note]()
-    changes = dict(parse_setting(text, engine) for text in settings)
-    changes |= {f"args.{name}": value for name, value in parse_arguments(extra, engine).items()}
+    published, notes = recipe.args, list[Note]()
+    changes = dict(parse_setting(text) for text in settings)
+    changes |= {f"args.{name}": value for name, value in parse_arguments(extra).items()}
     overrides = {key.removeprefix("args."): value for key, value in changes.items()}
     for name, value in overrides.items():
         check_type(name, value, published.get(name))
     known = {*published, *recipe.improve, *_SERVER_OPTIONS}
     untested = any(key.startswith("args.") and key.split(".")[1] not in known for key in changes)
     recipe = with_determinism(with_settings(recipe, changes))
-    args = vllm_serve.assemble(recipe) if engine == "vllm" else _assemble(recipe, notes)
+    args = _assemble(recipe, notes)
     _improve(args, recipe, notes)
     apply_speculation(args, recipe, notes)
     shown = [show(name, value) for name, value in overrides.items()]

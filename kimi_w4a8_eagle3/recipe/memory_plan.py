@@ -85,14 +85,12 @@ class ModelCard:
 
 
 def target_weights(card: ModelCard, tp: int, attention_tp: int | None = None) -> dict[str, int]:
-    """Return the bytes per rank, by kind, of a MoE model with MLA (Kimi-K2.5) or GQA (MiniMax-M2.5)."""
-    text = _moe_names(card.config.get("text_config", card.config))
+    """Return the bytes per rank, by kind, of a MoE model with MLA, such as Kimi-K2.5."""
+    text = card.config.get("text_config", card.config)
     try:
         parts = _target_elements(text, tp, attention_tp or tp)
     except KeyError as error:
-        raise KimiError(
-            f"config.json lacks {error}", where=card.name, expected="a MoE model like Kimi-K2.5 or MiniMax-M2.5"
-        ) from None
+        raise KimiError(f"config.json lacks {error}", card.name, expected="a MoE model like Kimi-K2.5") from None
     width = card.other_bits / 8
     weights = {kind: math.ceil(count * card.bits.get(kind, card.other_bits) / 8) for kind, count in parts.items()}
     moe_layers = text["num_hidden_layers"] - text["first_k_dense_replace"]
@@ -140,7 +138,6 @@ class MemoryPlan:
     sizing: Budget
     kernels: list[PagedKernel]
     verdict: PoolDecision
-    engine: str = "sglang"
     working: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -179,12 +176,11 @@ def make_plan(
     if target is None and recipe.model.card is None:
         raise KimiError(f"recipe {recipe.name!r} names no model card", expected="model.card, or a model directory")
     if target is None:
-        path = str(args.get("model-path", args.get("model", recipe.model.repo)))
+        path = str(args.get("model-path", recipe.model.repo))
         target = ModelCard.of(path, recipe.model.revision, str(recipe.model.card))
     if draft is None and recipe.draft is not None and recipe.draft.card is not None:
         path = str(args.get("speculative-draft-model-path", recipe.draft.repo))
         draft = ModelCard.of(path, recipe.draft.revision, recipe.draft.card)
-    args = _names_of_sglang(args)
     tp = int(number(args, "tp-size", 1))
     page_size = int(number(args, "page-size", 1))
     split = attention_tp(args)
@@ -193,18 +189,13 @@ def make_plan(
     draft_width = _kv_dtype_bytes(args, "speculative-draft-kv-cache-dtype")
     draft_kv = kv_shape(draft.config, split, draft_width) if draft else None
     shapes = [shape for shape in (target_kv, draft_kv) if shape is not None]
-    # The guard covers SGLang's kernels only.
-    kernels = paged_kernels(shapes, regime, arch=gpu.arch) if recipe.engine == "sglang" else []
+    kernels = paged_kernels(shapes, regime, arch=gpu.arch)
     budget = Budget(gpu.hbm_bytes, sum(weights.values()), sum(shape.bytes_per_token for shape in shapes), page_size)
-    working, sizing = {}, budget
-    if recipe.engine == "sglang":
-        working = _working(args, tp, target.config)
-        sizing = _sizing(budget, target, target_kv, draft_kv, args, recipe.environment)
+    working = _working(args, tp, target.config)
+    sizing = _sizing(budget, target, target_kv, draft_kv, args, recipe.environment)
     most = min(recipe.options.memory_ceiling, int((1 - sum(working.values()) / gpu.hbm_bytes) * 1000) / 1000)
     verdict = decide(budget, kernels, regime, _ceiling(args, most), sizing)
-    return MemoryPlan(
-        recipe.name, gpu, tp, weights, target_kv, draft_kv, budget, sizing, kernels, verdict, recipe.engine, working
-    )
+    return MemoryPlan(recipe.name, gpu, tp, weights, target_kv, draft_kv, budget, sizing, kernels, verdict, working)
 
 
 def short_pool(plan: MemoryPlan, args: Mapping[str, ArgValue]) -> str | None:
@@ -265,12 +256,6 @@ def _working(args: Mapping[str, ArgValue], tp: int, config: Mapping[str, Any]) -
     return working
 
 
-def _names_of_sglang(args: Mapping[str, ArgValue]) -> Mapping[str, ArgValue]:
-    """Translate vLLM's names of the arguments that a plan reads to SGLang's names."""
-    same = {"tensor-parallel-size": "tp-size", "gpu-memory-utilization": "mem-fraction-static"}
-    return {same.get(name, name): value for name, value in args.items()}
-
-
 def number(args: Mapping[str, ArgValue], name: str, default: float, most: float | None = None) -> float:
     """Return the engine argument `name` as a positive number; raise KimiError for anything else."""
     value = args.get(name, default)
@@ -302,8 +287,7 @@ def _target_elements(c: Mapping[str, Any], tp: int, attention_tp: int) -> dict[s
     """Return the elements per rank of everything stored in 16 bits."""
     hidden, layers = c["hidden_size"], c["num_hidden_layers"]
     moe_layers = layers - c["first_k_dense_replace"]
-    latent = bool(c.get("kv_lora_rank"))
-    attention = layers * (_latent_attention(c, attention_tp, hidden) if latent else _grouped_attention(c, attention_tp))
+    attention = layers * _latent_attention(c, attention_tp, hidden)
     embedding = c["vocab_size"] * hidden
     lm_head = 0 if c.get("tie_word_embeddings") else embedding / tp
     return {
@@ -326,21 +310,6 @@ def _latent_attention(c: Mapping[str, Any], tp: int, hidden: int, inputs: int = 
     kv_b = c["kv_lora_rank"] * heads * (c["qk_nope_head_dim"] + c["v_head_dim"])
     out = heads * c["v_head_dim"] * hidden
     return latents + (q + 2 * kv_b + out) / tp
-
-
-def _grouped_attention(c: Mapping[str, Any], tp: int) -> float:
-    """Return the elements per rank of one grouped-query attention layer; KV heads repeat when TP exceeds them."""
-    heads, head = c["num_attention_heads"] / tp, c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
-    kv_heads = max((c.get("num_key_value_heads") or c["num_attention_heads"]) / tp, 1)
-    return 2 * c["hidden_size"] * (heads + kv_heads) * head
-
-
-def _moe_names(text: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate MiniMax's config names to DeepSeek's: every layer is a MoE layer, and no expert is shared."""
-    if "num_local_experts" not in text:
-        return dict(text)
-    same = {"n_routed_experts": text["num_local_experts"], "moe_intermediate_size": text["intermediate_size"]}
-    return {"first_k_dense_replace": 0, "n_shared_experts": 0, **same, **text}
 
 
 def _expert_bits(config: Mapping[str, Any]) -> float:

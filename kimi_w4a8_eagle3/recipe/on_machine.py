@@ -12,7 +12,6 @@ from ..machine.hardware import GIB, Gpu, Machine, gpu_by_name
 from .arguments import Args, show
 from .memory_plan import MemoryPlan, attention_tp, make_plan, number, short_pool
 from .schema import ArgValue, Recipe
-from .vllm import speculation
 
 # The rest is for the checkpoint's files while they load. SGLang leaves 10 GiB of what is free to others.
 HOST_SHARE, HOST_RESERVE = 0.75, 10 * GIB
@@ -26,16 +25,15 @@ def fit_to_machine(
     published: the recipe's arguments before overrides and improvements. gpu: assumed instead of the machine's.
     """
     notes: list[Note] = []
-    if recipe.engine == "sglang":  # vLLM sizes its own cache
-        notes += _derive_numa(args, published, machine)
-        gpu = gpu or machine.gpu
-        if gpu is None and recipe.hardware.reference is not None:
-            gpu = gpu_by_name(recipe.hardware.reference)
-            assumed = f"the recipe's reference GPU, {gpu.name} ({gpu.hbm_gib:.0f} GiB)"
-            notes.append(Note(f"no known GPU found: memory is computed for {assumed}"))
-        notes += _guard_memory(args, recipe, published, gpu, regime)
-        if args.get("enable-hierarchical-cache") and not {"hicache-size", "hicache-ratio"} & args.keys():
-            notes.append(_size_host_cache(args, recipe, machine, gpu, regime))
+    notes += _derive_numa(args, published, machine)
+    gpu = gpu or machine.gpu
+    if gpu is None and recipe.hardware.reference is not None:
+        gpu = gpu_by_name(recipe.hardware.reference)
+        assumed = f"the recipe's reference GPU, {gpu.name} ({gpu.hbm_gib:.0f} GiB)"
+        notes.append(Note(f"no known GPU found: memory is computed for {assumed}"))
+    notes += _guard_memory(args, recipe, published, gpu, regime)
+    if args.get("enable-hierarchical-cache") and not {"hicache-size", "hicache-ratio"} & args.keys():
+        notes.append(_size_host_cache(args, recipe, machine, gpu, regime))
     return notes + [Note(text, Severity.WARN) for text in _warnings(args, recipe, machine)]
 
 
@@ -130,16 +128,15 @@ def _size_host_cache(args: Args, recipe: Recipe, machine: Machine, gpu: Gpu | No
 
 def _warnings(args: Args, recipe: Recipe, machine: Machine) -> Iterator[str]:
     """Yield what does not prevent the start."""
-    served = {*map(str, args.values()), str(speculation(args).get("model"))}
+    served = set(map(str, args.values()))
     for checkpoint in recipe.checkpoints:
         # A checkpoint that the command line replaced is not served.
         if checkpoint.repo in served and checkpoint.on_hub and not checkpoint.pinned:
             yield f"{checkpoint.repo} is loaded at the moving revision {checkpoint.revision!r}; pin a commit hash"
-    if recipe.engine == "sglang":
-        gates = read_gates(recipe.environment)
-        yield from ignored_gates(gates, gates.moe_backend if gates.moe_backend != "auto" else OUR_BACKENDS[0])
+    gates = read_gates(recipe.environment)
+    yield from ignored_gates(gates, gates.moe_backend if gates.moe_backend != "auto" else OUR_BACKENDS[0])
     yield from unmet_requirements(recipe, machine)
-    if recipe.engine == "sglang" and recipe.hardware.gpus and machine.base_problem:
+    if recipe.hardware.gpus and machine.base_problem:
         yield f"{machine.base_problem.what}; {machine.base_problem.remedy}"
 
 

@@ -17,7 +17,7 @@ from ..base.resources import operator_dir
 from ..base.toml import tomllib
 from .router_settings import RouterSettings
 
-ArgValue = bool | int | float | str | list[int] | list[float] | list[str] | dict[str, bool | int | float | str]
+ArgValue = bool | int | float | str | list[int] | list[float] | list[str]
 MAX_EXTENDS = 8
 VARIANTS = {"plain": "off", "adaptive": "adaptive"}  # suffix of a recipe's name: value of options.speculation
 _ENV = "env."
@@ -102,8 +102,6 @@ class Recipe(_Strict):
 
     name: str
     summary: str
-    engine: Literal["sglang", "vllm"]
-    image: str | None = Field(default=None, description="container image that the published figures come from")
     model: RecipeCheckpoint
     draft: RecipeCheckpoint | None = None
     args: dict[str, ArgValue] = {}
@@ -173,11 +171,7 @@ def with_settings(recipe: Recipe, settings: dict[str, Any]) -> Recipe:
             raise UsageError(f"setting {key!r} has no section", where="--set", expected="SECTION.KEY=VALUE")
         if section == "args":
             table["improve"].pop(rest, None)
-            name, _, inner = rest.partition(".")
-            if inner and isinstance(table["args"].get(name), dict):
-                table["args"][name] = _merge(table["args"][name], _nested(inner.split("."), _number(value)))
-            else:
-                table["args"][rest] = value
+            table["args"][rest] = value
         elif section == "env":
             table["improve"].pop(key, None)
             table["env"][rest] = value
@@ -244,14 +238,6 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 def _nested(keys: list[str], value: Any) -> dict[str, Any]:
     return {keys[0]: value if len(keys) == 1 else _nested(keys[1:], value)}
-
-
-def _number(value: Any) -> Any:
-    """Convert a typed number inside a table that becomes JSON."""
-    try:
-        return int(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
 
 
 def _explain(error: ValidationError, where: str, kind: type[KimiError]) -> KimiError:

@@ -24,10 +24,10 @@ def apply_speculation(args: Args, recipe: Recipe, notes: list[Note]) -> None:
         notes.append(Note(text))
     if recipe.options.speculation != "adaptive":
         return
-    if recipe.engine != "sglang" or "speculative-algorithm" not in args:
+    if "speculative-algorithm" not in args:
         raise KimiError(
             f"options.speculation = 'adaptive' does not fit the recipe {recipe.name!r}",
-            expected="a recipe for SGLang with a draft",
+            expected="a recipe with a draft",
         )
     packaged = operator_dir("launch/adaptive") / ("mi325x.json" if recipe.hardware.gpus else "cpu.json")
     table = Path(str(args.setdefault("speculative-adaptive-config", str(packaged))))

@@ -36,7 +36,6 @@ _MAPS = (
     "processor_config.json",
     "video_preprocessor_config.json",
 )
-_TOKENIZER_ARGUMENT = {"sglang": "tokenizer-path", "vllm": "tokenizer"}
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -233,8 +232,7 @@ def require_trusted(launch: Launch, record: TrustRecord | None = None, cache: Pa
     model = locate(launch.model, str(arguments.get("revision", "main")), cache)
     draft_revision = str(arguments.get("speculative-draft-model-revision", "main"))
     draft = locate(launch.draft, draft_revision, cache) if launch.draft else None
-    tokenizer_argument = _TOKENIZER_ARGUMENT[launch.engine]
-    named = arguments.get(tokenizer_argument)
+    named = arguments.get("tokenizer-path")
     tokenizer = locate(str(named), "main", cache) if named is not None else None
     code = {source: code_of(source, cache) for source in (model, draft, tokenizer) if source is not None}
     files = [file for found in code.values() for file in found]
@@ -245,11 +243,9 @@ def require_trusted(launch: Launch, record: TrustRecord | None = None, cache: Pa
     unaccepted = [source.name for source, found in code.items() if not all(map(record.trusts, found))]
     if problem := untrusted(files, record, unaccepted):
         raise problem
-    pins: dict[str, str | None] = {"revision": model.commit}
-    if launch.engine == "sglang":
-        pins["speculative-draft-model-revision"] = draft.commit if draft else None
+    pins = {"revision": model.commit, "speculative-draft-model-revision": draft.commit if draft else None}
     if tokenizer is not None and tokenizer.commit:
-        pins[tokenizer_argument] = str(tokenizer.folder)
+        pins["tokenizer-path"] = str(tokenizer.folder)
     args = arguments | {name: value for name, value in pins.items() if value}
     note = Note(
         f"--{OPTION}: {len(files)} files with the hashes recorded in {record.path}; revisions are pinned to what was "

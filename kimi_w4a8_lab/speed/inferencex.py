@@ -124,12 +124,12 @@ def entry(recipe: Recipe, lengths: Mapping[tuple[int, int], Sequence[int]], meth
     ]
     return MasterEntry.model_validate(
         {
-            "image": recipe.image or "built by Dockerfile",
+            "image": "built by Dockerfile",
             "model": recipe.model.repo,
             "model-prefix": prefix,
             "runner": recipe.hardware.reference or "cpu",
             "precision": precision,
-            "framework": recipe.engine,
+            "framework": "sglang",
             "scenarios": {"fixed-seq-len": shapes},
         }
     )
@@ -172,7 +172,7 @@ def _files(run: Run, recipe: Recipe, measurements: Sequence[Measurement]) -> dic
         files[f"{name}.json"] = result(raw, recipe.model.repo, datetime.fromisoformat(found.started))
         notes.append(_sidecar(recipe, found, name))
     prefix, precision = _names(recipe)
-    key = "-".join([prefix, precision, recipe.hardware.reference or "cpu", recipe.engine])
+    key = "-".join([prefix, precision, recipe.hardware.reference or "cpu", "sglang"])
     key += "" if method == "none" else f"-{method.replace('_', '-')}"
     for suffix, value in (("", method), (".main", _ON_MAIN[method])):
         made = entry(recipe, lengths, value)
@@ -187,7 +187,7 @@ def _sidecar(recipe: Recipe, found: Measurement, name: str) -> dict[str, Any]:
     tp, ep, dp_attention = _parallel(recipe)
     environment = {
         "RUNNER_TYPE": recipe.hardware.reference or "cpu",
-        "FRAMEWORK": recipe.engine,
+        "FRAMEWORK": "sglang",
         "PRECISION": precision,
         "SPEC_DECODING": method_of(recipe),
         "RESULT_FILENAME": name,
@@ -195,7 +195,7 @@ def _sidecar(recipe: Recipe, found: Measurement, name: str) -> dict[str, Any]:
         "OSL": str(found.workload.output_len),
         "DISAGG": "false",
         "MODEL_PREFIX": prefix,
-        "IMAGE": recipe.image or "built by Dockerfile",
+        "IMAGE": "built by Dockerfile",
         "TP": str(tp),
         "EP_SIZE": str(ep),
         "DP_ATTENTION": str(dp_attention).lower(),

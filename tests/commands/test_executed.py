@@ -59,7 +59,8 @@ LINES: tuple[tuple[str, str, str], ...] = (
     (r"kubectl .*", "", CLUSTER),
     (r"sbatch .*", "launch/test_sbatch.py::test_the_command_lines_are_ours", CLUSTER),
     (r"(bench/con2|bench/con40|eval/gsm8k)\.sh( URL)?", "launch/test_host_scripts.py::test_what_is_run", GPU),
-    (r"vllm bench serve .*", "recipe/test_vllm_recipes.py::test_vllms_own_parser_accepts_every_command", GPU),
+    (r"launch/vllm\.sh \S+", "launch/test_vllm.py::test_the_container_runs_the_same_command_in_the_right_image", GPU),
+    (r"vllm bench serve .*", "launch/test_vllm.py::test_vllms_own_parser_accepts_every_command", GPU),
     (r"rocprofv3 .*", "", GPU),
     (r"pip install .*", "", NETWORK),
     (

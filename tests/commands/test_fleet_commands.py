@@ -61,13 +61,3 @@ def test_a_taken_port_is_named(command: tuple[str, ...], option: str) -> None:
 def test_a_number_of_replicas_that_is_none(count: str) -> None:
     result = CliRunner().invoke(app, ["serve", "--recipe", "tiny", "--replicas", count])
     assert result.exit_code == 2 and "--replicas" in result.stderr
-
-
-def test_vllm_has_no_door_for_a_key(tmp_path_factory: pytest.TempPathFactory) -> None:
-    key = tmp_path_factory.mktemp("keys") / "key"
-    key.write_text("0123456789abcdef\n")
-    key.chmod(0o600)
-    words = ("serve", "--recipe", "mi355x-kimi-mxfp4", "--any-hardware", "--api-key-file", str(key))
-    error = refusal(*words)
-    assert error.where == "--api-key-file" and "vllm has no door" in error.what
-    assert "0123456789abcdef" not in str(error)

@@ -261,13 +261,6 @@ def test_a_check_that_breaks_does_not_hide_the_others(tmp_path):
     assert any(result.name == "port" and result.verdict.value == "ok" for result in report.results)
 
 
-def test_without_vllm_the_image_is_named(tmp_path):
-    needs = Needs.of(load_recipe("mi355x-minimax-m2.5"))
-    result = check(mi325x(tmp_path), "vllm", needs)
-    assert result.verdict.value == "fail" and "--recipe mi355x-minimax-m2.5 --dry-run --docker" in result.remedy
-    assert check(mi325x(tmp_path), "arch", needs).verdict.value == "fail"  # a gfx942 machine
-
-
 def test_needs_follow_the_recipe(tmp_path):
     assert (EAGLE3.gpus, EAGLE3.arch, EAGLE3.port, EAGLE3.numa) == (8, ("gfx942",), 9527, None)
     assert [checkpoint.repo for checkpoint in EAGLE3.checkpoints] == [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -40,17 +39,11 @@ class Engine:
     decode: float = 0.0
     generating: bool = False  # each scrape finds more tokens
     healthy: bool = True
-    vllm: bool = False  # no /health_generate: a completion is asked for instead
     asked: list[str] = field(default_factory=list)
     url: str = ""
 
     def answer(self, path: str, body: bytes) -> tuple[int, bytes]:
         self.asked.append(path)
-        if self.vllm:
-            if path == "/v1/completions":
-                wanted = {"model": "some-model", "max_tokens": 1}.items() <= json.loads(body).items()
-                return (200 if self.healthy and wanted else 503), b"{}"
-            return (200, b'{"data": [{"id": "some-model"}]}') if path == "/v1/models" else (404, b"")
         if path == "/metrics":
             self.decode += 5 if self.generating else 0
             return 200, METRICS.format(decode=self.decode).encode()
@@ -72,22 +65,6 @@ def stalled() -> threading.Event:
 def test_metrics_of_all_ranks_and_modes_are_summed() -> None:
     assert Sample.parse(METRICS.format(decode=7.0)) == Sample(tokens=107.0, running=2.0, queued=1.0)
     assert Sample.parse("") == Sample(0.0, 0.0, 0.0)
-
-
-def test_vllms_metrics_are_read_too() -> None:
-    text = 'vllm:generation_tokens_total{engine="0"} 9\nvllm:num_requests_running{engine="0"} 3\n'
-    assert Sample.parse(text + "vllm:prompt_tokens_total 1\nvllm:num_requests_waiting 4\n") == Sample(10, 3, 4)
-
-
-@pytest.mark.parametrize("healthy", [True, False])
-def test_an_idle_vllm_is_asked_for_a_token(
-    engine: Engine, healthy: bool, caplog: pytest.LogCaptureFixture, stalled: threading.Event
-) -> None:
-    engine.vllm, engine.healthy = True, healthy
-    with Watchdog(engine.url, 0.6, stalled.set, poll_s=0.05):
-        assert stalled.wait(2.0 if healthy else 60) != healthy
-    assert "/v1/completions" in engine.asked
-    assert ("/metrics did not answer" in caplog.text) != healthy
 
 
 def test_progress_is_a_counter_that_moved() -> None:

@@ -60,11 +60,6 @@ def test_more_replicas_than_gpus_are_refused(count, gpus):
         place("eagle3-opt", count, Machine(GPUS[:gpus]))
 
 
-def test_an_engine_without_the_router_is_refused():
-    with pytest.raises(KimiError, match="serves with vllm"):
-        place("mi355x-kimi-mxfp4-eagle3-bf16", 2, Machine(tuple(replace(gpu, arch="gfx950") for gpu in GPUS)))
-
-
 def test_two_engines_of_four_gpus_each_stay_on_one_numa_node():
     machine = Machine(tuple(replace(gpu, numa_node=i // 4) for i, gpu in enumerate(GPUS[:8])))
     first, second = replica_launches(render(load_recipe("agent-2x4"), machine=machine))

@@ -142,27 +142,14 @@ def test_sglang_takes_a_draft_layer_for_a_target_layer() -> None:
     assert plan_of("w4a8").sizing.cell_bytes == plan_of("w4a8").budget.cell_bytes == 70_272
 
 
-def vllm_plan(name: str) -> MemoryPlan:
-    resolved = resolve(load_recipe(name))
-    return make_plan(resolved.recipe, resolved.args, gpu_by_name("mi355x"), Regime.UNKNOWN)
+def test_mxfp4_experts_take_four_and_a_quarter_bits() -> None:
+    assert plan_of("agent-mxfp4").weights["routed experts"] == 60 * 384 * 3 * 7168 * 256 * 17 // 32
 
 
-def test_mxfp4_experts_take_four_and_a_quarter_bits_on_four_gpus() -> None:
-    plan = vllm_plan("mi355x-kimi-mxfp4-eagle3-fp8")
-    assert plan.weights["routed experts"] == 60 * 384 * 3 * 7168 * 512 * 17 // 32
-    assert plan.kernels == [] and "graphs" not in plan.segments  # the guard and SGLang's graphs are not vLLM's
-    assert sum(plan.segments.values()) == plan.gpu.hbm_bytes
-    bf16 = vllm_plan("mi355x-kimi-mxfp4-eagle3-bf16")
+def test_an_fp8_draft_takes_half_the_bytes_of_its_layer() -> None:
+    bf16, fp8 = (draft_weights(ModelCard.packaged(name), 4) for name in ("kimi-k2.5-eagle3", "kimi-k2.5-eagle3-fp8"))
     layer = (2 * 7168 * 3 * 8192 + 8192 * 7168 + 3 * 7168 * 12288) // 4
-    assert bf16.weights["draft"] - plan.weights["draft"] == layer  # one byte of two, of the seven projections
-
-
-def test_minimax_has_grouped_attention_in_fp8_and_no_dense_layer() -> None:
-    plan = vllm_plan("mi355x-minimax-m2.5")
-    assert "dense MLP" not in plan.weights and "shared experts" not in plan.weights
-    assert plan.weights["attention"] == 62 * (2 * 3072 * (12 + 2) * 128 + 2 * 3072)
-    assert plan.weights["routed experts"] == 62 * 256 * 3 * 3072 * 384
-    assert plan.budget.cell_bytes == 62 * 2 * 2 * 128 * 2
+    assert bf16["draft"] - fp8["draft"] == layer  # one byte of two, of the seven projections
 
 
 def test_a_stated_chunk_and_graph_size_are_counted_and_leave_less_to_the_pool() -> None:

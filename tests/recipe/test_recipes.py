@@ -23,13 +23,6 @@ NUMA = [0, 0, 1, 1, 2, 2, 3, 3]
 MI325X = Machine(tuple(Device("gfx942", 304, f"0000:{i:02x}:00.0", node, 256 * GIB) for i, node in enumerate(NUMA)))
 SERVED = ["agent", "agent-2x4", "agent-mxfp4", "eagle3", "eagle3-mi300x", "eagle3-mla", "eagle3-opt", "throughput"]
 SERVED += ["w4a16", "w4a8"]
-VLLM = [
-    "mi355x-kimi-mxfp4",
-    "mi355x-kimi-mxfp4-eagle3-bf16",
-    "mi355x-kimi-mxfp4-eagle3-fp8",
-    "mi355x-minimax-m2.5",
-    "mi355x-minimax-m2.5-eagle3-bf16",
-]
 UNSCALED = "env.SGLANG_AITER_HONOR_EXPLICIT_MEM_FRACTION=1"  # SGLang uses the fraction as it is
 
 
@@ -48,10 +41,10 @@ def value_of(argv: list[str], name: str) -> str:
 
 
 def test_all_recipes_of_the_issue_are_there() -> None:
-    assert recipe_names() == sorted([*SERVED, *VLLM, "tiny"])
+    assert recipe_names() == sorted([*SERVED, "tiny"])
 
 
-@pytest.mark.parametrize("name", [*SERVED, *VLLM, "tiny"])
+@pytest.mark.parametrize("name", [*SERVED, "tiny"])
 def test_a_packaged_recipe_is_valid_and_its_gates_too(name: str) -> None:
     recipe = load_recipe(name)
     assert recipe.name == name and recipe.summary
@@ -89,7 +82,7 @@ def test_published_figures_are_not_inherited() -> None:
         ("[hardware]\ngpus = -1", "hardware.gpus"),
         ("[env]\nX = true", "env.X"),
         ("[improve.port]\nvalue = 1\nwhy = ''", "improve.port.why"),
-        ("engine = 'vlm'", "engine"),
+        ("engine = 'vllm'", "unknown key 'engine'"),
         ("summary = ", "not valid TOML"),
     ],
 )
@@ -113,7 +106,7 @@ def test_a_mistake_is_one_sentence_with_the_file(tmp_path: Path, text: str, mess
     ],
 )
 def test_a_recipe_that_cannot_be_read_is_refused(tmp_path: Path, name: str, message: str) -> None:
-    write(tmp_path, 'summary = "s"\nengine = "sglang"', "modelless")
+    write(tmp_path, 'summary = "s"', "modelless")
     for one, other in ("ab", "ba"):
         write(tmp_path, f'extends = "{other}"', one)
     with pytest.raises(KimiError) as caught:
@@ -153,7 +146,6 @@ def test_deterministic_answers_take_other_kernels_and_say_why() -> None:
     [
         ("agent", "hung in EAGLE's verify step"),
         ("tiny:plain", "does not fit the recipe 'tiny:plain'"),
-        ("mi355x-kimi-mxfp4", "does not fit the recipe"),
     ],
 )
 def test_no_deterministic_recipe_that_cannot_start(recipe: str, message: str) -> None:
@@ -369,7 +361,6 @@ def test_adaptive_steps_come_with_a_table_that_fits_the_recipe(tmp_path: Path) -
     ("recipe", "settings", "table", "message"),
     [
         ("w4a8", [], None, "does not fit the recipe 'w4a8'"),
-        ("mi355x-kimi-mxfp4-eagle3-bf16", [], None, "does not fit the recipe"),
         ("eagle3", ["speculative-num-steps=2"], None, "up to 3 draft steps, the recipe to 2"),
         ("eagle3", [], '{"1": {"candidate_steps": [3, 7]}}', "up to 7 draft steps, the recipe to 3"),
         ("eagle3", [], "{}", "not a table of draft steps"),

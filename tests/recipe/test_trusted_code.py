@@ -80,14 +80,14 @@ def record(tmp_path: Path) -> TrustRecord:
     return TrustRecord(tmp_path / "config" / "trusted-code.json")
 
 
-def launch_of(model: str, *more: str, trust: bool = True, draft: str | None = None, engine: str = "sglang") -> Launch:
-    recipe = Recipe(name="r", summary="", engine=engine, model=RecipeCheckpoint(repo=model))
-    args: Args = {"model" if engine == "vllm" else "model-path": model}
+def launch_of(model: str, *more: str, trust: bool = True, draft: str | None = None) -> Launch:
+    recipe = Recipe(name="r", summary="", model=RecipeCheckpoint(repo=model))
+    args: Args = {"model-path": model}
     if draft:
         args["speculative-draft-model-path"] = draft
     if trust:
         args["trust-remote-code"] = True
-    return Launch(recipe, {**args, "port": 1, **parse_arguments(more, engine)}, {"A": "1"})
+    return Launch(recipe, {**args, "port": 1, **parse_arguments(more)}, {"A": "1"})
 
 
 def accept(record: TrustRecord, folder: Path, cache: Path, name: str | None = None) -> None:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.run_dir import RECORD
 from kimi_w4a8_eagle3.cli import app
-from kimi_w4a8_eagle3.recipe.launch import load_recipe
+from kimi_w4a8_eagle3.recipe.launch import load_recipe, with_settings
 from kimi_w4a8_lab.base.server_under_test import Target
 from kimi_w4a8_lab.report.analysis import Analysis
 from kimi_w4a8_lab.report.measured import page
@@ -133,10 +133,16 @@ def test_a_sweep_is_written_in_the_form_of_inferencex(copies: Copies) -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "method"), [("w4a8", "none"), ("eagle3:plain", "none"), ("mi355x-kimi-mxfp4-eagle3-fp8", "eagle3_fp8")]
+    ("recipe", "draft", "method"),
+    [
+        ("w4a8", None, "none"),
+        ("eagle3:plain", None, "none"),
+        ("eagle3", None, "eagle3"),
+        ("eagle3", "amd/kimi-k2.5-eagle3-fp8", "eagle3_fp8"),
+    ],
 )
-def test_the_method_is_the_articles_name(recipe: str, method: str) -> None:
-    assert method_of(load_recipe(recipe)) == method
+def test_the_method_is_the_articles_name(recipe: str, draft: str | None, method: str) -> None:
+    assert method_of(with_settings(load_recipe(recipe), {"draft.repo": draft} if draft else {})) == method
 
 
 @pytest.mark.parametrize(
