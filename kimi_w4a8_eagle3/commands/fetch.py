@@ -17,7 +17,7 @@ def fetch(
         str | None, typer.Option("--recipe", "-r", help="Fetch a recipe's target and draft, at its revisions.")
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit (default: main).")] = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Hash the local files; download nothing.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Compare local files with the Hub's digests, only.")] = False,
     offline: Annotated[bool, typer.Option("--offline", help="Use no network; list missing files.")] = False,
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Number of parallel transfers.")] = 8,
 ) -> None:

@@ -74,7 +74,7 @@ class Facts:
         """Return why the Hub does not give a repository, or None. An unreachable Hub is asked only once."""
         if self._unreachable is None:
             try:
-                self.probe.listing(repo, revision)
+                self.probe.ask_hub(repo, revision)
             except HubUnreachable as error:
                 self._unreachable = error
             except KimiError as error:

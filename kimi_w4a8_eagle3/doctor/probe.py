@@ -21,9 +21,7 @@ from huggingface_hub import constants
 
 from ..base.errors import KimiError
 from ..engine.process import require_free_port
-from ..fetch.audit import Limits
-from ..fetch.hub import Hub
-from ..fetch.model import Listing
+from ..fetch.hub import list_files
 from ..machine.aiter_patches import PatchState, patch_states
 from ..machine.aiter_regime import Regime, installed_regime
 from ..machine.installed import distribution
@@ -146,7 +144,6 @@ class Probe:
     def offline(self) -> bool:
         return constants.HF_HUB_OFFLINE
 
-    def listing(self, repo: str, revision: str) -> Listing:
-        """Return the Hub's listing of a repository; raise KimiError if the Hub does not answer or refuses."""
-        hub = Hub.from_environment()
-        return Hub(hub.endpoint, hub.token, Limits(attempts=1)).listing(repo, revision)
+    def ask_hub(self, repo: str, revision: str) -> None:
+        """Raise KimiError if the Hub does not answer, or does not give a repository."""
+        list_files(repo, revision)

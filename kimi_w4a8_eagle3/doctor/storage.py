@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..base.files import shortage
-from ..fetch.cache import Store, recall, survey
-from ..fetch.model import human
+from ..fetch.progress import human
+from ..fetch.snapshot import Snapshot
 from ..recipe.schema import RecipeCheckpoint
 from .facts import Facts
 from .needs import PUBLISHED_SIZES
@@ -30,16 +30,15 @@ class Presence:
 
 
 def presence(facts: Facts, checkpoint: RecipeCheckpoint) -> Presence:
-    """Look into the cache; without a listing of the repository everything counts as missing."""
-    store = Store(facts.probe.cache(), checkpoint.repo)
-    manifest = recall(store, checkpoint.revision)
-    if manifest is None:
+    """Look into the cache; without a list of the repository's files its published size is compared."""
+    snapshot = Snapshot.find(checkpoint.repo, checkpoint.revision, facts.probe.cache())
+    if snapshot is None or snapshot.sizes is None:
         size = PUBLISHED_SIZES.get(checkpoint.repo, 0)
-        return Presence(checkpoint, size, size, known=False)
-    report = survey(store, manifest)
-    # A shard of unknown size (a cache filled by another tool) still counts as missing.
-    missing = max(report.missing_bytes, 1) if report.missing else 0
-    return Presence(checkpoint, manifest.listing.size, missing, known=True, verified=manifest.complete)
+        present = sum(snapshot.present.values()) if snapshot else 0
+        return Presence(checkpoint, size, max(size - present, 0), known=False)
+    missing = snapshot.missing
+    size = max(sum(missing.values()), 1) if missing else 0
+    return Presence(checkpoint, sum(snapshot.sizes.values()), size, known=True, verified=snapshot.verified)
 
 
 def checkpoints(facts: Facts) -> list[Result]:

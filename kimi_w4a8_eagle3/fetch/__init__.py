@@ -1,5 +1,5 @@
 """Download a checkpoint once, completely and verified.
 
-`hub` lists a repository and `download` brings it, both with huggingface_hub, whose requests `audit` limits. `cache`
-knows what lies where, without following links. Names from outside become the types in `names`.
+huggingface_hub lists, transfers, caches and hashes. `hub` checks the names in the Hub's answers and explains errors,
+`snapshot` knows what lies in the cache, and `download` does the whole.
 """

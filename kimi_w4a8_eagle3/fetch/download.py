@@ -1,253 +1,223 @@
-"""Fetch one repository: list it, check what is on the disk and the space, and let huggingface_hub bring the rest.
-
-huggingface_hub's own download to its cache checks no digest. So its `http_get` and hf_xet write to a folder beside the
-cache's blobs, and a file becomes a blob only when its digest is right.
-"""
+"""Fetch one repository: check the space, let huggingface_hub bring the files, compare every digest with the Hub's."""
 
 from __future__ import annotations
 
-import errno
-import io
-import os
+import glob
+import signal
 import threading
-from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 import httpx
+from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
-from huggingface_hub.file_download import http_get
-from huggingface_hub.utils import XetFileData, silent_tqdm
+from huggingface_hub.file_download import repo_folder_name
+from huggingface_hub.utils import WeakFileLock, tqdm, validate_repo_id
 from huggingface_hub.utils._runtime import is_xet_available
-from huggingface_hub.utils._xet import abort_xet_session, get_xet_session, refresh_xet_connection_info
+from huggingface_hub.utils._xet import abort_xet_session
 
-from ..base.errors import KimiError
+from ..base.errors import KimiError, UsageError
 from ..base.files import shortage
-from .audit import FILE_HEADERS, RETRY_STATUS, Stopped
-from .cache import Manifest, Store, quarantined, survey, wrong_ones
-from .hub import STRANGE, Hub
-from .model import Listing, RemoteFile
-from .progress import ByteProgress, Show
+from . import names
+from .hub import RemoteFile, explain, failure, hub_client, list_files, scrub
+from .progress import ByteProgress, Show, counted_reads
+from .snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer as ReadableBuffer
+    from huggingface_hub.utils._verification import FolderVerification
+
+ATTEMPTS, PAUSE = 3, 5.0  # of a transfer that breaks, and the seconds between them
 
 
-class FileFailed(KimiError):
-    """One file did not arrive; the others still can."""
+@dataclass(frozen=True)
+class Repository:
+    """A repository at one revision, and the cache that it goes to."""
 
+    repo: str
+    revision: str
+    cache: Path
+    kind: str = "model"
 
-class Corrupt(Exception):
-    """The bytes that came are not the file that the Hub describes."""
+    @classmethod
+    def named(cls, repo: str, revision: str, cache: Path, kind: str = "model") -> Repository:
+        """Parse what a person typed, or a recipe says."""
+        try:
+            validate_repo_id(repo)
+            return cls(repo, names.repository_path(revision, "revision"), cache, kind)
+        except ValueError as error:
+            what, expected = " ".join(str(error).split()), "owner/name, and a branch, tag or commit"
+            raise UsageError(what, expected=expected, remedy="correct it") from None
+
+    def __str__(self) -> str:
+        return f"{self.repo} at {self.revision}"
+
+    @property
+    def folder(self) -> Path:
+        return self.cache / repo_folder_name(repo_id=self.repo, repo_type=self.kind)
+
+    def here(self) -> Snapshot | None:
+        return Snapshot.find(self.repo, self.revision, self.cache, self.kind)
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """Result of a fetch: the folder to serve from, and the bytes that came and that were already here.
+    """Result of a fetch, with the bytes that came and that were already here.
 
-    `without_xet` is the reason why Xet was not used although the repository is in Xet storage.
+    `without_xet` is the reason why the transfer went on without Xet.
     """
 
-    folder: Path
-    listing: Listing
+    snapshot: Snapshot
     fetched: int
     kept: int
     without_xet: str
 
 
-def fetch(
-    hub: Hub, store: Store, repo: str, revision: str, show: Show, jobs: int = 8, path: str | None = None
-) -> Fetched:
-    """Bring `repo` at `revision`, or only its file `path`, into `store`, with every digest checked.
+def fetch(wanted: Repository, show: Show, jobs: int = 8, path: str | None = None) -> Fetched:
+    """Bring a repository, or only its file `path`, with every digest compared; `jobs` files travel at once.
 
-    `jobs` files travel at once. A KimiError leaves the complete files in place, and the next call continues there.
+    A KimiError leaves the complete files in place, and the next call continues there.
     """
-    listing = hub.listing(repo, revision, path)
-    with store.exclusive():
-        manifest = Manifest(listing, store.vouched(listing))
-        store.save(manifest)
-        store.remember(listing)
-        _check_existing(store, manifest, show, jobs)
-        # Two paths with the same content share a blob.
-        missing = list({file.digest: file for file in survey(store, manifest).missing}.values())
-        needed = sum(file.size for file in missing)
-        if error := shortage(store.root, needed, "choose another place with HF_HOME"):
+    without_xet = ""
+    for _ in range(2):
+        listing = list_files(wanted.repo, wanted.revision, wanted.kind)
+        files = [file for file in listing.files if path in (None, file.path)]
+        if not files:
+            raise KimiError(f"{wanted.repo} has no {path} at revision {wanted.revision}", remedy="check the path")
+        _remove_leftovers(wanted)
+        needed = sum(file.size for file in _missing(replace(wanted, revision=listing.commit), files))
+        if error := shortage(wanted.cache, needed, "choose another place with HF_HOME"):
             raise error
-        without_xet = _bring(hub, store, manifest, missing, show, jobs) if missing else ""
-        manifest.verified = {file.path for file in listing.files}
-        store.save(manifest)
-        return Fetched(store.finish(listing), listing, needed, listing.size - needed, without_xet)
-
-
-def _check_existing(store: Store, manifest: Manifest, show: Show, jobs: int) -> None:
-    """Hash files that are here and were never verified. A wrong one is removed, and so fetched anew."""
-    unverified = survey(store, manifest).unverified
-    if not unverified:
-        return
-    label = f"checking {len(unverified)} files that are already here"
-    with show(label, sum(file.size for file in unverified)) as progress:
-        wrong = wrong_ones(store, unverified, progress, jobs)
-    manifest.verified |= {file.path for file in unverified if file not in wrong}
-    for file in wrong:
-        store.final(file).unlink(missing_ok=True)
-
-
-def _bring(hub: Hub, store: Store, manifest: Manifest, files: list[RemoteFile], show: Show, jobs: int) -> str:
-    """Transfer files in parallel. One failed file lets the others finish, unless the failure concerns them all."""
-    lock = threading.Lock()
-    label = f"{manifest.listing.repo} ({len(files)} files)"
-    with show(label, sum(file.size for file in files)) as progress:
-        transfer = Transfer(hub, store, manifest.listing, progress)
-
-        def bring(file: RemoteFile) -> None:
-            try:
-                transfer.bring(file)
-            except FileFailed:
-                raise
-            except BaseException:  # a refusal or a full disk would hit every other file too
-                transfer.stop.set()
-                raise
-            with lock:
-                manifest.verified.add(file.path)
-                store.save(manifest)
-            quarantined(store, file).unlink(missing_ok=True)
-
-        with hub.audited(transfer.stop), ThreadPoolExecutor(max_workers=jobs) as pool:
-            # Large files first, so that the last minutes are not one long file on one connection.
-            futures = [pool.submit(bring, file) for file in sorted(files, key=lambda file: -file.size)]
-            try:
-                wait(futures)
-            except BaseException:  # Ctrl-C
-                transfer.stop.set()
-                abort_xet_session()
-                raise
-    errors = [error for future in futures if (error := future.exception()) and not isinstance(error, Stopped)]
-    if not errors:
-        return transfer.without_xet if any(file.xet for file in files) else ""
-    if len(errors) > 1 and isinstance(errors[0], KimiError):
-        errors[0].what += f" (and {len(errors) - 1} more files failed)"
-    raise errors[0]
-
-
-@dataclass
-class Transfer:
-    """State that all files of a repository's fetch share. Xet is used until it fails, see `without_xet`."""
-
-    hub: Hub
-    store: Store
-    listing: Listing
-    progress: ByteProgress
-    stop: threading.Event = field(default_factory=threading.Event)
-    without_xet: str = field(
-        default_factory=lambda: "" if is_xet_available() else "hf_xet is not installed, or HF_HUB_DISABLE_XET is set"
+        with show(f"{wanted.repo} ({len(files)} files)", needed) as progress:
+            snapshot, reason = _transfer(wanted, progress, jobs, path)
+        without_xet = without_xet or reason
+        wrong = [] if snapshot.verified else damaged(compare(wanted, snapshot, show))
+        bad = [file.path for file in files if file.path in wrong or file.path not in snapshot.present]
+        if not bad:
+            return Fetched(snapshot, needed, sum(file.size for file in files) - needed, without_xet)
+        constants.HF_HUB_DISABLE_XET = True  # its storage or its local cache may be what is wrong
+    raise KimiError(
+        f"{', '.join(bad)} arrived damaged twice: the digest is wrong",
+        where=f"{wanted.repo} at {snapshot.commit}",
+        expected="the content that the Hub describes",
+        remedy="the bytes were deleted; look for a proxy that changes downloads, check RAM and disk, then repeat the "
+        "command",
     )
 
-    def bring(self, file: RemoteFile) -> None:
-        """Bring `file` to its place in the store: by Xet if it is there, else by plain HTTP; KimiError if both fail."""
-        path, problem = self.store.incoming / str(file.digest), ""
-        by_xet = [self._receive_by_xet] if file.xet and not self.without_xet else []
-        for receive in (*by_xet, self._receive_by_http, self._receive_by_http):
-            if self.stop.is_set():
-                raise Stopped
-            try:
-                with Arriving(path, file.size, self.progress) as arriving:
-                    receive(file, arriving)
-                    arriving.flush()
-                with path.open("rb+", buffering=0) as arrived:
-                    if (digest := file.hash_of(arrived)) != file.digest:
-                        raise Corrupt(f"digest {digest} instead of {file.digest}")
-                    os.fsync(arrived.fileno())
-                return self.store.place(path, file)
-            except Corrupt as error:
-                arriving.count(0)
-                problem = str(error)
-            except OSError as error:
-                raise disk_error(error, path) from None
-            finally:
-                path.unlink(missing_ok=True)
-        raise FileFailed(
-            f"{file.path} arrived damaged twice: {problem}",
-            where=f"{self.listing.repo} at {self.listing.commit}",
-            expected="the content that the Hub describes",
-            remedy="the bytes were deleted; look for a proxy that changes downloads, check RAM and disk, then repeat "
-            "the command",
-        )
 
-    def _receive_by_xet(self, file: RemoteFile, arriving: Arriving) -> None:
-        """Let hf_xet write the file. Its requests are not audited, so it gets the storage's short-lived token only."""
-        from hf_xet import XetFileInfo  # not on every platform
+def compare(wanted: Repository, snapshot: Snapshot, show: Show) -> FolderVerification:
+    """Hash the files that are here and compare them with the Hub's digests. Damaged files are deleted."""
+    size = sum(snapshot.present.values())
+    try:
+        with show(f"hashing {wanted.repo}", size) as progress, counted_reads(progress), hub_client() as api:
+            result = api.verify_repo_checksums(
+                wanted.repo, repo_type=wanted.kind, revision=snapshot.commit, cache_dir=wanted.cache
+            )
+    except Exception as error:
+        raise explain(error, str(wanted), wanted.folder) from None
+    for path in damaged(result):
+        snapshot.remove(path)
+    if not result.mismatches:
+        snapshot.mark_verified()
+    return result
 
-        assert file.xet is not None
-        route = f"{self.hub.endpoint}/api/{self.hub.kind}s/{self.listing.repo}/xet-read-token/{self.listing.commit}"
+
+def damaged(result: FolderVerification) -> list[str]:
+    """Return the paths of files with another digest than the Hub's."""
+    return [mismatch["path"] for mismatch in result.mismatches]
+
+
+def _missing(wanted: Repository, files: Sequence[RemoteFile]) -> list[RemoteFile]:
+    """Return the files that have to come. One with the wrong size is deleted, because huggingface_hub would keep it."""
+    snapshot, blobs = wanted.here(), wanted.folder / "blobs"
+    present = snapshot.present if snapshot else {}
+    for file in files:
+        if snapshot and present.get(file.path, file.size) != file.size:
+            snapshot.remove(file.path)
+    sizes = {blob.name: blob.stat().st_size for blob in blobs.glob("*") if blob.is_file()}
+    return [file for file in files if present.get(file.path, sizes.get(file.digest)) != file.size]
+
+
+def _transfer(wanted: Repository, progress: ByteProgress, jobs: int, path: str | None) -> tuple[Snapshot, str]:
+    """Let huggingface_hub bring all missing files, through broken connections, and without Xet if that fails."""
+    stop, without_xet = threading.Event(), ""
+    for attempt in range(1, ATTEMPTS + 1):
         try:
-            storage = refresh_xet_connection_info(file_data=XetFileData(file.xet, route), headers={})
-            with get_xet_session().new_file_download_group(
-                endpoint=storage.endpoint,
-                token=storage.access_token,
-                token_expiry_unix_secs=storage.expiration_unix_epoch,
-                progress_callback=lambda report, files: arriving.count(report.total_bytes_completed),
-            ) as group:
-                group.start_download_file(XetFileInfo(file.xet, file.size), str(arriving.name))
-        except Exception as error:  # hf_xet raises RuntimeError for most
-            if self.stop.is_set():
-                raise Stopped from None
-            self.without_xet = f"{type(error).__name__}: {self.hub.scrub(error)}"
-            raise Corrupt(self.without_xet) from None
-
-    def _receive_by_http(self, file: RemoteFile, arriving: Arriving) -> None:
-        """Let huggingface_hub write the file, through broken connections."""
-        repo, commit = self.listing.repo, self.listing.commit
-        url = self.hub.url(repo, commit, file.path)
-        try:
-            return http_get(url, arriving, headers=FILE_HEADERS, expected_size=file.size, tqdm_class=silent_tqdm)
-        except HfHubHTTPError as error:
-            status = error.response.status_code
-            if status not in RETRY_STATUS:
-                raise self.hub.explain(error, repo, commit, file.path) from None
-            problem = f"HTTP {status}"
-        except httpx.RequestError as error:
-            problem = f"{type(error).__name__}: {error}"
-        except OSError as error:
-            if error.errno is not None:  # an error of the disk, not of a body that ended early
-                raise
-            problem = "the connection ended early"
-        except STRANGE as error:
-            raise self.hub.explain(error, repo, commit, file.path) from None
-        raise FileFailed(
-            f"{file.path}: no progress in repeated attempts: {self.hub.scrub(problem)}",
-            where=self.hub.scrub(url),
-            remedy="repeat the command; complete files are kept",
-        )
+            with hub_client(), _stopped_by_ctrl_c(stop):
+                folder = snapshot_download(
+                    wanted.repo,
+                    repo_type=wanted.kind,
+                    revision=wanted.revision,
+                    cache_dir=wanted.cache,
+                    endpoint=constants.ENDPOINT,
+                    allow_patterns=None if path is None else glob.escape(path),
+                    max_workers=jobs,
+                    tqdm_class=_counting(progress, stop),
+                )
+            break
+        except Exception as error:
+            if isinstance(error, RuntimeError) and is_xet_available():  # hf_xet's
+                without_xet = f"{type(error).__name__}: {scrub(error)}"
+                constants.HF_HUB_DISABLE_XET = True
+            elif attempt == ATTEMPTS or not _passing(error):
+                raise explain(error, str(wanted), wanted.folder) from None
+            else:
+                time.sleep(PAUSE)
+    here = replace(wanted, revision=Path(folder).name).here()
+    return here or Snapshot(Path(folder), None), without_xet
 
 
-class Arriving(io.BufferedRandom):
-    """A new file that refuses more than `size` bytes and counts its length in the progress."""
-
-    def __init__(self, path: Path, size: int, progress: ByteProgress) -> None:
-        super().__init__(io.FileIO(path, "x+"))
-        self._size, self._progress, self._counted = size, progress, 0
-
-    def write(self, data: ReadableBuffer, /) -> int:
-        """Append bytes; raise Corrupt if the file would be too long."""
-        if self.tell() + memoryview(data).nbytes > self._size:
-            raise Corrupt(f"more than {self._size} bytes")
-        written = super().write(data)
-        self.count(self.tell())
-        return written
-
-    def count(self, length: int) -> None:
-        """Show `length` bytes of this file in the progress; fewer than before if they turned out wrong."""
-        self._progress.advance(length - self._counted)
-        self._counted = length
+def _passing(error: Exception) -> bool:
+    """Return True for an error that the next attempt may not meet."""
+    cause = failure(error)
+    if isinstance(cause, HfHubHTTPError):  # 403: the signed address of a file expired
+        return cause.response.status_code in (403, 408, 429, 500, 502, 503, 504)
+    return isinstance(cause, httpx.TransportError) or (type(cause) is OSError and cause.errno is None)
 
 
-def disk_error(error: OSError, path: Path) -> KimiError:
-    """Return the message for a disk that takes no more."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return KimiError(
-            "the disk is full",
-            where=str(path.parent),
-            remedy="free space, or choose another place with HF_HOME; complete files are kept",
-        )
-    return KimiError(f"cannot write: {error.strerror}", where=str(path), remedy="check the directory's permissions")
+@contextmanager
+def _stopped_by_ctrl_c(stop: threading.Event) -> Iterator[None]:
+    """End transfers at Ctrl-C. huggingface_hub would first finish the files that are on their way."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        stop.set()
+        abort_xet_session()
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _counting(progress: ByteProgress, stop: threading.Event) -> type[tqdm]:
+    """Return a class of bars for huggingface_hub that shows nothing itself and counts written bytes in `progress`."""
+
+    class Counting(tqdm):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            self._counts = options.get("name") == "huggingface_hub.snapshot_download"
+            super().__init__(*arguments, **options | {"disable": True})
+
+        def update(self, n: float | None = 1) -> None:
+            if stop.is_set():
+                raise InterruptedError("stopped")
+            if self._counts:
+                progress.advance(int(n or 0))
+
+    return Counting
+
+
+def _remove_leftovers(wanted: Repository) -> None:
+    """Delete partial files of downloads that were killed. A live download holds its file's lock."""
+    locks = wanted.cache / ".locks" / wanted.folder.name
+    for partial in wanted.folder.glob("blobs/*.incomplete"):
+        with suppress(TimeoutError, OSError), WeakFileLock(locks / f"{partial.name.split('.')[0]}.lock", timeout=0.1):
+            partial.unlink()

@@ -1,29 +1,39 @@
-"""List a repository with huggingface_hub, audited, and explain errors of the Hub.
+"""huggingface_hub's client with every answer of the Hub checked, and the messages for its errors.
 
 The endpoint and the token come from huggingface_hub's own settings: `HF_ENDPOINT`, `HF_TOKEN`, the token file. No
-message shows the token: text from elsewhere passes through `Hub.scrub`.
+message shows the token or a signed address: text from elsewhere passes through `scrub`.
 """
 
 from __future__ import annotations
 
+import errno
+import logging
 import re
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from urllib.parse import quote
+from pathlib import Path
 
 import httpx
-from huggingface_hub import HfApi, constants, get_token
-from huggingface_hub.errors import HfHubHTTPError
-from huggingface_hub.hf_api import RepoFile
+from huggingface_hub import HfApi, constants, get_token, set_client_factory
+from huggingface_hub.errors import FileMetadataError, HfHubHTTPError, LocalEntryNotFoundError
+from huggingface_hub.utils import logging as hub_logging
+from huggingface_hub.utils._http import default_client_factory
 
 from ..base.errors import KimiError
-from .audit import Endpoint
-from .model import MAX_FILES, Listing, RemoteFile
-from .names import Commit, Digest, RepoName, RepoPath, Revision
+from . import names
 
-AGAIN = "repeat the command later; it resumes"
-# Exceptions that a hostile or malformed answer causes in huggingface_hub.
-STRANGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError, httpx.InvalidURL)
+XET_SCHEMES = ("https",)  # of addresses of Xet storage
+# Names in the Hub's JSON: of a repository, its files, and their part for large-file storage.
+_NAMES = {
+    "sha": names.commit,
+    **dict.fromkeys(("path", "rfilename"), names.repository_path),
+    **dict.fromkeys(("oid", "blobId", "sha256", "xetHash"), names.digest),
+}
+
+
+class XetRefused(RuntimeError):
+    """Xet storage must not be used. It is no error of the Hub: plain HTTP brings the files, too."""
 
 
 class HubUnreachable(KimiError):
@@ -31,101 +41,151 @@ class HubUnreachable(KimiError):
 
 
 @dataclass(frozen=True)
-class Hub(Endpoint):
-    """A Hub, the token for it, and the kind of its repositories: `model` or `dataset`."""
+class RemoteFile:
+    """One file of a listing; `digest` names its blob in the cache."""
 
-    kind: str = "model"
+    path: str
+    size: int
+    digest: str
 
-    @classmethod
-    def from_environment(cls, kind: str = "model") -> Hub:
-        """Return the Hub of HF_ENDPOINT, with the token of HF_TOKEN or `hf auth login`."""
-        return cls(constants.ENDPOINT, get_token(), kind=kind)
 
-    def url(self, repo: str, commit: str, path: str) -> str:
-        """Return the address of a file. The Hub redirects large files to its storage."""
-        prefix = constants.REPO_TYPES_URL_PREFIXES.get(self.kind, "")
-        return f"{self.endpoint}/{prefix}{repo}/resolve/{commit}/{quote(path)}"
+@dataclass(frozen=True)
+class Listing:
+    """All files of a repository at one commit."""
 
-    def listing(self, repo: str, revision: str, path: str | None = None) -> Listing:
-        """Resolve `revision` to a commit and list its files, or only `path`; KimiError when that fails."""
-        try:
-            name, asked, wanted = RepoName(repo), Revision(revision), path and RepoPath(path)
-        except ValueError as error:
-            raise KimiError(str(error), expected="owner/name and a revision", remedy="correct it") from None
-        try:
-            with self.audited(end=time.monotonic() + self.limits.listing):
-                listing = self._list(name, asked, wanted)
-        except (httpx.HTTPError, *STRANGE) as error:
-            raise self.explain(error, name, asked) from None
-        if not listing.files:
-            what = f"{repo} has no {wanted}" if wanted else f"{repo} is empty"
-            raise KimiError(f"{what} at revision {revision}", where=self.endpoint, remedy="check the revision")
-        return listing
+    commit: str
+    files: list[RemoteFile]
 
-    def _list(self, repo: RepoName, revision: Revision, wanted: str | None) -> Listing:
-        api = HfApi(self.endpoint, token=False)  # the audit adds the token
-        commit = Commit(api.repo_info(repo, revision=revision, repo_type=self.kind).sha)
-        if Commit.accepts(revision) and commit != revision:
-            raise ValueError(f"commit {commit} for the commit {revision}")
-        files: list[RemoteFile] = []
-        folder = None if wanted is None else wanted.rpartition("/")[0] or None
-        for entry in api.list_repo_tree(repo, folder, recursive=not wanted, revision=commit, repo_type=self.kind):
-            if len(files) > MAX_FILES:
-                break
-            if isinstance(entry, RepoFile) and wanted in (None, entry.path):
-                files.append(_remote_file(entry))
-        return Listing(repo, revision, commit, tuple(files))
 
-    def scrub(self, text: object) -> str:
-        """Return text that may be shown: without the token, and without credentials or signatures in addresses."""
-        shown = str(text)
-        if self.token:
-            shown = shown.replace(self.token, "***")
-        shown = "".join(letter if letter.isprintable() else "?" for letter in shown)
-        shown = re.sub(r"(https?://)[^/\s@]+@", r"\1***@", shown)
-        return re.sub(r"(https?://[^\s?'\"]+)\?[^\s'\"]*", r"\1?...", shown)
+@contextmanager
+def hub_client() -> Iterator[HfApi]:
+    """Yield huggingface_hub's client. Its log is off meanwhile, because it shows signed addresses."""
+    verbosity = hub_logging.get_verbosity()
+    hub_logging.set_verbosity(logging.CRITICAL + 1)
+    set_client_factory(_checked_client)
+    try:
+        yield HfApi(constants.ENDPOINT)
+    finally:
+        set_client_factory(default_client_factory)
+        hub_logging.set_verbosity(verbosity)
 
-    def explain(self, error: Exception, repo: str, revision: str, path: str = "") -> KimiError:
-        """Return the message for an error of huggingface_hub, httpx or the audit."""
-        where = self.scrub(f"{self.endpoint}/{repo} at {revision}" + (f", {path}" if path else ""))
-        if isinstance(error, HfHubHTTPError):
-            return self._refusal(error.response.status_code, repo, revision, path, where)
-        problem = f"{type(error).__name__}: {self.scrub(error)}"
-        if isinstance(error, httpx.RequestError):
-            return HubUnreachable(
-                f"cannot reach the Hub: {problem}",
-                where=self.scrub(self.endpoint),
-                expected=f"{httpx.URL(self.endpoint).host} answers",
-                remedy="check network, proxy (HTTPS_PROXY) and HF_ENDPOINT; --offline shows what is on this disk",
-            )
-        return KimiError(
-            f"malformed answer from the Hub: {problem}",
-            where=where,
-            expected="a commit, and files with relative paths, sizes and digests",
-            remedy="check HF_ENDPOINT, and whether a proxy or a login page answers in the Hub's place",
+
+def list_files(repo: str, revision: str, kind: str = "model") -> Listing:
+    """Return a repository's files; raise KimiError if the Hub does not answer, refuses or has none."""
+    try:
+        with hub_client() as api:
+            ask = api.dataset_info if kind == "dataset" else api.model_info
+            info = ask(repo, revision=revision, files_metadata=True, timeout=30)
+        files = [
+            RemoteFile(one.rfilename, one.size or 0, names.digest(one.lfs.sha256 if one.lfs else one.blob_id))
+            for one in info.siblings or []
+        ]
+        commit = names.commit(info.sha)
+    except Exception as error:
+        raise explain(error, f"{repo} at {revision}") from None
+    if not files:
+        raise KimiError(f"{repo} is empty at revision {revision}", constants.ENDPOINT, remedy="check the revision")
+    return Listing(commit, files)
+
+
+def _checked_client() -> httpx.Client:
+    client = default_client_factory()
+    client.event_hooks["response"].append(_check_answer)
+    return client
+
+
+def _check_answer(response: httpx.Response) -> None:
+    """Raise ValueError for a name that must not become a path, or an address that must not be asked.
+
+    huggingface_hub joins etags, commits and paths to the cache folder, and sends the token to the next page.
+    """
+    for header in ("x-linked-etag", "etag") if response.request.method == "HEAD" else ():
+        if (etag := response.headers.get(header)) and "/" in names.repository_path(etag.lstrip("W/").strip('"')):
+            raise ValueError(f"{etag!a:.80} is not an etag")
+    if commit := response.headers.get(constants.HUGGINGFACE_HEADER_X_REPO_COMMIT):
+        names.commit(commit)
+    storage = response.headers.get(constants.HUGGINGFACE_HEADER_X_XET_ENDPOINT)
+    if storage is not None and storage.split("://")[0] not in XET_SCHEMES:
+        raise XetRefused(f"Xet storage at {storage!a:.80}")
+    if re.match(r"/api/(models|datasets)/", response.request.url.path) and response.is_success:
+        response.read()
+        _check_listing(response)
+
+
+def _check_listing(response: httpx.Response) -> None:
+    content = response.json() if response.content else {}
+    entries = content if isinstance(content, list) else [content, *content.get("siblings", [])]
+    for entry in entries:
+        for part in (entry, entry.get("lfs") or {}):
+            for key in part.keys() & _NAMES:
+                _NAMES[key](part[key])
+            if not isinstance(size := part.get("size", 0), int):
+                raise ValueError(f"{size!a:.40} is not a file size")
+    page, asked = response.links.get("next", {}).get("url"), response.request.url
+    if page is not None and (url := httpx.URL(page)).netloc + url.raw_scheme != asked.netloc + asked.raw_scheme:
+        raise ValueError(f"the next page of the listing is at another host: {url.host!a:.80}")
+
+
+def scrub(text: object) -> str:
+    """Return text that may be shown: without the token, and without credentials or signatures in addresses."""
+    shown = str(text).replace(get_token() or "\n", "***")
+    shown = "".join(letter if letter.isprintable() else "?" for letter in shown)
+    shown = re.sub(r"(https?://)[^/\s@]+@", r"\1***@", shown)
+    return re.sub(r"(https?://[^\s?'\"]+)\?[^\s'\"]*", r"\1?...", shown)
+
+
+def failure(error: Exception) -> Exception:
+    """Return the failed request's own error. huggingface_hub wraps it in "not on this disk either"."""
+    wrapped = isinstance(error, LocalEntryNotFoundError) and isinstance(error.__cause__, Exception)
+    return error.__cause__ if wrapped else error  # type: ignore[return-value]
+
+
+def explain(error: Exception, asked: str, folder: Path | None = None) -> KimiError:
+    """Return the message for an error of huggingface_hub or httpx, or of the disk that has `folder`."""
+    if isinstance(error, KimiError):
+        return error
+    error, endpoint = failure(error), scrub(constants.ENDPOINT)
+    if isinstance(error, HfHubHTTPError):
+        return _refusal(error.response.status_code, asked, endpoint)
+    problem = f"{type(error).__name__}: {scrub(error)}"
+    if isinstance(error, httpx.RequestError):
+        return HubUnreachable(
+            f"cannot reach the Hub: {problem}",
+            where=endpoint,
+            expected=f"{httpx.URL(constants.ENDPOINT).host} answers",
+            remedy="check network, proxy (HTTPS_PROXY) and HF_ENDPOINT; --offline shows what is on this disk",
         )
-
-    def _refusal(self, status: int, repo: str, revision: str, path: str, where: str) -> KimiError:
-        """Return the message for an HTTP status."""
-        if status in (401, 403):
-            token = "the token was refused" if self.token else "no token is set"
-            what = f"the Hub refuses access to {repo} (HTTP {status}): {token}"
-            remedy = "check the name; accept the model's terms on its page; set HF_TOKEN or run `hf auth login`"
-            return KimiError(what, where, "a public repository, or a token that may read it", remedy)
-        if status == 404:
-            what = f"the Hub has no {path + ' of ' + repo if path else f'{repo} at revision {revision}'} (HTTP 404)"
-            return KimiError(what, where, remedy="check spelling and revision; a private repository needs HF_TOKEN")
-        if status == 429:
-            what = f"the Hub keeps limiting the request rate (HTTP 429) after {self.limits.attempts} attempts"
-            return KimiError(what, where, remedy=f"{AGAIN}; a token raises the limit")
-        return KimiError(f"the Hub answers HTTP {status}", where, remedy=AGAIN)
+    if isinstance(error, OSError) and not isinstance(error, FileMetadataError):
+        return disk_error(error, folder)
+    return KimiError(
+        f"malformed answer from the Hub: {problem}",
+        where=f"{asked} ({endpoint})",
+        expected="a commit, and files with relative paths, sizes and digests",
+        remedy="check HF_ENDPOINT, and whether a proxy or a login page answers in the Hub's place",
+    )
 
 
-def _remote_file(entry: RepoFile) -> RemoteFile:
-    """Parse one file of a listing. Its `lfs` part describes a large one."""
-    digest = entry.lfs.sha256 if entry.lfs else entry.blob_id
-    if not isinstance(digest, str):
-        raise ValueError(f"{type(digest).__name__} instead of a digest")
-    digest = Digest(digest.removeprefix("sha256:"))
-    xet = None if entry.xet_hash is None else Digest(entry.xet_hash)
-    return RemoteFile(RepoPath(entry.path), entry.size, digest, bool(entry.lfs), xet)
+def _refusal(status: int, asked: str, endpoint: str) -> KimiError:
+    """Return the message for an HTTP status."""
+    if status in (401, 403):
+        token = "the token was refused" if get_token() else "no token is set"
+        what = f"the Hub refuses access to {asked} (HTTP {status}): {token}"
+        remedy = "check the name; accept the model's terms on its page; set HF_TOKEN or run `hf auth login`"
+        return KimiError(what, endpoint, "a public repository, or a token that may read it", remedy)
+    if status == 404:
+        remedy = "check spelling and revision; a private repository needs HF_TOKEN"
+        return KimiError(f"the Hub has no {asked} (HTTP 404)", endpoint, remedy=remedy)
+    again = "repeat the command later; complete files are kept"
+    if status == 429:
+        what = f"the Hub limits the request rate of {asked} (HTTP 429)"
+        return KimiError(what, endpoint, remedy=f"{again}, and a token raises the limit")
+    return KimiError(f"the Hub answers HTTP {status} for {asked}", endpoint, remedy=again)
+
+
+def disk_error(error: OSError, folder: Path | None) -> KimiError:
+    """Return the message for a disk that takes no more."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        remedy = "free space, or choose another place with HF_HOME; complete files are kept"
+        return KimiError("the disk is full", where=str(folder), remedy=remedy)
+    what = f"cannot write: {error.strerror or scrub(error)}"
+    return KimiError(what, where=str(folder), remedy="check the directory's permissions")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-from .model import human
 
 
 class ByteProgress:
@@ -49,3 +49,42 @@ class ByteProgress:
 
 
 Show = Callable[[str, int], ByteProgress]
+
+
+@contextmanager
+def counted_reads(progress: ByteProgress, every: float = 0.5) -> Iterator[None]:
+    """Advance `progress` by the bytes that this thread reads, for a library that hashes files and reports nothing.
+
+    The kernel counts them in /proc. Without it the progress stays at 0.
+    """
+    counter, ended = Path(f"/proc/self/task/{threading.get_native_id()}/io"), threading.Event()
+
+    def watch(before: int) -> None:
+        while not ended.wait(every):
+            seen = _bytes_read(counter)
+            progress.advance(seen - before)
+            before = seen
+
+    watcher = threading.Thread(target=watch, args=(_bytes_read(counter),), daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
+
+
+def _bytes_read(counter: Path) -> int:
+    try:
+        return int(counter.read_text().split()[1])  # rchar: 1234
+    except OSError:
+        return 0
+
+
+def human(size: float) -> str:
+    """Format bytes in decimal units, as disks and the Hub count: `533.6 GB`, `6.1 GB`, `512 B`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"

@@ -8,9 +8,7 @@ from huggingface_hub import constants
 from rich.console import Console
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.fetch.cache import Store, recall
-from kimi_w4a8_eagle3.fetch.download import fetch
-from kimi_w4a8_eagle3.fetch.hub import Hub
+from kimi_w4a8_eagle3.fetch.download import Repository, fetch
 from kimi_w4a8_eagle3.fetch.progress import ByteProgress
 
 HUB_PREFIX = "hf://datasets/"
@@ -24,17 +22,14 @@ def data_file(name: str, instead: str) -> Path:
     if not name.startswith(HUB_PREFIX):
         return Path(name).expanduser()
     owner, repo, path = [*name.removeprefix(HUB_PREFIX).split("/", 2), "", ""][:3]
-    store = Store(Path(constants.HF_HUB_CACHE), f"{owner}/{repo}", "dataset")
     try:
-        manifest = recall(store, "main")
-        if manifest and path in manifest.verified and (store.snapshot(manifest.listing.commit) / path).is_file():
-            return store.snapshot(manifest.listing.commit) / path
+        wanted = Repository.named(f"{owner}/{repo}", "main", Path(constants.HF_HUB_CACHE), "dataset")
+        here = wanted.here()
+        if here and path in here.present and here.verified:
+            return here.folder / path
         if constants.HF_HUB_OFFLINE:
             raise KimiError("it is not on this disk, and HF_HUB_OFFLINE forbids downloads")
         console = Console(stderr=True)
-        hub = Hub.from_environment("dataset")
-        return (
-            fetch(hub, store, store.repo, "main", lambda *what: ByteProgress(console, *what), path=path).folder / path
-        )
+        return fetch(wanted, lambda *what: ByteProgress(console, *what), path=path).snapshot.folder / path
     except KimiError as error:
         raise KimiError(f"{path} could not be downloaded: {error.what}", where=name, remedy=instead) from None

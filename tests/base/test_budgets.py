@@ -16,7 +16,7 @@ SERVING_LINES = 21089
 # The plan.
 PLAN = {
     "base": 440, "chat": 310, "commands": 1550, "doctor": 900, "door": 1430,
-    "engine": 1250, "fetch": 1200, "fleet": 1510, "machine": 570, "moe": 5250, "ops": 850,
+    "engine": 1250, "fetch": 750, "fleet": 1510, "machine": 570, "moe": 5250, "ops": 850,
     "quark": 1500, "recipe": 1400, "sampling": 350,
     "sglang_plugin": 1750,
 }  # fmt: skip
@@ -27,7 +27,6 @@ CEILINGS = {
     "commands": 2060,
     "door": 2175,
     "engine": 1496,
-    "fetch": 1382,
     "fleet": 1557,
     "machine": 736,
     "moe": 5666,

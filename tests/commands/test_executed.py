@@ -163,8 +163,8 @@ LINES: tuple[tuple[str, str, str], ...] = (
         GPU,
     ),
     (
-        r"kimi-w4a8 fetch --recipe \S+ --verify",
-        "fetch/test_fetch_verify.py::test_it_is_verified_without_a_network",
+        r"kimi-w4a8 fetch --recipe \S+ --(verify|offline)",
+        "fetch/test_fetch_verify.py::test_it_is_looked_at_without_a_network_and_compared_with_one",
         NETWORK,
     ),
     (

@@ -12,6 +12,7 @@ from support.machines import (
     PACKAGES,
     TINY,
     bare,
+    cached,
     check,
     fetch_pretended,
     mi325x,
@@ -24,8 +25,6 @@ from kimi_w4a8_eagle3.doctor.needs import Needs
 from kimi_w4a8_eagle3.doctor.probe import Probe, RunningProcess
 from kimi_w4a8_eagle3.doctor.runner import examine
 from kimi_w4a8_eagle3.doctor.software import SGLANG_NEWEST, SGLANG_PINNED
-from kimi_w4a8_eagle3.fetch.cache import Manifest, Store
-from kimi_w4a8_eagle3.fetch.model import Listing, RemoteFile
 from kimi_w4a8_eagle3.machine.aiter_patches import PatchState, State
 from kimi_w4a8_eagle3.machine.aiter_regime import Regime
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, with_settings
@@ -210,11 +209,19 @@ def test_checkpoints_and_no_hub(tmp_path):
 def test_a_checkpoint_that_is_half_here(tmp_path):
     machine = mi325x(tmp_path)
     fetch_pretended(machine)
-    store = Store(machine.cache(), "amd/Kimi-K2.5-W4A8")
-    files = (RemoteFile("w", 4, "f" * 64, True), RemoteFile("x", 3000, "e" * 64, True))
-    store.save(Manifest(Listing(store.repo, "main", "c" * 40, files)))
+    cached(machine, "amd/Kimi-K2.5-W4A8", "main", {"w": 4, "x": 3000})
     assert "3.0 kB of 3.0 kB missing" in check(machine, "model").found
     assert "3.0 kB to fetch" in check(machine, "disk").found
+
+
+def test_a_cache_without_a_list_of_the_files_needs_no_space_for_what_is_here(tmp_path):
+    machine = mi325x(tmp_path)
+    folder = cached(machine, "amd/Kimi-K2.5-W4A8", "main", {"w": 4})
+    (folder.parents[1] / "trees" / f"{folder.name}.json").unlink()
+    with (folder / "w").open("wb") as weights:
+        weights.truncate(534 * 10**9)
+    assert check(machine, "model").verdict.value == "warn"
+    assert "6.0 GB to fetch" in check(machine, "disk").found
 
 
 def test_disk_too_small_for_what_is_missing(tmp_path):

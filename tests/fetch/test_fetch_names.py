@@ -1,16 +1,23 @@
-"""The types for names from outside hold what they promise, whatever the text."""
+"""A Hub that attacks: names that lead elsewhere, a token that is asked for, a storage that is none."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.fetch_helpers import NAME, SHARDS, TOKEN
+from support.hub_server import Fault, serve
 
-from kimi_w4a8_eagle3.fetch.model import Listing, RemoteFile
-from kimi_w4a8_eagle3.fetch.names import Commit, Digest, Name, RepoName, RepoPath, Revision
+from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
+from kimi_w4a8_eagle3.fetch import names
+from kimi_w4a8_eagle3.fetch.download import Repository
+from kimi_w4a8_eagle3.fetch.hub import list_files
 
+SHARD = SHARDS[0]
 SAME = settings(derandomize=True, deadline=None)  # the same texts in every run, however busy the machine
 HEX = set("0123456789abcdef")
 # Texts near what is allowed: pieces of paths, tricks and anything else.
@@ -20,11 +27,11 @@ PIECES = st.sampled_from(
 TEXTS = st.lists(PIECES | st.text(max_size=5), max_size=8).map("/".join) | st.text(max_size=60)
 
 
-def held(kind: type[Name], value: object) -> Name | None:
+def accepts(parse: Callable[[object], str], value: object) -> bool:
     try:
-        return kind(value)
+        return parse(value) == value
     except ValueError:
-        return None
+        return False
 
 
 @SAME
@@ -34,8 +41,8 @@ def held(kind: type[Name], value: object) -> Name | None:
 @example("A" * 40)
 @example("A" * 64)
 def test_a_commit_and_a_digest_are_hexadecimal_digits_and_nothing_else(text):
-    assert (held(Commit, text) is not None) == (len(text) == 40 and set(text) <= HEX)
-    assert (held(Digest, text) is not None) == (len(text) in (40, 64) and set(text) <= HEX)
+    assert accepts(names.commit, text) == (len(text) == 40 and set(text) <= HEX)
+    assert accepts(names.digest, text) == (len(text) in (40, 64) and set(text) <= HEX)
 
 
 @SAME
@@ -45,69 +52,132 @@ def test_a_commit_and_a_digest_are_hexadecimal_digits_and_nothing_else(text):
 @example("a\0b")
 @example("a/")
 @example("x" * 241)
-@example("/".join("a" * 33))
 def test_a_path_stays_below_wherever_it_is_joined(text):
-    for kind in (RepoPath, Revision):
-        path = held(kind, text)
-        if path is None:
-            continue
-        assert os.path.normpath(f"/base/{path}") == f"/base/{path}"
-        assert not any(ord(letter) < 32 or 127 <= ord(letter) < 160 for letter in path) and "\\" not in path
-        assert all(len(os.fsencode(part)) <= 240 for part in path.split("/")) and len(os.fsencode(path)) <= 1024
+    if accepts(names.repository_path, text):
+        assert os.path.normpath(f"/base/{text}") == f"/base/{text}"
+        assert not any(ord(letter) < 32 or 127 <= ord(letter) < 160 for letter in text) and "\\" not in text
+        assert all(len(os.fsencode(part)) <= 240 for part in text.split("/")) and len(os.fsencode(text)) <= 1024
 
 
 @pytest.mark.parametrize(
     "path", ["config.json", "tokenizer/vocab file.txt", "a..b/...c", "日本/é.bin", ".gitattributes"]
 )
 def test_paths_of_real_repositories_are_accepted(path):
-    assert RepoPath(path) == path
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        *["", ".", "a//b", "C:x", "-\x1b[2J"],
-        *["/".join("a" * 33), "x" * 241, "/".join(["x" * 200] * 6)],
-    ],
-)
-def test_tricks_are_refused(path):
-    with pytest.raises(ValueError, match="is not a path inside a repository"):
-        RepoPath(path)
-
-
-@pytest.mark.parametrize("name", ["../..", "a/b/c", "a/..", "a--b", "o/m;rm", "", "o/" + "m" * 97])
-def test_what_is_no_repository_name(name):
-    assert held(RepoName, name) is None and held(RepoName, "org/model.v1-x") is not None
+    assert accepts(names.repository_path, path)
 
 
 @pytest.mark.parametrize("value", [None, 3, ["a"], b"a" * 40, True])
 def test_only_texts_are_names(value):
-    assert [held(kind, value) for kind in (Commit, Digest, RepoPath, Revision, RepoName)] == [None] * 5
+    assert not any(accepts(parse, value) for parse in (names.commit, names.digest, names.repository_path))
 
 
 @pytest.mark.parametrize(
-    ("size", "digest", "lfs"),
+    ("repo", "revision"),
+    [*[(repo, "main") for repo in ("../..", "a/b/c", "a/..", "a--b", "o/m;rm", "")], (NAME, "../x"), (NAME, "a\0")],
+)
+def test_a_repository_or_revision_that_is_none(repo, revision, tmp_path):
+    with pytest.raises(UsageError):
+        Repository.named(repo, revision, tmp_path)
+
+
+def change(changed: str, /, **facts: Any) -> Callable[[dict[str, Any]], None]:
+    """Let the listing tell other facts about one file."""
+
+    def listed(entry: dict[str, Any]) -> None:
+        if entry["path"] == changed:
+            entry.update(facts)
+
+    return listed
+
+
+@pytest.mark.parametrize("sha", ["../../outside", "/etc/x", "c" * 39, "C" * 40, "c" * 40 + "\n", "", None, 4, ["c"]])
+def test_a_commit_that_is_none(sha, hub, bring, wanted):
+    hub.about["sha"] = sha
+    with pytest.raises(KimiError, match="malformed answer"):
+        bring()
+    assert not wanted.cache.exists()
+
+
+@pytest.mark.parametrize("key", ["rfilename", "path"])
+@pytest.mark.parametrize(
+    "path", ["../x", "a/../../x", "/etc/x", "a\\b", "a\0b", "a//b", "x" * 250, "a\x1b]0;x", 7, None]
+)
+def test_a_path_that_is_none(key, path, hub, repo, bring, wanted, tmp_path):
+    """In the answer about the repository, and in the listing that huggingface_hub reads after it."""
+    if key == "path":
+        hub.listed = change(SHARD, path=path)
+    else:
+        hub.about["siblings"] = [{"rfilename": path, "size": 1, "blobId": "a" * 40}]
+    with pytest.raises(KimiError, match="malformed answer") as error:
+        bring()
+    assert not list(wanted.folder.glob("*")) and not list(tmp_path.rglob("x"))
+    assert all(letter.isprintable() or letter == "\n" for letter in str(error.value))
+
+
+@pytest.mark.parametrize("oid", ["../../../outside", "/etc/x", "a" * 63, "A" * 64, "a" * 64 + "\n", 7])
+@pytest.mark.parametrize("facts", ["oid", "lfs", "xetHash"])
+def test_a_digest_that_is_none(oid, facts, hub, bring, wanted):
+    value = {"oid": oid, "size": 5, "pointerSize": 134} if facts == "lfs" else oid
+    hub.listed = change(SHARD, **{facts: value})
+    with pytest.raises(KimiError, match=r"malformed answer from the Hub: ValueError: .* is not a digest"):
+        bring()
+    assert not list(wanted.folder.glob("*"))
+
+
+@pytest.mark.parametrize(
+    "header",
     [
-        (-1, "a" * 40, False),
-        (True, "a" * 40, False),
-        (1.5, "a" * 40, False),
-        (1 << 60, "a" * 40, False),
-        (1, "a" * 64, False),
+        *[{"x-linked-etag": f'"{etag}"'} for etag in ("../../../outside", "/etc/x", "a/b", "..")],
+        {"x-repo-commit": "../../outside"},
     ],
 )
-def test_a_file_with_facts_that_cannot_be(size, digest, lfs):
-    with pytest.raises(ValueError):
-        RemoteFile(RepoPath("a"), size, Digest(digest), lfs)
+def test_a_file_whose_headers_lead_outside(header, hub, bring, wanted, tmp_path):
+    """huggingface_hub writes to blobs/<etag> and links it into snapshots/<commit>."""
+    hub.resolved = header
+    with pytest.raises(KimiError, match="malformed answer"):
+        bring()
+    assert not list(wanted.folder.glob("blobs/*")) and not list(tmp_path.rglob("outside*"))
 
 
-@SAME
-@given(st.lists(st.sampled_from(["a", "b", "a/b", "a/b/c", "ab", "b/c"]), max_size=6))
-def test_no_two_files_of_a_listing_claim_one_place(paths):
-    files = tuple(RemoteFile(RepoPath(path), 1, Digest("a" * 40), False) for path in paths)
-    clash = any(x == y or y.startswith(x + "/") for i, x in enumerate(paths) for j, y in enumerate(paths) if i != j)
-    try:
-        Listing(RepoName("o/m"), Revision("main"), Commit("c" * 40), files)
-    except ValueError:
-        assert clash
-    else:
-        assert not clash
+def test_a_commit_of_a_file_that_is_not_the_listings(hub, bring, wanted):
+    hub.resolved = {"x-repo-commit": "d" * 40}
+    with pytest.raises(KimiError, match="damaged twice"):
+        bring()
+    assert SHARD in wanted.here().missing
+
+
+@pytest.mark.parametrize("size", [None, "x", [1]])
+def test_a_size_that_is_none(size, hub, bring, wanted):
+    hub.about["siblings"] = [{"rfilename": "a", "size": size, "blobId": "a" * 40}]
+    with pytest.raises(KimiError):
+        bring()
+
+
+@pytest.mark.parametrize("body", [b"[" * 200_000, b'{"sha": ' + b"9" * 90_000 + b"}", b"[]", b"\xff\xfe", b"7"])
+def test_an_answer_that_is_none(body, hub):
+    hub.faults["api"] = [Fault(status=200, body=body)]
+    with pytest.raises(KimiError, match="malformed answer"):
+        list_files(NAME, "main")
+
+
+def test_the_token_does_not_follow_the_next_page_to_another_host(hub, repo, bring, monkeypatch):
+    repo.token = TOKEN
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    hub.next_page = lambda page: f"{hub.storage}/a/b/c"
+    with pytest.raises(KimiError, match=r"next page of the listing is at another host: '127\.0\.0\.2'"):
+        bring()
+    assert not [request for request in hub.log if request.origin == "storage"]
+
+
+def test_the_token_does_not_follow_a_redirect_to_another_host_or_port(hub, repo, monkeypatch):
+    repo.token = TOKEN
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with serve({NAME: repo}) as other:
+        for address in (f"{hub.storage}/a/b/c", f"{other.endpoint}/api/models/{NAME}/revision/main"):
+            hub.faults["api"] = [Fault(status=302, headers={"location": address})]
+            with pytest.raises(KimiError):
+                list_files(NAME, "main")
+        assert [request.authorized for request in other.log] == [False]
+    assert [(request.origin, request.authorized) for request in hub.log if request.origin == "storage"] == [
+        ("storage", False)
+    ]

@@ -1,17 +1,15 @@
-"""Checking what is on disk, with and without a network."""
+"""What is on disk, looked at without a network and compared with the Hub's digests."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 from support.fetch_helpers import NAME, SHARDS, kimi
 
-from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.fetch.cache import Manifest
-from kimi_w4a8_eagle3.fetch.model import human
+from kimi_w4a8_eagle3.fetch.download import Repository
+from kimi_w4a8_eagle3.fetch.progress import human
 
 NOWHERE = "http://127.0.0.1:9"
 
@@ -29,65 +27,84 @@ def fetched(hub, tmp_path):
     return tmp_path / "hub/models--org--model"
 
 
-def test_it_is_verified_without_a_network(fetched, repo, tmp_path):
-    done = kimi(NOWHERE, tmp_path, "fetch", NAME, "--verify")
+def test_it_is_looked_at_without_a_network_and_compared_with_one(hub, fetched, repo, tmp_path):
+    done = kimi(NOWHERE, tmp_path, "fetch", NAME, "--offline")
+    assert done.returncode == 0 and f"all {len(repo.files)} files are here" in done.stdout
+    assert "never compared" not in done.stdout
+    done = kimi(hub, tmp_path, "fetch", NAME, "--verify")
     assert done.returncode == 0, done.stderr
     assert f"{len(repo.files)} files, 900.2 kB, every digest is right" in done.stdout
 
 
-def test_files_that_were_never_hashed_are_hashed(fetched, repo, tmp_path):
-    path = fetched / f"kimi-manifests/{repo.commit}.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "verified": []}))
-    assert "were never hashed" in kimi(NOWHERE, tmp_path, "fetch", NAME, "--offline").stdout
-    done = kimi(NOWHERE, tmp_path, "fetch", NAME, "--verify")
-    assert done.returncode == 0 and "every digest is right" in done.stdout
-    assert "were never hashed" not in kimi(NOWHERE, tmp_path, "fetch", NAME, "--offline").stdout
+def test_the_digests_are_the_hubs_so_they_need_a_network(fetched, tmp_path):
+    for options, environment in (["--offline"], {}), ([], {"HF_HUB_OFFLINE": "1"}):
+        done = kimi(NOWHERE, tmp_path, "fetch", NAME, "--verify", *options, **environment)
+        assert done.returncode == 1 and "verify where the Hub can be reached" in done.stderr
+    away = kimi(NOWHERE, tmp_path, "fetch", NAME, "--verify")
+    assert away.returncode == 1 and "cannot reach the Hub" in away.stderr
 
 
-def test_a_flipped_bit_is_found_set_aside_and_repaired(hub, fetched, repo, tmp_path):
+def test_files_whose_digests_were_never_compared(hub, fetched, tmp_path):
+    shutil.rmtree(fetched / "kimi-verified")
+    assert "never compared" in kimi(NOWHERE, tmp_path, "fetch", NAME, "--offline").stdout
+    assert kimi(hub, tmp_path, "fetch", NAME, "--verify").returncode == 0
+    assert "never compared" not in kimi(NOWHERE, tmp_path, "fetch", NAME, "--offline").stdout
+
+
+def test_a_flipped_bit_is_found_deleted_and_repaired(hub, fetched, repo, tmp_path):
     blob = fetched / "blobs" / repo.digest(SHARDS[1])
     flip(blob)
-    bad = kimi(NOWHERE, tmp_path, "fetch", NAME, "--verify", "--offline")
+    looked = kimi(NOWHERE, tmp_path, "fetch", NAME, "--offline")
+    assert looked.returncode == 0 and "never compared" in looked.stdout  # by size nothing is wrong, but it changed
+    bad = kimi(hub, tmp_path, "fetch", NAME, "--verify")
     assert bad.returncode == 1
     assert f"damaged  {SHARDS[1]}" in bad.stdout and f"to do: kimi-w4a8 fetch {NAME} --revision" in bad.stdout
-    aside = blob.with_name(blob.name + ".corrupt")
-    assert not blob.exists() and aside.exists()
+    assert not blob.exists() and not (fetched / "snapshots" / repo.commit / SHARDS[1]).is_symlink()
 
     repaired = kimi(hub, tmp_path, "fetch", NAME)
     assert repaired.returncode == 0, repaired.stderr
-    assert blob.read_bytes() == repo.files[SHARDS[1]] and not aside.exists()
+    assert blob.read_bytes() == repo.files[SHARDS[1]]
     assert [len(hub.gets(path)) for path in SHARDS] == [1, 2, 1]
 
 
-def test_damaged_content_of_two_paths_is_set_aside_once(hub, repo, tmp_path):
+def test_damaged_content_of_two_paths(hub, repo, tmp_path):
     repo.files["copy.safetensors"] = repo.files[SHARDS[1]]
     assert kimi(hub, tmp_path, "fetch", NAME).returncode == 0
-    blob = tmp_path / "hub/models--org--model/blobs" / repo.digest(SHARDS[1])
-    flip(blob)
-    bad = kimi(NOWHERE, tmp_path, "fetch", NAME, "--verify", "--offline")
+    flip(tmp_path / "hub/models--org--model/blobs" / repo.digest(SHARDS[1]))
+    bad = kimi(hub, tmp_path, "fetch", NAME, "--verify")
     assert bad.returncode == 1
     assert all(f"damaged  {path}:" in bad.stdout for path in (SHARDS[1], "copy.safetensors"))
-    assert not blob.exists() and blob.with_name(f"{blob.name}.corrupt").exists()
-
-
-def test_a_damaged_blob_in_the_cache(hub, repo, tmp_path):
-    kimi(hub, tmp_path, "fetch", NAME)
-    link = tmp_path / "hub/models--org--model/snapshots" / repo.commit / SHARDS[0]
-    flip(link.resolve())
-    # By size alone nothing is wrong; hashing tells.
-    assert kimi(NOWHERE, tmp_path, "fetch", NAME, "--offline").returncode == 0
-    assert kimi(NOWHERE, tmp_path, "fetch", NAME, "--verify").returncode == 1
-    assert not link.exists()
-    assert kimi(NOWHERE, tmp_path, "fetch", NAME, "--offline").returncode == 1
     assert kimi(hub, tmp_path, "fetch", NAME).returncode == 0
-    assert link.read_bytes() == repo.files[SHARDS[0]]
+
+
+def test_a_wrong_file_is_deleted_in_the_cache_and_nowhere_else(hub, fetched, repo, tmp_path):
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"mine")
+    link = fetched / "snapshots" / repo.commit / SHARDS[0]
+    link.unlink()
+    link.symlink_to(outside)
+    assert kimi(hub, tmp_path, "fetch", NAME, "--verify").returncode == 1
+    assert outside.read_bytes() == b"mine" and not link.is_symlink()
+
+
+def test_content_that_huggingface_hub_shares_between_repositories_is_deleted_too(hub, fetched, repo, tmp_path):
+    """The layout of its newer releases: a blob may be a link to blobs/ of the whole cache."""
+    shared, blob = tmp_path / "hub/blobs/ab" / ("ab" + "0" * 62), fetched / "blobs" / repo.digest(SHARDS[0])
+    shared.parent.mkdir(parents=True)
+    blob.rename(shared)
+    blob.symlink_to(f"../../blobs/ab/{shared.name}")
+    assert kimi(hub, tmp_path, "fetch", NAME, "--verify").returncode == 0
+    flip(shared)
+    assert kimi(hub, tmp_path, "fetch", NAME, "--verify").returncode == 1
+    assert not shared.exists() and not blob.is_symlink()
 
 
 def test_offline_names_missing_files_and_sizes(fetched, repo, tmp_path):
     (fetched / "blobs" / repo.digest(SHARDS[2])).unlink()
+    (fetched / "blobs" / repo.digest("config.json")).write_bytes(b"{")
     done = kimi(NOWHERE, tmp_path, "fetch", NAME, "--offline")
-    assert done.returncode == 1
-    assert "1 of 7 files are missing or damaged (300.0 kB)" in done.stdout and f"missing  {SHARDS[2]}" in done.stdout
+    assert done.returncode == 1 and "2 files are missing or damaged" in done.stdout
+    assert f"missing  {SHARDS[2]} (300.0 kB)" in done.stdout and "missing  config.json (24 B)" in done.stdout
 
 
 def test_offline_tells_about_every_checkpoint_of_a_recipe(tmp_path):
@@ -108,44 +125,42 @@ def test_hf_hub_offline_means_offline(hub, tmp_path):
     assert not hub.log
 
 
-def test_a_cache_that_another_tool_filled(hub, repo, tmp_path):
-    """No manifest of ours: digests come from the blobs' names, shards from the index."""
+def test_a_cache_that_huggingface_hub_filled_in_part(hub, repo, tmp_path):
     from huggingface_hub import snapshot_download
 
     snapshot_download(NAME, cache_dir=tmp_path / "hub", endpoint=hub.endpoint, ignore_patterns=[SHARDS[2]])
     offline = kimi(NOWHERE, tmp_path, "fetch", NAME, "--offline")
-    assert offline.returncode == 1 and f"missing  {SHARDS[2]} (size unknown)" in offline.stdout
+    assert offline.returncode == 1 and f"missing  {SHARDS[2]} (300.0 kB)" in offline.stdout
     flip(tmp_path / "hub/models--org--model/blobs" / repo.digest(SHARDS[0]))
-    verified = kimi(NOWHERE, tmp_path, "fetch", NAME, "--verify", "--offline")
+    verified = kimi(hub, tmp_path, "fetch", NAME, "--verify")
     assert verified.returncode == 1 and f"damaged  {SHARDS[0]}" in verified.stdout
     assert kimi(hub, tmp_path, "fetch", NAME).returncode == 0
-    assert kimi(NOWHERE, tmp_path, "fetch", NAME, "--verify").returncode == 0
+    assert kimi(hub, tmp_path, "fetch", NAME, "--verify").returncode == 0
 
 
-def test_without_a_manifest_it_is_verified_against_the_hub_once(hub, fetched, repo, tmp_path):
-    shutil.rmtree(fetched / "kimi-manifests")
-    shutil.rmtree(fetched / "snapshots")
-    unknown = kimi(NOWHERE, tmp_path, "fetch", NAME, "--verify", "--offline")
-    assert unknown.returncode == 1 and "not in the cache" in unknown.stdout
-    hub.log.clear()
-    kimi(hub, tmp_path, "fetch", NAME, "--verify")  # no snapshot: not whole
-    assert hub.log and not any(hub.gets(path) for path in repo.files)
+def test_a_cache_without_a_list_of_the_files(hub, fetched, repo, tmp_path):
+    """As older releases of huggingface_hub and of this package left it."""
+    from huggingface_hub import _tree_cache
+
+    _tree_cache._IN_MEMORY_TREE_CACHE.clear()
+    shutil.rmtree(fetched / "trees")
+    offline = kimi(NOWHERE, tmp_path, "fetch", NAME, "--offline")
+    assert offline.returncode == 1 and "its list of files is not in the cache" in offline.stdout
+    assert sum(Repository(NAME, "main", tmp_path / "hub").here().present.values()) == 900_171
+    assert kimi(hub, tmp_path, "fetch", NAME, "--verify").returncode == 0
     assert kimi(hub, tmp_path, "fetch", NAME).returncode == 0
-    assert not any(hub.gets(path) for path in repo.files)
-    assert kimi(NOWHERE, tmp_path, "fetch", NAME, "--verify").returncode == 0
+    assert all(len(hub.gets(path)) == 1 for path in SHARDS)
+    assert kimi(NOWHERE, tmp_path, "fetch", NAME, "--offline").returncode == 0
 
 
-def test_a_damaged_manifest_is_said_plainly(fetched, repo, tmp_path):
-    (fetched / f"kimi-manifests/{repo.commit}.json").write_text('{"format": 1')
-    done = kimi(NOWHERE, tmp_path, "fetch", NAME, "--verify")
-    assert done.returncode == 1 and "damaged manifest" in done.stderr and "Traceback" not in done.stderr
-
-
-def test_a_manifest_of_another_format_is_refused(fetched, repo):
-    path = fetched / f"kimi-manifests/{repo.commit}.json"
-    path.write_text(path.read_text().replace('"format": 1', '"format": 99'))
-    with pytest.raises(KimiError, match="format 99"):
-        Manifest.parse(path.read_bytes(), path)
+@pytest.mark.parametrize("noted", ["../../outside", "c" * 39, "", "\0", "x" * 2000])
+def test_a_note_of_a_branch_that_is_no_commit(noted, hub, tmp_path):
+    path = tmp_path / "hub/models--org--model/refs/main"
+    path.parent.mkdir(parents=True)
+    path.write_text(noted, encoding="latin-1")
+    done = kimi(hub, tmp_path, "fetch", NAME, "--offline")
+    assert done.returncode == 1 and "not in the cache" in done.stdout
+    assert kimi(hub, tmp_path, "fetch", NAME).returncode == 0
 
 
 @pytest.mark.parametrize(("size", "text"), [(0, "0 B"), (999, "999 B"), (497e9, "497.0 GB"), (1.5e12, "1.5 TB")])

@@ -16,8 +16,6 @@ import pytest
 from rich.console import Console
 from support.hub_server import HubServer
 
-from kimi_w4a8_eagle3.fetch.audit import Limits
-from kimi_w4a8_eagle3.fetch.hub import Hub
 from kimi_w4a8_eagle3.fetch.progress import ByteProgress
 
 TOKEN = "hf_TopSecretTokenOfThisTest"
@@ -36,12 +34,16 @@ def model_files() -> dict[str, bytes]:
     return weights | small | {"tokenizer/vocab file.txt": b"a b c"}
 
 
-def client(server: HubServer, token: str | None = None) -> Hub:
-    return Hub(server.endpoint, token, Limits(attempts=4, first_pause=0.01, longest_pause=0.02))
-
-
 def quiet(label: str, total: int) -> ByteProgress:
     return ByteProgress(Console(quiet=True), label, total)
+
+
+def at_endpoint(patch: pytest.MonkeyPatch, endpoint: str) -> None:
+    """Set what huggingface_hub makes of HF_ENDPOINT when it is imported."""
+    from huggingface_hub import constants
+
+    patch.setattr(constants, "ENDPOINT", endpoint)
+    patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}")
 
 
 @dataclass
@@ -61,7 +63,7 @@ def kimi(hub: HubServer | str, home: Path, *arguments: str, **environment: str) 
 
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        patch.setattr(constants, "ENDPOINT", hub if isinstance(hub, str) else hub.endpoint)
+        at_endpoint(patch, hub if isinstance(hub, str) else hub.endpoint)
         patch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
         patch.setattr(constants, "HF_TOKEN_PATH", str(home / "token"))
         patch.setattr(constants, "HF_HUB_OFFLINE", environment.pop("HF_HUB_OFFLINE", "0") == "1")

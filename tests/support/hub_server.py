@@ -7,7 +7,6 @@ also be told to attack its clients.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import threading
@@ -50,12 +49,9 @@ class Repo:
 class Fault:
     """Fault of the answer to a request for a file's bytes. `times` requests are hit; None means all of them.
 
-    `status`: answer this instead (with `headers`). `cut`: close the connection after so many bytes of the answer.
-    `hold`: after `cut` bytes keep the connection open, silent, until the server closes. `damage`: flip a byte.
-    `ignore_range`: answer 200 with everything. `then`: called when `cut` is reached. `body`: with `status`, send this.
-    `drip`: the answer comes byte by byte, with so many seconds between; with `header` and `status` the header does, for
-    ever. `flood`: with `status`, a body that does not end (256 MB, if anybody reads that far). `unannounced`: no length
-    is given, the connection's end is the body's.
+    `status`: answer this instead (with `headers` and `body`). `cut`: close the connection after so many bytes of the
+    answer. `hold`: after `cut` bytes keep the connection open, silent, until the server closes. `damage`: flip a byte.
+    `ignore_range`: answer 200 with everything. `then`: called when `cut` is reached.
     """
 
     status: int | None = None
@@ -67,10 +63,6 @@ class Fault:
     times: int | None = 1
     then: object = None
     body: bytes = b""
-    drip: float = 0.0
-    header: bool = False
-    flood: bool = False
-    unannounced: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,7 +82,8 @@ class HubServer:
     """`endpoint` goes into HF_ENDPOINT. `faults[path]` is a list of faults, used in order.
 
     A hijacked Hub: `about` replaces keys of what it says about a repository, `listed(entry)` may change each entry of a
-    listing in place or return others for it, `next_page(n)` is the address that page n names as the next.
+    listing in place or return others for it, `next_page(n)` is the address that page n names as the next. `resolved`
+    replaces headers of the answer to a HEAD request for a file.
     """
 
     def __init__(self, repos: dict[str, Repo], page: int = 1000) -> None:
@@ -99,6 +92,7 @@ class HubServer:
         self.log: list[Request] = []
         self.about: dict[str, object] = {}
         self.listed: Callable[[dict[str, Any]], list[dict[str, Any]] | None] = lambda entry: None
+        self.resolved: dict[str, str] = {}
         self.next_page: Callable[[int], str] | None = None
         self.xet_storage = ""  # its address; hf_xet understands local:// and a folder
         self.pages = 0
@@ -174,42 +168,6 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    def reply_fault(self, fault: Fault, path: str) -> None:
-        """A fault that comes instead of the answer."""
-        if fault.flood:
-            return self.flood(fault, path)
-        if fault.header:
-            return self.trickle(b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 10_000, fault.drip)
-        if fault.drip:
-            self.note(path, fault.status or 200)
-            self.send_response(fault.status or 200)
-            self.send_header("content-length", str(len(fault.body)))
-            self.end_headers()
-            return self.trickle(fault.body, fault.drip)
-        return self.reply(fault.status or 500, fault.body, fault.headers, path)
-
-    def trickle(self, data: bytes, pause: float) -> None:
-        """Byte by byte, until the client has enough."""
-        with contextlib.suppress(OSError):
-            for index in range(len(data)):
-                self.wfile.write(data[index : index + 1])
-                if self.hub.closing.wait(pause):
-                    break
-        self.close_connection = True
-
-    def flood(self, fault: Fault, path: str) -> None:
-        """Send a body that does not end. The log has how much of it was read."""
-        self.send_response(fault.status or 200)
-        for name, value in (fault.headers | {"connection": "close"}).items():
-            self.send_header(name, value)
-        self.end_headers()
-        sent = 0
-        with contextlib.suppress(OSError):
-            while sent < 256 << 20:
-                sent += self.wfile.write(bytes(1 << 16))
-        self.note(path, fault.status or 200, sent)
-        self.close_connection = True
-
     def reply_error(self, status: int, code: str, message: str, path: str = "") -> None:
         self.reply(status, b"{}", {"x-error-code": code, "x-error-message": message}, path)
 
@@ -217,7 +175,7 @@ class _Handler(BaseHTTPRequestHandler):
         """The bytes of a file, by Range if asked, with the next fault that is set for it."""
         fault = (self.hub.take_fault(path) if self.command == "GET" else None) or Fault()
         if fault.status:
-            return self.reply_fault(fault, path)
+            return self.reply(fault.status, fault.body, fault.headers, path)
         start, asked = 0, self.headers.get("range")
         if asked and not fault.ignore_range:
             start = int(asked.removeprefix("bytes=").split("-")[0])
@@ -231,14 +189,12 @@ class _Handler(BaseHTTPRequestHandler):
         sent = body if fault.cut is None else body[: fault.cut]
         self.note(path, status, len(sent) if self.command == "GET" else 0)
         self.send_response(status)
-        length = {"connection": "close"} if fault.unannounced else {"content-length": str(len(body))}
+        length = {"content-length": str(len(body))}
         for name, value in (length | {"accept-ranges": "bytes"} | headers).items():
             self.send_header(name, value)
         self.end_headers()
         if self.command == "HEAD":
             return None
-        if fault.drip:
-            return self.trickle(sent, fault.drip)
         self.wfile.write(sent)
         if fault.cut is not None:
             self.wfile.flush()
@@ -287,7 +243,7 @@ class _HubHandler(_Handler):
     def api(self, parts: list[str], query: dict[str, list[str]]) -> None:
         name, verb, revision = "/".join(parts[:2]), *[*parts[2:4], "", "main"][:2]
         if fault := self.hub.take_fault("api"):
-            return self.reply_fault(fault, "api")
+            return self.reply(fault.status or 500, fault.body, fault.headers, "api")
         repo = self.repo(name, revision)
         if repo is None:
             return None
@@ -296,9 +252,18 @@ class _HubHandler(_Handler):
             return self.reply(200, b"", store | {"x-xet-token-expiration": "4102444800"}, "xet-read-token")
         if verb == "tree":
             return self.tree(name, repo, revision, int(query.get("cursor", ["0"])[0]), "/".join([*parts[4:], ""]))
-        siblings = [{"rfilename": path} for path in repo.files]
+        siblings = [
+            {"rfilename": path} | (self.metadata(repo, path) if query.get("blobs") else {}) for path in repo.files
+        ]
         info = {"_id": "0", "id": name, "sha": repo.commit, "private": False, "tags": [], "siblings": siblings}
         return self.reply(200, json.dumps(info | {"downloads": 0, "likes": 0} | self.hub.about).encode())
+
+    def metadata(self, repo: Repo, path: str) -> dict[str, Any]:
+        """What `blobs=true` adds to a file of a repository."""
+        digest, size = repo.digest(path), len(repo.files[path])
+        if not repo.is_large(path):
+            return {"size": size, "blobId": digest}
+        return {"size": size, "blobId": "1" * 40, "lfs": {"sha256": digest, "size": size, "pointerSize": 134}}
 
     def tree(self, name: str, repo: Repo, revision: str, cursor: int, below: str) -> None:
         """One page of the recursive listing of a folder; the next one is named in a Link header."""
@@ -328,13 +293,13 @@ class _HubHandler(_Handler):
             return None
         if path not in repo.files:
             return self.reply_error(404, "EntryNotFound", "Entry not found", path)
-        headers = {"x-repo-commit": repo.commit}
+        headers = {"x-repo-commit": repo.commit} | self.hub.resolved
         if not repo.is_large(path):
             # Small files: a redirect within the Hub, which keeps the authorization.
             location = f"/api/resolve-cache/models/{name}/{repo.commit}/{quote(path)}"
             return self.reply(307, b"", headers | {"location": location, "etag": f'"{repo.digest(path)}"'}, path)
         size, digest = str(len(repo.files[path])), repo.digest(path)
-        headers |= {"x-linked-size": size, "x-linked-etag": f'"{digest}"'}
+        headers = {"x-linked-size": size, "x-linked-etag": f'"{digest}"'} | headers
         location = f"{self.hub.storage}/{name}/{digest}/{quote(path)}?X-Signature={SIGNATURE}"
         return self.reply(302, b"", headers | {"location": location}, path)
 

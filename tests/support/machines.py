@@ -13,9 +13,7 @@ from kimi_w4a8_eagle3.doctor.probe import Probe, RunningProcess
 from kimi_w4a8_eagle3.doctor.result import Report, Result
 from kimi_w4a8_eagle3.doctor.runner import examine
 from kimi_w4a8_eagle3.doctor.software import SGLANG_PINNED
-from kimi_w4a8_eagle3.fetch.cache import Manifest, Store
 from kimi_w4a8_eagle3.fetch.hub import HubUnreachable
-from kimi_w4a8_eagle3.fetch.model import Listing, RemoteFile
 from kimi_w4a8_eagle3.machine.aiter_patches import PatchState, State
 from kimi_w4a8_eagle3.machine.aiter_regime import Regime
 from kimi_w4a8_eagle3.machine.base_image import RECORD
@@ -142,11 +140,10 @@ class Recorded(Probe):
     def offline(self) -> bool:
         return self.is_offline
 
-    def listing(self, repo: str, revision: str) -> Listing:
+    def ask_hub(self, repo: str, revision: str) -> None:
         self.asked.append(repo)
         if not self.hub_answers:
             raise HubUnreachable("cannot reach the Hub: ConnectError", remedy="check network")
-        return Listing(repo, revision, COMMIT, (RemoteFile("a", 1, "0" * 64, True),))
 
 
 def write(root: Path, files: dict[str, str]) -> None:
@@ -241,11 +238,20 @@ def problems(report: Report) -> dict[str, str]:
 
 
 def fetch_pretended(machine: Recorded, needs: Needs = EAGLE3) -> None:
-    """Every checkpoint of the recipe is in the cache: a manifest and one file each."""
+    """Every checkpoint of the recipe is in the cache, with one file, and was verified."""
     for checkpoint in needs.checkpoints:
-        store = Store(machine.cache(), checkpoint.repo)
-        file = RemoteFile("w", 4, "f" * 64, True)
-        listing = Listing(checkpoint.repo, checkpoint.revision, "c" * 40, (file,))
-        write(store.root, {"refs/" + checkpoint.revision: "c" * 40})
-        store.save(Manifest(listing, {"w"}))
-        write(store.root / "blobs", {file.digest: "abc"})  # with the newline, four bytes
+        folder = cached(machine, checkpoint.repo, checkpoint.revision, {"w": 4})
+        write(folder.parents[1], {f"kimi-verified/{folder.name}": ""})
+
+
+def cached(machine: Recorded, repo: str, revision: str, sizes: dict[str, int]) -> Path:
+    """Leave what huggingface_hub would: the list of the files, and "w" of four bytes. Return the snapshot."""
+    root = machine.cache() / f"models--{repo.replace('/', '--')}"
+    listing = {
+        "format_version": 1,
+        "files": {path: {"size": size, "blob_id": "f" * 40} for path, size in sizes.items()},
+    }
+    write(root, {f"snapshots/{COMMIT}/w": "abc", f"trees/{COMMIT}.json": json.dumps(listing)})
+    (root / "refs").mkdir(exist_ok=True)
+    (root / "refs" / revision).write_text(COMMIT)
+    return root / "snapshots" / COMMIT
