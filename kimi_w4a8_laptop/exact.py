@@ -13,7 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,11 @@ from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, rec
 from kimi_w4a8_eagle3.engine.client import Refused
 from kimi_w4a8_eagle3.engine.metrics import read
 from kimi_w4a8_lab.accuracy.greedy_match import first_difference
-from kimi_w4a8_lab.accuracy.judge import Conclusion
 from kimi_w4a8_lab.accuracy.problems import problems
 from kimi_w4a8_lab.accuracy.prompts import prompts
-from kimi_w4a8_lab.accuracy.resume import RESULT
+from kimi_w4a8_lab.accuracy.results import Difference, ExactReport, ExactResult
 from kimi_w4a8_lab.accuracy.tokens import TokenClient, Tokens
+from kimi_w4a8_lab.base.experiment import write_result
 from kimi_w4a8_lab.base.server_under_test import Target
 from kimi_w4a8_lab.base.verdict import Verdict
 
@@ -102,34 +102,6 @@ class ComparedServer:
     retracts: bool = False
 
 
-@dataclass(frozen=True)
-class Difference:
-    """Answer that differs from the expected one, first at token `position` (None: at the end of the text)."""
-
-    side: str
-    concurrency: int
-    request: int
-    kind: str
-    position: int | None
-    what: str
-
-    def __str__(self) -> str:
-        place = "the end" if self.position is None else f"token {self.position}"
-        return (
-            f"{self.side}, concurrency {self.concurrency}, request {self.request} ({self.kind}): {place}: {self.what}"
-        )
-
-
-@dataclass
-class ExactReport(Conclusion):
-    """Conclusion with the differing answers. seen: counts of what each server did, by its label."""
-
-    compared: int = 0
-    tokens: int = 0
-    differences: list[Difference] = field(default_factory=list)
-    seen: dict[str, dict[str, int]] = field(default_factory=dict)
-
-
 def compare(
     reference: Target, target: Target, prompts: int, max_tokens: int, ask: str, runs: Path, console: Console
 ) -> tuple[Path, ExactReport]:
@@ -186,7 +158,11 @@ def run(sides: Sequence[ComparedServer], plan: ExactPlan, console: Console) -> t
     _judge(report, sides, asked, plan)
     servers = {side.label: side.target.base_url or side.target.recipe for side in sides}
     write_json(folder / RECORD, record(KIND, servers, {}, plan=asdict(plan), model=model))
-    write_json(folder / RESULT, _result(sides, asked, expected, report, plan))
+    result = ExactResult(
+        configuration=f"{len(sides)} servers, exact", model=model, verdict=report, plan=asdict(plan),
+        asked=[asdict(request) for request in asked], expected=[answer.text for answer in expected],
+    )  # fmt: skip
+    write_result(folder, result)
     return folder, report
 
 
@@ -335,21 +311,3 @@ def _judge(report: ExactReport, sides: Sequence[ComparedServer], asked: list[Exa
         *missing,
         *map(str, report.differences[:_LISTED]),
     ]
-
-
-def _result(
-    sides: Sequence[ComparedServer],
-    asked: list[ExactRequest],
-    expected: list[Tokens],
-    report: ExactReport,
-    plan: ExactPlan,
-) -> dict[str, Any]:
-    return {
-        "kind": KIND,
-        "configuration": f"{len(sides)} servers, exact",
-        "plan": asdict(plan),
-        "verdict": asdict(report),
-        "servers": [{"server": label, **counts} for label, counts in report.seen.items()],
-        "asked": [asdict(request) for request in asked],
-        "expected": [answer.text for answer in expected],
-    }

@@ -12,7 +12,7 @@ from ..base.verdict import Verdict
 from ..report.evaluation import TONES, chart
 from ..report.page import Page, Picture, Section, Table, Tone, Words
 from ..speed.statistics import METRICS, Interval
-from .journal import Journal, StageResult
+from .journal import AcceptResult, StageResult
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ def settled(claim: Claim, results: Mapping[str, StageResult]) -> tuple[Verdict |
     return Verdict.PASS, "; ".join(dict.fromkeys(result.found for result in found))
 
 
-def page(journal: Journal) -> Page:
+def page(run: AcceptResult) -> Page:
     """Return the page: the verdict, the stages with their figures, and a row for each claim."""
     stage_rows, figures, claims, words = list[list[str | Words]](), list[list[str]](), list[list[str | Words]](), []
-    for name, result in journal.results.items():
+    for name, result in run.stages.items():
         stage_rows.append([name, shown(result.verdict), f"{result.seconds:.0f}", Words(result.found, literal=True)])
         for figure in result.figures:
             values = (figure.value, figure.predicted, figure.published)
@@ -57,23 +57,23 @@ def page(journal: Journal) -> Page:
         if result.verdict is Verdict.FAIL:
             words.append(Words(f"{name}: {result.found.splitlines()[0]}", "worse"))
     for claim in CLAIMS:
-        verdict, found = settled(claim, journal.results)
+        verdict, found = settled(claim, run.stages)
         claims.append([claim.what.replace("`", ""), claim.left_open.replace("`", ""), shown(verdict), found])
     sections = [
         Section("Figures", tables=[Table(("stage", "figure", "measured", "predicted", "published"), figures)]),
         Section("Stages", tables=[Table(("stage", "verdict", "s", "found"), stage_rows)]),
         Section("What this run settles", tables=[Table(_CLAIMED, claims)]),
     ]
-    about = ", ".join(f"{name} {value}" for name, value in journal.identity.items())
+    about = ", ".join(f"{name} {value}" for name, value in run.identity.items())
     reasons = words or [Words("No stage failed.", "better")]
-    tone: Tone = "worse" if words else "better" if journal.accepted else ""
-    return Page(journal.headline, reasons, about, _chart(journal), sections=sections, tone=tone)
+    tone: Tone = "worse" if words else "better" if run.accepted else ""
+    return Page(run.headline, reasons, about, _chart(run), sections=sections, tone=tone)
 
 
-def _chart(journal: Journal) -> Picture | None:
+def _chart(run: AcceptResult) -> Picture | None:
     """Draw TPOT beside prediction and published value; before any is measured, the time of each stage."""
     bars, times = [], []
-    for name, result in journal.results.items():
+    for name, result in run.stages.items():
         times.append((name, shown(result.verdict).text, False, Interval(result.seconds, None, None)))
         for figure in (figure for figure in result.figures if figure.name == METRICS["tpot_median_ms"].title):
             values = {"measured": figure.value, "predicted": figure.predicted, "published": figure.published}

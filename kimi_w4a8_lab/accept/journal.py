@@ -5,18 +5,17 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.run_dir import RECORD, git_commit, installed_versions, new_run_dir, record, write_json
 from kimi_w4a8_eagle3.machine.hardware import Machine
 
-from ..accuracy.json_lines import read_rows, write_rows
-from ..accuracy.resume import load_run
+from ..base.experiment import read_result, write_result
 from ..base.verdict import Verdict
 
-RESULTS = "stages.jsonl"
 KIND = "accept"
 
 
@@ -36,19 +35,14 @@ class Figure:
 
 @dataclass(frozen=True)
 class StageResult:
-    """PASS or FAIL of a stage, or None if it did not run, with a sentence and figures.
+    """PASS or FAIL of a stage, or None if it did not run, with a sentence and figures. proves: as of the stage."""
 
-    proves: as of the stage. stages: how many the run has, so that a file that lacks some is noticed.
-    """
-
-    stage: str
     proves: str
     verdict: Verdict | None
     found: str
     seconds: float = 0.0
     figures: list[Figure] = field(default_factory=list)
     missing: bool = False
-    stages: int = 0
 
 
 class Skipped(KimiError):
@@ -70,90 +64,72 @@ class Stage:
 
 
 @dataclass
-class Journal:
-    """Results of a run by stage. identity: versions and sizes; results under another identity do not count."""
+class AcceptResult:
+    """result.json of an acceptance run: every stage by name. identity: versions and sizes, which decide the results."""
 
-    folder: Path
     identity: dict[str, str]
-    results: dict[str, StageResult] = field(default_factory=dict)
-
-    def add(self, *results: StageResult) -> None:
-        for result in results:
-            self.results.pop(result.stage, None)
-            self.results[result.stage] = result
-        write_rows(self.folder / RESULTS, list(self.results.values()))
+    stages: dict[str, StageResult] = field(default_factory=dict)
+    kind: Literal["accept"] = "accept"
 
     def names(self, verdict: Verdict | None) -> list[str]:
-        return [name for name, result in self.results.items() if result.verdict is verdict]
-
-    def todo(self, stages: Sequence[Stage]) -> list[Stage]:
-        passed = self.names(Verdict.PASS)
-        return [stage for stage in stages if not stage.missing and stage.name not in passed]
+        return [name for name, result in self.stages.items() if result.verdict is verdict]
 
     @property
     def accepted(self) -> bool:
-        can_run = [result for result in self.results.values() if not result.missing]
+        can_run = [result for result in self.stages.values() if not result.missing]
         return bool(can_run) and all(result.verdict is Verdict.PASS for result in can_run)
 
     @property
     def headline(self) -> str:
         passed, failed = self.names(Verdict.PASS), self.names(Verdict.FAIL)
         head = "NOT ACCEPTED" if failed else "ACCEPTED" if self.accepted else "NOT FINISHED"
-        words = [f"{len(passed)} of {len(self.results)} stages passed"]
+        words = [f"{len(passed)} of {len(self.stages)} stages passed"]
         words += [f"failed: {', '.join(failed)}"] if failed else []
         return f"{head}: {'; '.join(words)}"
 
 
-def open_journal(runs: Path, sizes: str, restart: bool) -> Journal:
-    """Return the newest journal under `runs`, or a new one if there is none or `restart` is set.
+def open_run(runs: Path, sizes: str, restart: bool) -> tuple[Path, AcceptResult]:
+    """Return the newest run under `runs`, or a new one if there is none or `restart` is set.
 
-    Raises KimiError for an unreadable journal and for one with other versions or sizes.
+    Raises KimiError for an unreadable run and for one with other versions or sizes.
     """
     identity = {**installed_versions(), "commit": git_commit() or "none", "sizes": sizes}
     earlier = sorted(runs.glob(f"*-{KIND}*/{RECORD}"))
     if restart or not earlier:
-        folder = new_run_dir(KIND, runs)
+        folder, result = new_run_dir(KIND, runs), AcceptResult(identity)
         gpus = [asdict(device) for device in Machine.detect().devices]
-        write_json(folder / RECORD, record(KIND, {}, {}, gpus=gpus, identity=identity))
-        return Journal(folder, identity)
+        write_json(folder / RECORD, record(KIND, {}, {}, gpus=gpus))
+        write_result(folder, result)
+        return folder, result
+    folder = earlier[-1].parent
     try:
-        found = read_journal(earlier[-1].parent)
-        before = found.identity
+        result = read_result(folder, AcceptResult)
+        before = result.identity
         names = sorted(name for name in identity.keys() | before.keys() if identity.get(name) != before.get(name))
         if names:
             changes = (f"{name} is {identity.get(name)}, was {before.get(name)}" for name in names)
-            raise KimiError(f"the conditions have changed: {'; '.join(changes)}", where=str(found.folder))
+            raise KimiError(f"the conditions have changed: {'; '.join(changes)}", where=str(folder))
     except KimiError as error:
         error.remedy = "start a new run with --restart, which keeps the earlier one"
         raise
-    return found
+    return folder, result
 
 
-def read_journal(folder: Path) -> Journal:
-    """Read a run's results. Raises KimiError for another folder, and for a file that lacks its end."""
-    identity, path = load_run(folder, lambda run: run["identity"])["identity"], folder / RESULTS
-    whole = not path.exists() or path.read_bytes().endswith(b"\n")
-    results = read_rows(path, StageResult) if whole and path.exists() else []
-    if not whole or any(len(results) < result.stages for result in results):  # they would look as if they had passed
-        raise KimiError("the file lacks its last stages", str(path), "a whole copy of the run's folder")
-    return Journal(folder, identity, {result.stage: result for result in results})
-
-
-def run_stages(stages: Sequence[Stage], journal: Journal, say: Callable[[str], None]) -> None:
+def run_stages(stages: Sequence[Stage], folder: Path, result: AcceptResult, say: Callable[[str], None]) -> None:
     """Run the stages that have not passed yet, in order, and record the result of each.
 
     A failure is recorded and the next stage runs. Raises KimiError at the end if a stage failed. An interrupted stage
     is not recorded and runs again.
     """
-    began, todo, ahead = time.monotonic(), journal.todo(stages), list[StageResult]()
+    passed, failed = result.names(Verdict.PASS), result.names(Verdict.FAIL)
+    began, todo = time.monotonic(), [stage for stage in stages if not stage.missing and stage.name not in passed]
     for stage in stages:
-        if stage.missing:
-            ahead.append(StageResult(stage.name, stage.proves, None, stage.missing, missing=True, stages=len(stages)))
-        elif stage not in todo:
+        if not stage.missing and stage.name in passed:
             say(f"{stage.name}: passed before")
-        elif stage.name not in journal.names(Verdict.FAIL):
-            ahead.append(StageResult(stage.name, stage.proves, None, "not reached", stages=len(stages)))
-    journal.add(*ahead)
+        elif stage.missing or stage.name not in failed:
+            found = StageResult(stage.proves, None, stage.missing or "not reached", missing=bool(stage.missing))
+            result.stages[stage.name] = found
+    write_result(folder, result)
     say(f"timetable: about {sum(stage.minutes for stage in todo):.0f} min")
     for stage in todo:
         say(f"{stage.minutes:6g} min  {stage.name}")
@@ -161,12 +137,12 @@ def run_stages(stages: Sequence[Stage], journal: Journal, say: Callable[[str], N
         left = sum(later.minutes for later in todo[number:])
         clock = f"{(time.monotonic() - began) / 60:.0f} min so far, about {left:.0f} to go"
         say(f"[{number + 1}/{len(todo)}] {stage.name} ({clock})")
-        result = replace(_result(stage, journal.folder), stages=len(stages))
-        journal.add(result)
-        if result.verdict is not Verdict.PASS:
-            say(f"{stage.name}: {result.verdict or 'not run'}: {result.found}")
-    if failed := journal.names(Verdict.FAIL):
-        first = journal.results[failed[0]].found.partition("\n")[0]
+        result.stages[stage.name] = found = _result(stage, folder)
+        write_result(folder, result)
+        if found.verdict is not Verdict.PASS:
+            say(f"{stage.name}: {found.verdict or 'not run'}: {found.found}")
+    if failed := result.names(Verdict.FAIL):
+        first = result.stages[failed[0]].found.partition("\n")[0]
         raise KimiError(
             f"{len(failed)} of {len(stages)} stages failed; {failed[0]}: {first}",
             remedy="mend it and repeat the command, which runs only the stages that have not passed",
@@ -186,4 +162,4 @@ def _result(stage: Stage, folder: Path) -> StageResult:
     except Exception as error:  # the other stages, the page and the bundle must not suffer from it
         (folder / "traceback.txt").write_text(traceback.format_exc())
         found = f"{type(error).__name__}: {error}; report it and attach the bundle"
-    return StageResult(stage.name, stage.proves, verdict, found, time.monotonic() - began, figures)
+    return StageResult(stage.proves, verdict, found, time.monotonic() - began, figures)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -29,10 +28,11 @@ from kimi_w4a8_eagle3.recipe.schema import Recipe
 from ..accuracy import accuracy, lossless, smoke, tasks, tool_run
 from ..accuracy.prompts import prompts
 from ..accuracy.recorder import CHAT, Answer, Recorder
-from ..accuracy.resume import RESULT
+from ..accuracy.results import RESULTS, AccuracyResult
 from ..accuracy.tasks import Protocol
 from ..accuracy.tool_scores import MARKERS, message_of
 from ..accuracy.vendor_checks import as_stream
+from ..base.experiment import read_result
 from ..base.server_under_test import Server, Target
 from ..base.verdict import Verdict
 from ..predict.machine_model import Cluster, kimi, moe_shape
@@ -245,11 +245,10 @@ class AcceptRun:
         protocol = math if built_in else Protocol(tasks.GSM8K, False, tasks.GSM8K.shots, 512, limit, 256)
         options = accuracy.AccuracyOptions(data_dir=self.data_dir, runs=self.folder)
         folder = accuracy.run(self._target(recipe), protocol, options, self.console)
-        rows = json.loads((folder / RESULT).read_text())["verdict"]["accuracies"]
         figures = [
-            Figure(row["metric"], 100 * row["correct"] / row["answered"], f"% of {row['answered']}")
-            for row in rows
-            if row["answered"]
+            Figure(row.metric, 100 * row.correct / row.answered, f"% of {row.answered}")
+            for row in read_result(folder, AccuracyResult).verdict.accuracies
+            if row.answered
         ]
         return _passed(folder, few=limit is not None), figures
 
@@ -296,7 +295,8 @@ def _passed(folder: Path, *details: str, few: bool = False) -> str:
     An evaluation that had nothing to be judged by passes, too, and with `few` problems one that was inconclusive.
     Raises KimiError for any other verdict.
     """
-    page, verdict = evaluation.page(folder)
+    result = read_result(folder, *RESULTS)
+    page, verdict = evaluation.page(folder, result), result.verdict.state
     path, found = write_page(page, folder), "; ".join(details or (words.text for words in page.verdicts))
     allowed = {Verdict.PASS, Verdict.MEASURED} | ({Verdict.INCONCLUSIVE} if few else set())
     if verdict not in allowed:

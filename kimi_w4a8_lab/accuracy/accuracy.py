@@ -12,17 +12,17 @@ from rich.console import Console
 from kimi_w4a8_eagle3.base import laptop
 from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
 
+from ..base.experiment import read_record, read_result, write_result
 from ..base.request_progress import request_progress
 from ..base.server_under_test import Target
+from .evaluation import RunOptions, evaluated
 from .harness import score
-from .json_lines import read_rows, write_rows
-from .judge import ProblemOutcome, Reference, judge, load_references
+from .judge import judge, load_references
 from .problems import problems
-from .resume import RunOptions, evaluated, load_run
+from .results import AccuracyResult, AgentResult, ProblemOutcome, ProblemsResult, Reference
 from .tasks import GSM8K, METRICS, TASKS, TINY_MATH, Protocol, read_problems
 
 KIND = "eval-accuracy"
-PROBLEMS = "problems.jsonl"
 _COMPARED = ("task", "chat", "shots", "seed")
 
 
@@ -59,10 +59,14 @@ def run(
     expected = protocol.count or len(outcomes)
     if len(outcomes) != expected:
         raise KimiError(f"lm-eval scored {len(outcomes)} problems instead of {expected}", where=str(folder))
-    write_rows(folder / PROBLEMS, outcomes)
     verdict = judge(outcomes, references, judged, baseline, options.margin, options.max_unusable)
-    facts = {"protocol": describe(protocol), "baseline": options.baseline, "judged_against": judged, "lm_eval": figures}
-    return evaluation.write_result(task.title, verdict, **facts)
+    result = AccuracyResult(
+        configuration=server.name, model=server.model, verdict=verdict, baseline=options.baseline,
+        requests=recorder.counts, judged_against=judged, task=task.title, protocol=describe(protocol),
+        lm_eval=figures, outcomes=outcomes,
+    )  # fmt: skip
+    write_result(folder, result)
+    return folder
 
 
 def protocol_of(run: dict[str, Any]) -> Protocol:
@@ -71,12 +75,13 @@ def protocol_of(run: dict[str, Any]) -> Protocol:
 
 def load_outcomes(folder: Path) -> list[ProblemOutcome]:
     """Load the problems of a finished run; raise KimiError for any other folder."""
-    return read_rows(folder / PROBLEMS, ProblemOutcome)
+    kinds: tuple[type[ProblemsResult], ...] = AccuracyResult, AgentResult
+    return read_result(folder, *kinds).outcomes
 
 
 def _baseline(folder: Path, protocol: Protocol) -> list[ProblemOutcome]:
     """Load the problems of a run with the same protocol; only those can be compared."""
-    ours, theirs = describe(protocol), load_run(folder, protocol_of)["protocol"]
+    ours, theirs = describe(protocol), read_record(folder, protocol_of)["protocol"]
     for name in _COMPARED:
         if ours[name] != theirs[name]:
             raise KimiError(

@@ -16,14 +16,15 @@ from rich.console import Console
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 
+from ..base.experiment import read_record, write_result
 from ..base.request_progress import request_progress
 from ..base.server_under_test import Target
-from .accuracy import PROBLEMS, AccuracyOptions, load_outcomes
+from .accuracy import AccuracyOptions, load_outcomes
 from .bfcl import AgentTask, written
-from .json_lines import write_rows
-from .judge import ProblemOutcome, Status, judge
+from .evaluation import evaluated
+from .judge import judge
 from .recorder import CHAT, Answer
-from .resume import evaluated, load_run
+from .results import AgentResult, ProblemOutcome, Status
 
 KIND = "eval-agent"
 SOLVED = "tasks solved"
@@ -148,15 +149,18 @@ def run(
                     one.take(answer, harness, plan.steps)
                 shown(sum(one.status is not None for one in conversations), recorder.note)
     outcomes = [one.outcome(number, harness) for number, one in enumerate(conversations)]
-    write_rows(folder / PROBLEMS, outcomes)
     verdict = judge(outcomes, baseline=baseline, margin=options.margin, max_unusable=options.max_unusable)
-    task = f"BFCL multi-turn {plan.category}"
-    return evaluation.write_result(task, verdict, plan=asdict(plan), baseline=options.baseline, judged_against=None)
+    result = AgentResult(
+        configuration=server.name, model=server.model, verdict=verdict, baseline=options.baseline,
+        requests=recorder.counts, plan=asdict(plan), outcomes=outcomes,
+    )  # fmt: skip
+    write_result(folder, result)
+    return folder
 
 
 def _baseline(folder: Path, plan: AgentPlan) -> list[ProblemOutcome]:
     """Load the conversations of a run with the same plan; only those can be compared."""
-    theirs = plan_of(load_run(folder, plan_of))
+    theirs = plan_of(read_record(folder, plan_of))
     for name in ("category", "max_tokens", "steps", "extra"):
         if (ours := getattr(plan, name)) != (other := getattr(theirs, name)):
             raise KimiError(f"the baseline has {name} {other}, this run has {ours}", "--baseline", "the same settings")

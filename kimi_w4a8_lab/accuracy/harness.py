@@ -18,8 +18,8 @@ from lm_eval.tasks import TaskManager
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.resources import operator_dir
 
-from .judge import ProblemOutcome, Status
 from .recorder import Answer, Recorder, Show
+from .results import ProblemOutcome, Status
 from .tasks import MARKER, METRICS, Problems, Protocol
 
 

@@ -4,143 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
 
 from kimi_w4a8_eagle3.base.resources import operator_dir
 
 from ..base.verdict import Verdict
 from . import significance
-from .tasks import MARKER, METRICS
-
-Status = Literal["answered", "truncated", "failed"]
+from .results import Accuracy, AgainstReference, Differing, Judgement, Paired, ProblemOutcome, Reference, not_worse
+from .tasks import METRICS
 
 _WORDS = {
     Verdict.PASS: "not worse",
     Verdict.FAIL: "worse",
     Verdict.INCONCLUSIVE: "too few problems to tell",
 }
-
-
-@dataclass(frozen=True)
-class ProblemOutcome:
-    """One problem. extracted, correct: by metric. A failed request has no answer and counts in no accuracy."""
-
-    id: int
-    question: str
-    target: str
-    status: Status
-    text: str
-    extracted: dict[str, str]
-    correct: dict[str, bool]
-    completion_tokens: int | None
-    attempts: int
-    seconds: float
-    error: str | None = None
-
-    @property
-    def has_marker(self) -> bool:
-        """True if the answer states its result after `####`, as the examples do."""
-        return MARKER in self.text
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """Accuracy over the answered problems; truncated answers count as scored."""
-
-    metric: str
-    correct: int
-    answered: int
-    interval: significance.ShareInterval | None
-
-
-@dataclass(frozen=True)
-class Reference:
-    """Accuracy reported elsewhere, measured on `n` problems."""
-
-    configuration: str
-    metric: str
-    accuracy: float
-    n: int
-    source: str
-
-
-@dataclass(frozen=True)
-class AgainstReference:
-    """This run's accuracy minus a reported one with its 90 % interval; the samples are independent."""
-
-    reference: Reference
-    difference: significance.ShareInterval
-    verdict: Verdict
-
-
-@dataclass(frozen=True)
-class Paired:
-    """One metric compared with the baseline over problems answered in both runs; differences are new minus base."""
-
-    metric: str
-    n: int
-    both: int
-    only_new: int
-    only_base: int
-    neither: int
-    difference: significance.ShareInterval
-    mcnemar_p: float
-    margin: float
-    power: float
-    needed: int
-
-    @property
-    def verdict(self) -> Verdict:
-        """PASS, FAIL or INCONCLUSIVE at the margin."""
-        return not_worse(self.difference, self.margin)
-
-
-@dataclass(frozen=True)
-class Check:
-    """One condition with its result in words."""
-
-    name: str
-    found: str
-    wanted: str
-    passed: bool
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.found} (wanted {self.wanted})"
-
-
-@dataclass
-class Conclusion:
-    """Verdict of a run. `reasons` explains `state`, which is MEASURED until a finding judges it."""
-
-    state: Verdict = Verdict.MEASURED
-    reasons: list[str] = field(default_factory=list)
-
-    def conclude(self, state: Verdict, *reasons: str) -> None:
-        self.state = max(self.state, state, key=list(Verdict).index)
-        self.reasons += reasons
-
-
-@dataclass
-class Judgement(Conclusion):
-    """Conclusion with the accuracies and comparisons that led to it."""
-
-    problems: int = 0
-    failed: int = 0
-    truncated: int = 0
-    without_marker: int = 0
-    empty: int = 0
-    accuracies: list[Accuracy] = field(default_factory=list)
-    references: list[AgainstReference] = field(default_factory=list)
-    paired: list[Paired] = field(default_factory=list)
-    differing: list[dict[str, object]] = field(default_factory=list)
-
-
-def not_worse(difference: significance.ShareInterval, margin: float) -> Verdict:
-    """Test non-inferiority: PASS if the 90 % interval lies above -margin, else FAIL if it lies below zero."""
-    if difference.low > -margin:
-        return Verdict.PASS
-    return Verdict.FAIL if difference.high < 0 else Verdict.INCONCLUSIVE
 
 
 def judge(
@@ -265,8 +141,7 @@ def _compare(pairs: Sequence[tuple[ProblemOutcome, ProblemOutcome]], metric: str
     )
 
 
-def _difference(new: ProblemOutcome, base: ProblemOutcome) -> dict[str, object]:
+def _difference(new: ProblemOutcome, base: ProblemOutcome) -> Differing:
     """Return a problem that only one of two configurations solves in at least one metric."""
     solved_by = {m: "new" if new.correct[m] else "baseline" for m in new.correct if new.correct[m] != base.correct[m]}
-    problem = {"id": new.id, "question": new.question, "target": new.target}
-    return {**problem, "solved_by": solved_by, "new": new.text, "base": base.text}
+    return Differing(new.id, new.question, new.target, solved_by, new.text, base.text)

@@ -7,7 +7,7 @@ answers of both.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from rich.console import Console
@@ -15,17 +15,16 @@ from rich.console import Console
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, write_json
 
+from ..base.experiment import write_result
 from ..base.request_progress import request_progress
 from ..base.server_under_test import Server, Target, record_of
 from ..base.verdict import Verdict
 from . import prefill_match, sampling_match
 from .greedy_match import Divergence, divergences
-from .judge import Conclusion
 from .prefill_match import PrefillMatch
 from .prompts import Prompt, prompts
-from .resume import RESULT
-from .sampling_match import Samples, SamplingMatch
-from .significance import wilson
+from .results import Agreement, LosslessReport, LosslessResult
+from .sampling_match import Samples
 from .tokens import Prefill, TokenClient, Tokens
 
 KIND = "eval-lossless"
@@ -77,22 +76,6 @@ class Answers:
         return sum(len(answer.ids) - 1 for answer in answers) / steps if steps else None
 
 
-@dataclass
-class LosslessReport(Conclusion):
-    """Conclusion with the comparisons that led to it. self_differences, self_gap: of the reference with itself.
-
-    same: rows of the chart.
-    """
-
-    divergences: list[Divergence] = field(default_factory=list)
-    self_differences: int = 0
-    self_gap: float = 0.0
-    accept_length: float | None = None
-    same: list[list[object]] = field(default_factory=list)
-    prefill: PrefillMatch | None = None
-    sampling: SamplingMatch | None = None
-
-
 def run(
     reference: Target, target: Target, plan: LosslessPlan, console: Console, release: Callable[[], None] | None = None
 ) -> tuple[Path, LosslessReport]:
@@ -118,31 +101,24 @@ def run(
         side: {level: [answer.text for answer in batch] for level, batch in given.greedy.items()}
         for side, given in answers.items()
     }
-    result = {
-        "kind": KIND,
-        "configuration": found.server.name,
-        "reference": expected.server.name,
-        "plan": asdict(plan),
-        "verdict": asdict(report),
-        "chart": {"name": "greedy answers with the tokens of the reference (%)", "rows": report.same},
-        "prompts": [asdict(prompt) for prompt in asked],
-        "texts": texts,
-    }
-    write_json(folder / RESULT, result)
+    result = LosslessResult(
+        configuration=found.server.name, model=found.server.model, verdict=report, reference=expected.server.name,
+        plan=asdict(plan), prompts=[asdict(prompt) for prompt in asked], texts=texts,
+    )  # fmt: skip
+    write_result(folder, result)
     return folder, report
 
 
 def compare(asked: list[Prompt], expected: Answers, found: Answers, plan: LosslessPlan) -> LosslessReport:
     """Return the verdict on two servers' answers to the same prompts."""
     first = expected.greedy[plan.concurrencies[0]]
-    own, parted, same = list[Divergence](), list[Divergence](), list[list[object]]()
+    own, parted, same = list[Divergence](), list[Divergence](), list[Agreement]()
     for concurrency in plan.concurrencies:
         alone = divergences(asked, first, expected.greedy[concurrency], concurrency)
         differing = divergences(asked, expected.greedy[concurrency], found.greedy[concurrency], concurrency)
         own, parted = own + alone, parted + differing
         for side, different in ((found.server.name, differing), (f"{expected.server.name} again", alone)):
-            share = astuple(wilson(len(asked) - len(different), len(asked)))
-            same.append([f"concurrency {concurrency}", side, False, *(100 * limit for limit in share)])
+            same.append(Agreement(concurrency, side, len(asked) - len(different), len(asked)))
     prefill = prefill_match.compare(expected.texts, found.texts, expected.prefills)
     report = LosslessReport(
         divergences=parted,

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import httpx
+from pydantic import TypeAdapter, ValidationError
 
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.files import lines
 from kimi_w4a8_eagle3.base.tls import trusted
 from kimi_w4a8_eagle3.engine.client import bearer
 from kimi_w4a8_eagle3.engine.reply import Reply, events
-
-from .json_lines import read_rows
 
 REQUESTS = "requests.jsonl"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -83,6 +83,12 @@ class Recorder:
     def finished(self) -> int:
         """Number of requests of this run that were answered or failed for good."""
         return len(self.reused) + len(self.answered.keys() - self._earlier) + len(self.failed)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Requests asked in this run, answers reused from an interrupted one, and retries."""
+        reused = len(self.reused)
+        return {"asked": self.finished - reused, "reused": reused, "retries": self.retries}
 
     @property
     def note(self) -> str:
@@ -178,8 +184,28 @@ def request_key(endpoint: str, body: Mapping[str, Any]) -> str:
 
 
 def read_answers(path: Path) -> dict[str, Answer]:
-    """Return the records of a file by key; the last one wins, and a missing file gives none."""
-    return {answer.key: answer for answer in read_rows(path, Answer)} if path.is_file() else {}
+    """Return the records of a file by key; the last one wins, and a missing file gives none.
+
+    A last line that a crash cut is removed from the file, so that the next one is whole. Raises KimiError for an
+    unreadable file and for a line that is no record.
+    """
+    adapter, found = TypeAdapter(Answer), list[Answer]()
+    try:
+        data = path.read_bytes() if path.is_file() else b""
+        if not data.endswith(b"\n") and data:
+            path.write_bytes(data[: data.rfind(b"\n") + 1])
+        for line in lines(path) if data else ():
+            found.append(adapter.validate_json(line))
+    except (OSError, UnicodeDecodeError, ValidationError) as error:
+        detail = error.errors()[0] if isinstance(error, ValidationError) else None
+        what = f"line {len(found) + 1}: {'.'.join(map(str, detail['loc']))} {detail['msg']}" if detail else str(error)
+        raise KimiError(
+            f"not the record of a run: {what}",
+            where=str(path),
+            expected="the unchanged file of a finished or interrupted run",
+            remedy="finish that run with --resume, name another one, or start a new run",
+        ) from error
+    return {answer.key: answer for answer in found}
 
 
 def _whole(body: Mapping[str, Any], response: httpx.Response) -> Any:

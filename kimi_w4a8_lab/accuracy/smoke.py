@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,15 @@ from rich.console import Console
 from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT
 from kimi_w4a8_eagle3.engine.metrics import Acceptance, acceptance_from_counters, acceptance_from_histograms, scrape
 
+from ..base.experiment import write_result
 from ..base.request_progress import request_progress
 from ..base.server_under_test import Target
 from ..base.verdict import Verdict
-from .judge import Check, Conclusion
+from .evaluation import RunOptions, evaluated
 from .problems import MathProblem, parse_answer
 from .problems import problems as sample
 from .recorder import CHAT, Answer, Patience
-from .resume import RunOptions, evaluated
-from .significance import wilson
+from .results import Check, Conclusion, SmokeResult
 
 KIND = "eval-smoke"
 _NUMBER = re.compile(r"-?\d[\d,]*")
@@ -62,12 +62,12 @@ def run(
     shown = [
         {"question": p.question, "answer": p.answer, "reply": a.text} for p, a in zip(problems, answers, strict=True)
     ]
-    facts = {"floors": asdict(floors), "checks": [asdict(check) for check in checks], "problems": shown}
-    solved = wilson(sum(map(_solved, problems, answers)), len(problems))
-    shares = [["problems solved", server.name, False, *(100 * limit for limit in astuple(solved))]]
-    shares.append(["problems solved", "at least", False, 100 * floors.correct, None, None])
-    facts["chart"] = {"name": "problems solved (%)", "rows": shares}
-    return evaluation.write_result("smoke test", verdict, **facts), verdict.state, checks
+    result = SmokeResult(
+        configuration=server.name, model=server.model, verdict=verdict, requests=evaluation.recorder.counts,
+        checks=checks, solved=sum(map(_solved, problems, answers)), wanted=floors.correct, problems=shown,
+    )  # fmt: skip
+    write_result(evaluation.folder, result)
+    return evaluation.folder, verdict.state, checks
 
 
 def check(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,17 +12,15 @@ from rich.console import Console
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.engine.client import EngineClient
 
+from ..base.experiment import read_result, write_result
 from ..base.request_progress import request_progress
 from ..base.server_under_test import Server, Target
 from . import tool_requests, tool_scores, vendor_checks
-from .json_lines import read_rows, write_rows
-from .judge import Check
+from .evaluation import RunOptions, evaluated
 from .recorder import CHAT
-from .resume import RunOptions, evaluated
-from .tool_scores import ToolOutcome
+from .results import Check, ToolOutcome, ToolsResult
 
 KIND = "eval-tools"
-OUTCOMES = "tool-calls.jsonl"
 
 
 @dataclass(frozen=True)
@@ -85,22 +82,17 @@ def run(target: Target, plan: ToolPlan, judging: Judging, console: Console, resu
     checks = [_marker_check(outcomes), *vendor_checks.check_probes(probed)]
     checks.append(vendor_checks.check_counts([*zip(bodies, given, strict=True), *schemas], count))
     verdict = tool_scores.judge(outcomes, checks, table, judged, baseline, judging.max_unusable)
-    write_rows(folder / OUTCOMES, outcomes)
-    return evaluation.write_result(
-        "tool calls",
-        verdict,
-        plan=asdict(plan),
-        baseline=judging.baseline,
-        judged_against=judged,
-        finish_reasons=dict(Counter(str(outcome.finish_reason) for outcome in outcomes)),
-        checks=[asdict(check) for check in checks],
-        invalid=[asdict(outcome) for outcome in outcomes if outcome.problem],
-    )
+    result = ToolsResult(
+        configuration=server.name, model=server.model, verdict=verdict, baseline=judging.baseline,
+        requests=recorder.counts, judged_against=judged, plan=asdict(plan), checks=checks, outcomes=outcomes,
+    )  # fmt: skip
+    write_result(folder, result)
+    return folder
 
 
 def load_outcomes(folder: Path) -> dict[str, ToolOutcome]:
     """Load a finished run's outcomes by the identity of their requests; raise KimiError for any other folder."""
-    found = read_rows(folder / OUTCOMES, ToolOutcome)
+    found = read_result(folder, ToolsResult).outcomes
     return {outcome.identity: outcome for outcome in found if outcome.status != "failed"}
 
 

@@ -20,35 +20,16 @@ from kimi_w4a8_eagle3.base.errors import UsageError
 from kimi_w4a8_eagle3.base.resources import operator_dir
 
 from ..base.verdict import Verdict
-from .judge import Accuracy, Check, Judgement, Reference, judge_references, judge_validity
+from .judge import judge_references, judge_validity
 from .recorder import Answer
+from .results import CALLS, Accuracy, Check, Judgement, Reference, ToolOutcome
 from .significance import ShareInterval, wilson
 from .tool_requests import ToolRequest
 
-CALLS = "tool_calls"
 SCHEMA_ACCURACY = "schema accuracy"
 SIMILARITY = "trigger similarity (F1)"
 _BASELINE = "the baseline"
 MARKERS = ("<|tool_call", "<think>", "</think>")
-
-
-@dataclass(frozen=True)
-class ToolOutcome:
-    """One request and its answer. expected: the reference's finish_reason. problem: the error of its calls."""
-
-    identity: str
-    status: str
-    expected: str | None
-    finish_reason: str | None
-    calls: list[dict[str, Any]]
-    problem: str = ""
-    marker: str = ""
-    error: str | None = None
-
-    @property
-    def called(self) -> bool:
-        """True if the answer ends in tool calls."""
-        return self.finish_reason == CALLS
 
 
 @dataclass(frozen=True)

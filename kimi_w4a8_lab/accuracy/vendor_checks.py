@@ -18,8 +18,8 @@ from kimi_w4a8_eagle3.base.files import lines
 from kimi_w4a8_eagle3.base.resources import operator_dir
 from kimi_w4a8_eagle3.recipe.trusted_code import require_trusted_tokenizer
 
-from .judge import Check
 from .recorder import Answer
+from .results import Check
 from .tool_scores import message_of, wrong
 
 Body = dict[str, Any]

@@ -45,17 +45,17 @@ def accept(
     sizes = replace(stages.QUICK if quick else stages.Sizes(), full=full)
     recipes = recipe or (list(stages.ON_GPUS if full else stages.ON_GPUS[:1]) if machine.devices else ["tiny"])
     texts, console = Texts(sharegpt=sharegpt or None), table_console()
-    found = journal.open_journal(runs, f"{sizes} {' '.join(recipes)}", restart)
-    folder, key = found.folder, client_key(None, os.environ)
+    folder, result = journal.open_run(runs, f"{sizes} {' '.join(recipes)}", restart)
+    key = client_key(None, os.environ)
     run = stages.AcceptRun(folder, recipes, sizes, console, texts, data_dir, key, machine)
     todo = run.stages()
     console.print(f"kimi-w4a8 accept: results are kept in {folder}")
     try:
         with signals(runs), ExitStack() as engines:
             engines.callback(run.stop)
-            journal.run_stages(todo, found, console.print)
+            journal.run_stages(todo, folder, result, console.print)
     finally:
-        page = claims.page(found)
-        print_page(page, Verdict.FAIL if found.names(Verdict.FAIL) else Verdict.MEASURED)
+        page = claims.page(result)
+        print_page(page, Verdict.FAIL if result.names(Verdict.FAIL) else Verdict.MEASURED)
         path, bundle = write_page(page, folder), claims.write_bundle(folder)
         console.print(f"page: {path}\nbundle: {bundle}", markup=False)

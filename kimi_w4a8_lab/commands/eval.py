@@ -17,6 +17,8 @@ from kimi_w4a8_eagle3.base.extras import require
 from kimi_w4a8_eagle3.commands.options import KEY_FILE, OPS_URL, RUNS, expanded, signals
 from kimi_w4a8_eagle3.door.settings import client_key
 
+from ..accuracy.results import RESULTS
+from ..base.experiment import read_record, read_result
 from ..base.server_under_test import Target
 from ..report import evaluation
 from ..report.page import write_page
@@ -140,13 +142,12 @@ def tools(
     """Measure tool calls as the vendor's verifiers do: triggers, schemas, parameters, prompt token counts."""
     require_packages()
     from ..accuracy import tool_run  # optional: lm_eval
-    from ..accuracy.resume import load_run
 
     if kept.resume is None:
         target = server.target()
         plan = tool_run.ToolPlan(data, limit, stream, _object(extra), max_tokens, concurrency)
     else:
-        earlier = load_run(kept.resume, tool_run.plan_of)
+        earlier = read_record(kept.resume, tool_run.plan_of)
         target, plan = _resumed(server, earlier), tool_run.plan_of(earlier)
     judging = tool_run.Judging(
         baseline=baseline, published=published, min_similarity=min_similarity, tokenizer=tokenizer,
@@ -181,7 +182,6 @@ def agent(
     require_packages()
     from ..accuracy import agent_run, bfcl  # optional: lm_eval
     from ..accuracy.accuracy import AccuracyOptions
-    from ..accuracy.resume import load_run
 
     if category not in bfcl.CATEGORIES:
         raise UsageError(f"no category {category!r}", "--category", ", ".join(bfcl.CATEGORIES))
@@ -190,7 +190,7 @@ def agent(
         target = server.target()
         plan = agent_run.AgentPlan(category, limit, max_tokens, steps, concurrency, _object(extra))
     else:
-        earlier = load_run(judged.resume, agent_run.plan_of)
+        earlier = read_record(judged.resume, agent_run.plan_of)
         target, plan = _resumed(server, earlier), agent_run.plan_of(earlier)
     options = AccuracyOptions(
         baseline=judged.baseline, margin=judged.margin, max_unusable=judged.max_unusable, runs=judged.runs
@@ -273,12 +273,11 @@ def _accuracy(
     server: AnyServer, judged: Judged, protocol: Protocol, data_dir: Path | None = None, published: str | None = None
 ) -> None:
     from ..accuracy import accuracy  # optional: lm_eval
-    from ..accuracy.resume import load_run
 
     if judged.resume is None:
         target = server.target()
     else:
-        earlier = load_run(judged.resume, accuracy.protocol_of)
+        earlier = read_record(judged.resume, accuracy.protocol_of)
         target, protocol = _resumed(server, earlier), accuracy.protocol_of(earlier)
         data_dir = data_dir or (Path(earlier["data_dir"]) if earlier["data_dir"] else None)
     options = accuracy.AccuracyOptions(
@@ -292,7 +291,8 @@ def _accuracy(
 
 def _end(folder: Path) -> NoReturn:
     """Print the result, write the page, name it and the next command, and exit with the verdict's code."""
-    page, verdict = evaluation.page(folder)
+    result = read_result(folder, *RESULTS)
+    page, verdict = evaluation.page(folder, result), result.verdict.state
     print_page(page, verdict)
     typer.echo(f"page: {write_page(page, folder)}")
     typer.echo(f"next: kimi-w4a8 report BENCH_RUN {folder}   # one page of speed and answers")

@@ -8,11 +8,14 @@ import typer
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 
-from ..accept import claims, journal
+from ..accept import claims
+from ..accept.journal import AcceptResult
+from ..accuracy.results import RESULTS, EvalResult
+from ..base.experiment import read_result
 from ..report import evaluation, measured
 from ..report.analysis import Analysis
 from ..report.page import joined, unreadable, write_page
-from ..speed.runs import read_run
+from ..speed.runs import RunResult, read_run
 
 
 def report(
@@ -26,12 +29,13 @@ def report(
     speed, pages, errors = [], [], []
     for run in runs:
         try:
-            if (run / journal.RESULTS).is_file():
-                pages.append(claims.page(journal.read_journal(run)))
-            elif evaluation.is_evaluation(run):
-                pages.append(evaluation.page(run)[0])
-            else:
-                speed.append(read_run(run))
+            match read_result(run, RunResult, AcceptResult, *RESULTS):
+                case RunResult():
+                    speed.append(read_run(run))
+                case AcceptResult() as result:
+                    pages.append(claims.page(result))
+                case EvalResult() as result:
+                    pages.append(evaluation.page(run, result))
         except KimiError as error:
             errors.append(error)
             pages.append(unreadable(run, error))

@@ -3,125 +3,162 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.run_dir import RECORD
 
-from ..accuracy import significance
-from ..accuracy.greedy_match import Divergence
+from ..accuracy.results import (
+    Accuracy,
+    AccuracyResult,
+    AgainstReference,
+    AgentResult,
+    AnsweredResult,
+    Check,
+    EvalResult,
+    ExactResult,
+    Judgement,
+    LosslessResult,
+    Reference,
+    SmokeResult,
+    ToolsResult,
+)
+from ..accuracy.significance import REPORTED_MARGIN, ShareInterval, wilson
+from ..base.experiment import read_record
 from ..base.verdict import Verdict
 from ..speed.statistics import Interval
 from .page import Page, Picture, Section, Table, Tone, Words
 
-TITLES = {
-    "eval-accuracy": "Accuracy",
-    "eval-lossless": "Lossless speculation",
-    "eval-exact": "Lossless speculation, bit for bit",
-    "eval-smoke": "Smoke test",
-    "eval-tools": "Tool calls",
-    "eval-agent": "Conversations with tools",
+TITLES: dict[type[EvalResult], str] = {
+    AccuracyResult: "Accuracy",
+    AgentResult: "Conversations with tools",
+    ToolsResult: "Tool calls",
+    SmokeResult: "Smoke test",
+    LosslessResult: "Lossless speculation",
+    ExactResult: "Lossless speculation, bit for bit",
+}
+_MEANINGS: dict[type[EvalResult], str] = {
+    LosslessResult: "every token is the argmax of its own logits, and a prefill confirms it as well as without "
+    "speculation",
+    ExactResult: "tokens and logprobs are equal bit for bit, with no rule for ties",
+    SmokeResult: "every check holds",
+    ToolsResult: "every judged check holds, and tools are called as in the vendor's answers or the baseline",
 }
 TONES: dict[Verdict | None, Tone] = {Verdict.PASS: "better", Verdict.FAIL: "worse", Verdict.INVALID: "worse"}
-Result = Mapping[str, Any]
+Bars = list[tuple[str, str, bool, Interval]]  # group, side, published, percent
+_ACCURACIES = ("metric", "solved", "measured [95%]", "published [95%]", "by", "difference [90%]", "source")
+_SOLVED = ("both solve", "only this run", "only the baseline", "neither")
+_CHECKS = ("check", "found", "wanted", "result")
+_PAIRED = ("metric", *_SOLVED, "difference [90%]", "McNemar p", "power")
+_DIFFERING = ("problem", "question", "answer", "solved by", "this run", "baseline")
+_DIFFERENCE = ("server", "concurrency", "request", "kind", "token", "what differs")
 
 
-def is_evaluation(folder: Path) -> bool:
-    try:
-        return json.loads((folder / "result.json").read_text()).get("kind") in TITLES
-    except (OSError, ValueError, AttributeError):
-        return False
+def page(folder: Path, result: EvalResult) -> Page:
+    verdict, title = result.verdict, TITLES[type(result)]
+    if isinstance(result, AccuracyResult):
+        title = f"{title}: {result.task}"
+    meaning = f"PASS means: {found}." if (found := _meaning(result)) else ""
+    about = " ".join(filter(None, (f"{folder.resolve().name}.", meaning, _versions(folder))))
+    head = f"{verdict.state.headline}: {title}, {result.configuration}"
+    words, tone = [Words(reason) for reason in verdict.reasons], TONES.get(verdict.state, "")
+    return Page(head, words, about, chart(*_bars(result)), sections=list(_sections(result)), tone=tone)
 
 
-def page(folder: Path) -> tuple[Page, Verdict]:
-    """Return the page and the verdict of a finished evaluation. Raises KimiError for any other folder."""
-    if not is_evaluation(folder):
-        raise KimiError(
-            "not a finished evaluation", str(folder), "a run directory of `kimi-w4a8 eval` with result.json"
-        )
-    result = json.loads((folder / "result.json").read_text())
-    try:  # earlier versions call the conclusion the report
-        judged = result.get("verdict") or result.get("report") or {"reasons": [], **result}
-        state = Verdict(judged["state"])
-        return _page(folder, result, judged, state), state
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        what = f"result.json lacks what this version shows: {type(error).__name__}: {error}"
-        raise KimiError(what, str(folder), "a run of this version", "evaluate again") from error
-
-
-def _page(folder: Path, result: Result, judged: Result, state: Verdict) -> Page:
-    title = f"Accuracy: {result['task']}" if result["kind"] == "eval-accuracy" else TITLES[result["kind"]]
-    rule = f"PASS means: {found}." if (found := _rule(result, judged)) else ""
-    about = " ".join(filter(None, (f"{folder.resolve().name}.", rule, _versions(folder))))
-    head = f"{state.headline}: {title}, {result['configuration']}"
-    words, sections = [Words(reason) for reason in judged["reasons"]], list(_sections(result, judged))
-    return Page(head, words, about, _chart(result, judged), sections=sections, tone=TONES.get(state, ""))
-
-
-def _sections(result: Result, judged: Result) -> Iterator[Section]:
-    rows = [row for found in judged.get("accuracies", ()) for row in _accuracy(found, judged)]
+def _sections(result: EvalResult) -> Iterator[Section]:
+    judged = result.verdict if isinstance(result.verdict, Judgement) else Judgement()
+    rows = [row for accuracy in judged.accuracies for row in _accuracy(accuracy, judged.references)]
     yield Section("Measured and published", tables=[Table(_ACCURACIES, rows)])
-    counts = {name.replace("_", " "): judged[name] for name in _COUNTS if name in judged} | result.get("requests", {})
-    counts |= {f"ended with {name}": count for name, count in result.get("finish_reasons", {}).items()}
-    yield Section("Requests", tables=[Table(list(counts), [list(map(str, counts.values()))] if counts else [])])
-    for title, key, columns, closed in _TABLES:
-        rows = [[_cell(row[name]) for name in columns] for row in result.get(key) or judged.get(key) or ()]
-        yield Section(title, tables=[Table(list(columns.values()), rows)], closed=closed)
-    parted = "\n".join(str(Divergence(**found)) for found in judged.get("divergences", ()))
-    yield Section("First differences of greedy answers", listings=[("all of them", parted)] if parted else ())
-
-
-def _cell(value: object) -> Words:
-    if isinstance(value, bool):
-        return Words("passed", "better") if value else Words("failed", "worse")
-    if isinstance(value, dict) and "low" in value:
-        return Words(_interval(value, "+"))
-    if isinstance(value, (dict, list)):
-        return Words(json.dumps(value, ensure_ascii=False), literal=True)
-    return Words(f"{value:.3g}" if isinstance(value, float) else "" if value is None else str(value))
-
-
-def _accuracy(found: Result, judged: Result) -> Iterator[list[str | Words]]:
-    """Yield a row of one metric for each reported accuracy, or one row without any."""
-    inside = found["interval"]
-    ours = [found["metric"], f"{found['correct']} of {found['answered']}", _interval(inside) if inside else ""]
-    compared = [row for row in judged.get("references", ()) if row["reference"]["metric"] == found["metric"]]
-    for row in compared:
-        reference = row["reference"]
-        theirs = f"{_interval(_wilson(reference))} of {reference['n']}"
-        yield [
-            *ours,
-            theirs,
-            reference["configuration"],
-            _interval(row["difference"], "+"),
-            Words(reference["source"], "soft"),
+    if isinstance(result, AnsweredResult):
+        yield Section("Requests", tables=[_counts(result)])
+    if isinstance(result, (SmokeResult, ToolsResult)):
+        yield Section("Checks", tables=[Table(_CHECKS, [_check(check) for check in result.checks])])
+    if isinstance(result, ExactResult):
+        counts = [{"server": label, **done} for label, done in result.verdict.seen.items()]
+        yield Section("What the servers did", tables=[_table(counts)])
+        table = Table(_DIFFERENCE, [list(map(str, asdict(one).values())) for one in result.verdict.differences])
+        yield Section("Answers that differ", tables=[table], closed=True)
+    solved = [
+        [pair.metric, *map(str, (pair.both, pair.only_new, pair.only_base, pair.neither)),
+         format(pair.difference, "+"), f"{pair.mcnemar_p:.3g}", f"{pair.power:.3g}"]
+        for pair in judged.paired
+    ]  # fmt: skip
+    yield Section("Against the baseline, problem by problem", tables=[Table(_PAIRED, solved)])
+    if isinstance(result, ToolsResult):
+        wrong: list[list[str | Words]] = [
+            [one.problem, Words(json.dumps(one.calls), literal=True)] for one in result.outcomes if one.problem
         ]
+        table = Table(("what is wrong", "the calls"), wrong)
+        yield Section("Calls that do not fit their schema", tables=[table], closed=True)
+    unlike = [
+        [str(one.id), one.question, one.target, ", ".join(map(": ".join, one.solved_by.items())), one.new, one.base]
+        for one in judged.differing
+    ]
+    yield Section("Problems that only one side solves", tables=[Table(_DIFFERING, unlike)], closed=True)
+    if isinstance(result, LosslessResult) and result.verdict.divergences:
+        parted = "\n".join(map(str, result.verdict.divergences))
+        yield Section("First differences of greedy answers", listings=[("all of them", parted)])
+
+
+def _accuracy(found: Accuracy, references: Sequence[AgainstReference]) -> Iterator[list[str | Words]]:
+    """Yield a row of one metric for each reported accuracy, or one row without any."""
+    ours = [found.metric, f"{found.correct} of {found.answered}", str(found.interval or "")]
+    compared = [row for row in references if row.reference.metric == found.metric]
+    for row in compared:
+        reference = row.reference
+        theirs, apart = f"{_share(reference)} of {reference.n}", format(row.difference, "+")
+        yield [*ours, theirs, reference.configuration, apart, Words(reference.source, "soft")]
     if not compared:
         yield [*ours, "", "", "", ""]
 
 
-def _chart(result: Result, judged: Result) -> Picture | None:
-    """Draw the accuracies beside the reported ones, or the rows that the run gives for its chart."""
-    if "chart" in result:
-        return chart(result["chart"]["name"], [(*row[:3], Interval(*row[3:])) for row in result["chart"]["rows"]])
-    measured = [
-        (found["metric"], result["configuration"], False, found["interval"])
-        for found in judged.get("accuracies", ())
-        if found["interval"]
-    ]
-    reported = [found["reference"] for found in judged.get("references", ())]
-    shares = measured + [(found["metric"], found["configuration"], True, _wilson(found)) for found in reported]
-    return chart(
-        "share solved (%)", [(*row, Interval(*(100 * limit for limit in share.values()))) for *row, share in shares]
-    )
+def _counts(result: AnsweredResult) -> Table:
+    counts = dict(result.requests)
+    if isinstance(judged := result.verdict, Judgement):
+        names = ("problems", "failed", "truncated", "without_marker", "empty")
+        counts = {name.replace("_", " "): getattr(judged, name) for name in names} | counts
+    if isinstance(result, ToolsResult):
+        ended = Counter(str(outcome.finish_reason) for outcome in result.outcomes)
+        counts |= {f"ended with {reason}": count for reason, count in ended.items()}
+    return _table([counts])
 
 
-def chart(name: str, bars: Sequence[tuple[str, str, bool, Interval]]) -> Picture | None:
-    """Draw bars, given as group, side, published, and value; None without any, or without matplotlib."""
+def _table(rows: Sequence[Mapping[str, object]]) -> Table:
+    return Table(list(rows[0]) if rows else [], [list(map(str, row.values())) for row in rows])
+
+
+def _check(check: Check) -> list[str | Words]:
+    passed = Words("passed", "better") if check.passed else Words("failed", "worse")
+    return [check.name, check.found, check.wanted, passed]
+
+
+def _bars(result: EvalResult) -> tuple[str, Bars]:
+    """Return what the chart shows: shares, in percent, beside the reported, wanted or reference's ones."""
+    if isinstance(result, SmokeResult):
+        solved = wilson(result.solved, len(result.problems))
+        wanted = Interval(100 * result.wanted, None, None)
+        name = "problems solved"
+        return f"{name} (%)", [_bar(name, result.configuration, solved), (name, "at least", False, wanted)]
+    if isinstance(result, LosslessResult):
+        same = result.verdict.same
+        bars = [_bar(f"concurrency {one.concurrency}", one.side, wilson(one.same, one.answers)) for one in same]
+        return "greedy answers with the tokens of the reference (%)", bars
+    judged = result.verdict if isinstance(result.verdict, Judgement) else Judgement()
+    bars = [_bar(one.metric, result.configuration, one.interval) for one in judged.accuracies if one.interval]
+    reported = [row.reference for row in judged.references]
+    bars += [_bar(one.metric, one.configuration, _share(one), published=True) for one in reported]
+    return "share solved (%)", bars
+
+
+def _bar(group: str, side: str, share: ShareInterval, published: bool = False) -> tuple[str, str, bool, Interval]:
+    return group, side, published, Interval(100 * share.value, 100 * share.low, 100 * share.high)
+
+
+def chart(name: str, bars: Bars) -> Picture | None:
+    """Draw bars; None without any, or without matplotlib."""
     if not bars or find_spec("matplotlib") is None:
         return None
     from .plots import Bar, panel  # optional: matplotlib
@@ -129,23 +166,19 @@ def chart(name: str, bars: Sequence[tuple[str, str, bool, Interval]]) -> Picture
     return panel("lead", name, [Bar(*bar) for bar in bars])
 
 
-def _wilson(reference: Result) -> Result:
-    return asdict(significance.wilson(round(reference["accuracy"] * reference["n"]), reference["n"]))
+def _share(reference: Reference) -> ShareInterval:
+    return wilson(round(reference.accuracy * reference.n), reference.n)
 
 
-def _interval(found: Result, sign: str = "") -> str:
-    return format(significance.ShareInterval(**found), sign)
-
-
-def _rule(result: Result, judged: Result) -> str:
+def _meaning(result: EvalResult) -> str:
     """Return the meaning of PASS in a sentence; empty when nothing was compared."""
-    if result["kind"] in _RULES:
-        return _RULES[result["kind"]]
-    margins = {f"{pair['margin'] * 100:g}" for pair in judged["paired"]}
+    if type(result) in _MEANINGS:
+        return _MEANINGS[type(result)]
+    margins = {f"{pair.margin * 100:g}" for pair in getattr(result.verdict, "paired", ())}
     if margins:
         return f"not worse: the 90% interval of the difference to the baseline lies above -{', '.join(margins)} points"
-    if result["judged_against"]:
-        margin = significance.REPORTED_MARGIN * 100
+    if isinstance(result, AnsweredResult) and result.judged_against:
+        margin = REPORTED_MARGIN * 100
         return f"the 90% interval of the difference to what was reported lies above -{margin:g} points"
     return ""
 
@@ -153,34 +186,9 @@ def _rule(result: Result, judged: Result) -> str:
 def _versions(folder: Path) -> str:
     """Return time, packages and commit of the run's record; empty without a record."""
     try:
-        record = json.loads((folder / RECORD).read_text())
-    except (OSError, ValueError):
+        record = read_record(folder, lambda found: (found["versions"], found["git_commit"], found["started"]))
+    except KimiError:
         return ""
     packages = [f"{name} {version}" for name, version in record["versions"].items()]
     commit = [f"commit {record['git_commit'][:12]}"] if record["git_commit"] else []
     return ", ".join([record["started"], *packages, *commit])
-
-
-_RULES = {
-    "eval-lossless": "every token is the argmax of its own logits, and a prefill confirms it as well as without "
-    "speculation",
-    "eval-exact": "tokens and logprobs are equal bit for bit, with no rule for ties",
-    "eval-smoke": "every check holds",
-    "eval-tools": "every judged check holds, and tools are called as in the vendor's answers or the baseline",
-}
-_COUNTS = ("problems", "failed", "truncated", "without_marker", "empty")
-_ACCURACIES = ("metric", "solved", "measured [95%]", "published [95%]", "by", "difference [90%]", "source")
-# Title, key of the rows, column titles by field, and whether only the page lists them.
-_SOLVED = {"both": "both solve", "only_new": "only this run", "only_base": "only the baseline", "neither": "neither"}
-_PAIRED = {"metric": "metric", **_SOLVED, "difference": "difference [90%]", "mcnemar_p": "McNemar p", "power": "power"}
-_PROBLEM = {"id": "problem", "question": "question", "target": "answer", "solved_by": "solved by"}
-_SERVER = ("server", "verify steps", "tokens of verify steps", "prompt tokens from the cache", "retracted")
-_DIFFERENCE = ("side", "concurrency", "request", "kind", "position", "what")
-_TABLES: Sequence[tuple[str, str, dict[str, str], bool]] = (
-    ("Checks", "checks", {"name": "check", "found": "found", "wanted": "wanted", "passed": "result"}, False),
-    ("What the servers did", "servers", {name: name for name in _SERVER}, False),
-    ("Answers that differ", "differences", {name: name for name in _DIFFERENCE}, True),
-    ("Against the baseline, problem by problem", "paired", _PAIRED, False),
-    ("Calls that do not fit their schema", "invalid", {"problem": "what is wrong", "calls": "the calls"}, True),
-    ("Problems that only one side solves", "differing", {**_PROBLEM, "new": "this run", "base": "baseline"}, True),
-)

@@ -63,19 +63,19 @@ def ab(plan: Plan, texts: Texts, runs: Path, say: Say, resume: Path | None = Non
         side.check()
     sides = {side.name: side for side in plan.sides}
     folder = resume or new_run_dir("ab-" + "-".join(sides).replace(":", "-"), runs)
-    with recorded(folder, "ab", sides, plan.workloads, resume is not None) as writer:
+    with recorded(folder, "ab", sides, say, plan.workloads, resume is not None) as run:
         datasets = {}
         for workload in plan.workloads:
             place = folder / workload.name
             place.mkdir(exist_ok=True)
             datasets[workload.name] = texts.prepare(workload, place)
         for number, (side, repetitions) in enumerate(plan.blocks()):
-            if not left(writer, side.name, plan.workloads, repetitions):
+            if not left(run, side.name, plan.workloads, repetitions):
                 continue
             with side.running(folder / f"server-{number}.log", say) as server:
                 for repetition in repetitions:
                     for workload in plan.workloads:
                         fresh, dataset = seeded(workload, repetition), datasets[workload.name]
-                        measure_points(server, fresh, dataset, writer, say, repetition, examine=repetition == 0)
-    require_usable(writer)
+                        measure_points(server, fresh, dataset, run, say, repetition, examine=repetition == 0)
+    require_usable(run)
     return folder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,17 +9,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.run_dir import RECORD, write_json
-
+from ..base.experiment import read_record, read_result, write_result
 from .generator import read_details
 from .measure import Measurement
 from .statistics import METRICS, Interval, Repetition, estimate
 from .workloads import Point, Workload
-
-RESULT = "result.json"
 
 
 class RunResult(BaseModel):
@@ -36,37 +31,8 @@ class RunResult(BaseModel):
 
 
 @dataclass
-class RunWriter:
-    """Writer that keeps `result.json` current, so that a killed benchmark leaves its measurements marked unfinished."""
-
-    folder: Path
-    result: RunResult
-
-    def save(self) -> None:
-        write_json(self.folder / RESULT, self.result.model_dump(mode="json"))
-
-    def add(self, measurement: Measurement) -> None:
-        self.result.measurements.append(measurement)
-        self.save()
-
-    def replace(self, old: Measurement, new: Measurement) -> None:
-        self.result.measurements[self.result.measurements.index(old)] = new
-        self.save()
-
-    def measured(self, point: Point, side: str, repetition_index: int) -> bool:
-        """True if this point was measured before the run was resumed."""
-        at = side, point.workload.name, point.concurrency, point.seed, repetition_index
-        return any(at == found.at for found in self.result.measurements)
-
-    def close(self, error: BaseException | None = None) -> None:
-        self.result.status = "complete" if error is None else "incomplete"
-        self.result.reason = "" if error is None else (str(error) or type(error).__name__).splitlines()[0]
-        self.save()
-
-
-@dataclass(frozen=True)
 class Run:
-    """Run directory that was read back. `usable` leaves out measurements of crashed or failed runs."""
+    """Run directory of a benchmark. `usable` leaves out measurements of crashed or failed runs."""
 
     folder: Path
     record: Mapping[str, Any]
@@ -86,6 +52,22 @@ class Run:
         """Measurements that must not be averaged, with the reason."""
         return [(found, "; ".join(found.problems)) for found in self.result.measurements if not found.usable]
 
+    def save(self) -> None:
+        write_result(self.folder, self.result)
+
+    def add(self, measurement: Measurement) -> None:
+        self.result.measurements.append(measurement)
+        self.save()
+
+    def replace(self, old: Measurement, new: Measurement) -> None:
+        self.result.measurements[self.result.measurements.index(old)] = new
+        self.save()
+
+    def measured(self, point: Point, side: str, repetition_index: int) -> bool:
+        """True if this point was measured before the run was resumed."""
+        at = side, point.workload.name, point.concurrency, point.seed, repetition_index
+        return any(at == found.at for found in self.result.measurements)
+
     def repetitions(self, measurements: Iterable[Measurement]) -> list[Repetition]:
         """Return the measurements with their per-request details, or without them if the raw file is gone."""
         return [self._repetition(measurement) for measurement in measurements]
@@ -100,30 +82,8 @@ class Run:
 
 def read_run(folder: Path) -> Run:
     """Read a run directory. Raises KimiError for any other folder and for damaged files."""
-    try:
-        content = json.loads((folder / RESULT).read_text())
-        if isinstance(content, dict) and content.get("kind") not in ("bench", "ab"):
-            page = folder / "report.html"
-            remedy = f"open its own page, {page}" if page.is_file() else "name the folder of such a run"
-            raise KimiError("this is not a run of `kimi-w4a8 bench` or `kimi-w4a8 eval`", str(folder), remedy=remedy)
-        result = RunResult.model_validate(content)
-        record = json.loads((folder / RECORD).read_text())
-    except OSError as error:
-        raise KimiError(
-            f"no benchmark run here: {error.strerror}",
-            where=str(error.filename or folder),
-            expected=f"{RESULT}, {RECORD}",
-        ) from None
-    except (ValidationError, json.JSONDecodeError) as error:
-        first = error.errors()[0] if isinstance(error, ValidationError) else None
-        detail = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ") if first else str(error)
-        raise KimiError(
-            f"cannot read the run directory: {detail}",
-            where=str(folder),
-            expected="a run directory of `kimi-w4a8 bench`",
-            remedy="the run was interrupted, or is of another version or kind: measure again",
-        ) from None
-    return Run(folder, record, result)
+    result = read_result(folder, RunResult)
+    return Run(folder, read_record(folder), result)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.extras import require
@@ -14,10 +15,11 @@ from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.machine.hardware import Machine
 from kimi_w4a8_eagle3.recipe.trusted_code import require_trusted_tokenizer
 
+from ..base.experiment import continuable
 from ..base.server_under_test import Say, Server, Target, record_of
 from .measure import Measurement, examine_text, measure
 from .replay import Replay
-from .runs import Run, RunResult, RunWriter, read_run
+from .runs import Run, RunResult, read_run
 from .texts import prepare
 from .workloads import CHAT_BACKEND, Workload
 
@@ -48,46 +50,53 @@ def bench(
             with EngineClient(target.connected.base_url, target.api_key) as client:
                 client.generate("one", 1)  # fails here if /generate is reserved for the operator
     folder = resume or new_run_dir(f"bench-{workload.name}", runs)
-    with recorded(folder, "bench", {target.name: target}, [workload], resume is not None) as writer:
+    with recorded(folder, "bench", {target.name: target}, say, [workload], resume is not None) as run:
         dataset = texts.prepare(workload, folder)
-        if left(writer, target.name, [workload], [0]):
+        if left(run, target.name, [workload], [0]):
             with target.running(folder / "server.log", say) as server:
-                measure_points(server, workload, dataset, writer, say)
-    require_usable(writer)
+                measure_points(server, workload, dataset, run, say)
+    require_usable(run)
     return folder
 
 
 @contextmanager
 def recorded(
-    folder: Path, kind: str, sides: Mapping[str, Target], workloads: Sequence[Workload] = (), resumed: bool = False
-) -> Iterator[RunWriter]:
-    """Write the run's record, yield its writer, and mark the result complete or incomplete at the end.
+    folder: Path,
+    kind: Literal["bench", "ab"],
+    sides: Mapping[str, Target],
+    say: Say,
+    workloads: Sequence[Workload] = (),
+    resumed: bool = False,
+) -> Iterator[Run]:
+    """Write the run's record, yield the run, and mark its result complete or incomplete at the end.
 
     A resumed run keeps its record and its usable measurements. Raises KimiError if it measured something else.
     """
     if resumed:
-        writer = RunWriter(folder, _unfinished(read_run(folder), kind, list(sides), workloads))
+        run = read_run(folder)
+        _require_same(run, kind, list(sides), workloads)
+        run.result.status, run.result.reason, run.result.measurements = "running", "", run.usable
     else:
         local = all(target.local for target in sides.values())
         gpus = [device.arch for device in Machine.detect().devices] if local else []
-        write_json(folder / RECORD, record_of(kind, sides, hardware={"known": local, "gpus": gpus}))
-        writer = RunWriter(folder, RunResult.model_validate({"kind": kind, "status": "running", "sides": list(sides)}))
-    writer.save()
+        record = record_of(kind, sides, hardware={"known": local, "gpus": gpus})
+        write_json(folder / RECORD, record)
+        run = Run(folder, record, RunResult(kind=kind, status="running", sides=list(sides)))
+    run.save()
     try:
-        yield writer
+        with continuable(folder, say):
+            yield run
     except BaseException as error:
+        run.result.status, run.result.reason = "incomplete", (str(error) or type(error).__name__).splitlines()[0]
         with suppress(KimiError):  # on a full disk this fails too, and the first error says more
-            writer.close(error)
-        if isinstance(error, KimiError):
-            kept = f"{len(writer.result.measurements)} finished measurement(s) are in {folder}"
-            again = f"{kept}; the same command with --resume {folder} measures the others"
-            error.remedy = "; ".join(filter(None, (error.remedy, again)))
+            run.save()
         raise
-    writer.close()
+    run.result.status = "complete"
+    run.save()
 
 
-def _unfinished(run: Run, kind: str, sides: list[str], workloads: Sequence[Workload]) -> RunResult:
-    """Return the result of a run to resume, without its unusable measurements."""
+def _require_same(run: Run, kind: str, sides: list[str], workloads: Sequence[Workload]) -> None:
+    """Raise KimiError if a run to resume measured something else."""
     planned = {workload.name: workload for workload in workloads}
     other = [
         found.workload.name
@@ -102,15 +111,14 @@ def _unfinished(run: Run, kind: str, sides: list[str], workloads: Sequence[Workl
             expected=f"a run of {', '.join(sides)} with the workloads of this command",
             remedy="repeat the command of that run with --resume, or start a new run without it",
         )
-    return run.result.model_copy(update={"status": "running", "reason": "", "measurements": run.usable})
 
 
-def left(writer: RunWriter, side: str, workloads: Sequence[Workload], repetitions: Sequence[int]) -> bool:
+def left(run: Run, side: str, workloads: Sequence[Workload], repetitions: Sequence[int]) -> bool:
     """True if a point of these workloads and repetitions was not measured yet."""
     points = [
         (point, number) for number in repetitions for work in workloads for point in seeded(work, number).points()
     ]
-    return not all(writer.measured(point, side, number) for point, number in points)
+    return not all(run.measured(point, side, number) for point, number in points)
 
 
 def seeded(workload: Workload, repetition: int) -> Workload:
@@ -122,7 +130,7 @@ def measure_points(
     server: Server,
     workload: Workload,
     dataset: Path,
-    writer: RunWriter,
+    run: Run,
     say: Say,
     repetition_index: int = 0,
     examine: bool = True,
@@ -131,14 +139,14 @@ def measure_points(
     require_room(server, workload)
     require_trusted_tokenizer(server.facts.tokenizer)
     for number, point in enumerate(workload.points()):
-        if writer.measured(point, server.name, repetition_index):
+        if run.measured(point, server.name, repetition_index):
             continue
         asked = f"{point.num_prompts} prompts at concurrency {point.concurrency}, seed {point.seed}"
         say(f"{server.name}: {workload.name}: {asked}")
-        found = measure(server, point, dataset, writer.folder, repetition_index)
-        writer.add(found)
+        found = measure(server, point, dataset, run.folder, repetition_index)
+        run.add(found)
         if examine and number == 0 and found.usable:
-            writer.replace(found, examine_text(server, point, writer.folder, found))
+            run.replace(found, examine_text(server, point, run.folder, found))
 
 
 def require_room(server: Server, workload: Workload) -> None:
@@ -153,13 +161,13 @@ def require_room(server: Server, workload: Workload) -> None:
         )
 
 
-def require_usable(writer: RunWriter) -> None:
+def require_usable(run: Run) -> None:
     """Raise KimiError if a measurement of the finished run has problems."""
-    bad: list[Measurement] = [found for found in writer.result.measurements if not found.usable]
+    bad: list[Measurement] = [found for found in run.result.measurements if not found.usable]
     if bad:
         raise KimiError(
-            f"{len(bad)} of {len(writer.result.measurements)} measurements are unusable: {bad[0].problems[0]}",
-            where=str(writer.folder),
+            f"{len(bad)} of {len(run.result.measurements)} measurements are unusable: {bad[0].problems[0]}",
+            where=str(run.folder),
             expected="every request answered at the requested length, by a server without other clients",
             remedy="read the server's log and measure again; reports leave out the marked measurements",
         )

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from kimi_w4a8_eagle3.machine.hardware import Device, Machine
 from kimi_w4a8_lab.accept.claims import CLAIMS, page, settled, write_bundle
-from kimi_w4a8_lab.accept.journal import Figure, Journal, Stage, StageResult
+from kimi_w4a8_lab.accept.journal import AcceptResult, Figure, Stage, StageResult
 from kimi_w4a8_lab.accept.stages import FIRST, IMAGE, LOAD_MINUTES, ON_GPUS, AcceptRun, Sizes
 from kimi_w4a8_lab.base.verdict import Verdict
 from kimi_w4a8_lab.predict.machine_model import Cluster
@@ -22,9 +22,9 @@ from kimi_w4a8_lab.speed.workloads import load_workload
 
 ROOT = Path(__file__).parents[2]
 MI325X = Machine((Device("gfx942", 304, "0000:01:00.0", 0, 256 << 30),) * 8)
-PASSED = StageResult("any", "", Verdict.PASS, "well", figures=[Figure("TPOT median", 27.4, "ms", published=27.41)])
-FAILED = StageResult("any", "", Verdict.FAIL, "<b>a GPU fell off")
-MISSING = StageResult("any", "", None, "needs a gfx942 GPU")
+PASSED = StageResult("", Verdict.PASS, "well", figures=[Figure("TPOT median", 27.4, "ms", published=27.41)])
+FAILED = StageResult("", Verdict.FAIL, "<b>a GPU fell off")
+MISSING = StageResult("", None, "needs a gfx942 GPU")
 
 
 def stages(machine: Machine, *recipes: str, full: bool = True) -> list[Stage]:
@@ -35,7 +35,7 @@ def stages(machine: Machine, *recipes: str, full: bool = True) -> list[Stage]:
 def ended(here: list[Stage], changes: dict[str, StageResult]) -> dict[str, StageResult]:
     """The results of stages that passed, but for some."""
     found = {stage.name: (stage.proves, changes.get(stage.name, PASSED)) for stage in here}
-    return {name: replace(result, stage=name, proves=proves) for name, (proves, result) in found.items()}
+    return {name: replace(result, proves=proves) for name, (proves, result) in found.items()}
 
 
 def test_the_open_claims_are_those_of_the_docs() -> None:
@@ -102,7 +102,7 @@ def test_the_page_has_every_row_and_the_bundle_everything(tmp_path: Path) -> Non
     folder = tmp_path / "run"
     folder.mkdir()
     here = stages(MI325X, "w4a8", "eagle3")
-    content = page(Journal(folder, {"sglang": "1.2"}, ended(here, {"eagle3: smoke": FAILED})))
+    content = page(AcceptResult({"sglang": "1.2"}, ended(here, {"eagle3: smoke": FAILED})))
     html = write_page(content, folder).read_text()
     assert html.index('<h1 class="worse">NOT ACCEPTED: ') < html.index("<img") < html.index("<table>")
     for claim in CLAIMS:

@@ -12,25 +12,28 @@ import pytest
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.signals import Terminated
 from kimi_w4a8_lab.accept import journal
-from kimi_w4a8_lab.accept.journal import Figure, Journal, Skipped, Stage, open_journal, run_stages
+from kimi_w4a8_lab.accept.journal import AcceptResult, Figure, Skipped, Stage, open_run, run_stages
+from kimi_w4a8_lab.base.experiment import RESULT
 from kimi_w4a8_lab.base.verdict import Verdict
 
 FIGURE = Figure(name="speed", value=5.1, unit="TB/s", predicted=6.0)
 KILLED = """
 import os, sys
 from pathlib import Path
-from kimi_w4a8_lab.accept.journal import Stage, open_journal, run_stages
-found = open_journal(Path(sys.argv[1]), "all", restart=False)
+from kimi_w4a8_lab.accept.journal import Stage, open_run, run_stages
+found = open_run(Path(sys.argv[1]), "all", restart=False)
 stages = [Stage("first", "", lambda: ("done", [])), Stage("second", "", lambda: os.kill(os.getpid(), 9))]
-run_stages(stages, found, print)
+run_stages(stages, *found, print)
 """
 
 
-def run(stages: list[Stage], runs: Path, restart: bool = False, sizes: str = "all") -> tuple[Path, Journal, list[str]]:
+def run(
+    stages: list[Stage], runs: Path, restart: bool = False, sizes: str = "all"
+) -> tuple[Path, AcceptResult, list[str]]:
     said: list[str] = []
-    found = open_journal(runs, sizes, restart)
-    run_stages(stages, found, said.append)
-    return found.folder, found, said
+    folder, found = open_run(runs, sizes, restart)
+    run_stages(stages, folder, found, said.append)
+    return folder, found, said
 
 
 def passing(name: str, ran: list[str]) -> Stage:
@@ -55,7 +58,7 @@ def test_a_killed_run_goes_on_after_the_last_stage_that_passed(tmp_path: Path) -
     _, found, said = run([passing("first", ran), passing("second", ran)], tmp_path)
     assert ran == ["second"] and said[0] == "first: passed before" and said[3].startswith("[1/1] second (0 min so far")
     assert found.names(Verdict.PASS) == ["first", "second"]
-    assert found.results["second"].figures == [FIGURE]
+    assert found.stages["second"].figures == [FIGURE]
     assert len(list(tmp_path.iterdir())) == 1
 
 
@@ -67,9 +70,9 @@ def test_a_failure_is_recorded_and_the_other_stages_go_on(tmp_path: Path) -> Non
     with pytest.raises(KimiError, match="1 of 4 stages failed; bad: port 9527 is taken") as caught:
         run(stages, tmp_path)
     assert caught.value.exit_code == 1 and ran == ["good", "later"]
-    found = open_journal(tmp_path, "all", restart=False)
+    _, found = open_run(tmp_path, "all", restart=False)
     assert (found.names(Verdict.FAIL), found.names(None)) == (["bad"], ["after"])
-    assert "stop the other server" in found.results["bad"].found
+    assert "stop the other server" in found.stages["bad"].found
     assert found.headline == "NOT ACCEPTED: 2 of 4 stages passed; failed: bad"
     mended = [passing(stage.name, ran) for stage in stages]
     _, found, _ = run(mended, tmp_path)
@@ -87,15 +90,15 @@ def test_the_timetable_comes_first_and_each_stage_shows_the_time_left(tmp_path: 
 def test_an_unexpected_exception_fails_the_stage(tmp_path: Path) -> None:
     with pytest.raises(KimiError, match="odd: ZeroDivisionError: division"):
         run([failing("odd", ZeroDivisionError("division"))], tmp_path)
-    found = open_journal(tmp_path, "all", restart=False)
-    assert found.results["odd"].verdict is Verdict.FAIL and "in go" in (found.folder / "traceback.txt").read_text()
+    folder, found = open_run(tmp_path, "all", restart=False)
+    assert found.stages["odd"].verdict is Verdict.FAIL and "in go" in (folder / "traceback.txt").read_text()
 
 
 def test_a_signal_is_no_failure_of_the_stage(tmp_path: Path) -> None:
     ran: list[str] = []
     with pytest.raises(Terminated):
         run([passing("one", ran), failing("two", Terminated(signal.SIGTERM))], tmp_path)
-    found = open_journal(tmp_path, "all", restart=False)
+    _, found = open_run(tmp_path, "all", restart=False)
     assert (found.names(Verdict.PASS), found.names(None)) == (["one"], ["two"])
     assert found.headline == "NOT FINISHED: 1 of 2 stages passed"
 
@@ -103,7 +106,7 @@ def test_a_signal_is_no_failure_of_the_stage(tmp_path: Path) -> None:
 def test_a_stage_that_is_missing_here_runs_once_it_is_there(tmp_path: Path) -> None:
     ran: list[str] = []
     run([Stage("gpu", "", lambda: ("", []), "needs a gfx942 GPU"), passing("cpu", ran)], tmp_path)
-    result = open_journal(tmp_path, "all", restart=False).results["gpu"]
+    result = open_run(tmp_path, "all", restart=False)[1].stages["gpu"]
     assert (result.verdict, result.found) == (None, "needs a gfx942 GPU")
     run([passing("gpu", ran), passing("cpu", ran)], tmp_path)
     assert ran == ["cpu", "gpu"]
@@ -120,15 +123,15 @@ def test_results_of_other_versions_or_sizes_do_not_count(tmp_path: Path, monkeyp
     assert "--restart" in caught.value.remedy
     second, *_ = run([passing("one", ran)], tmp_path, restart=True)
     assert ran == ["one", "one"] and first.is_dir() and second != first
-    assert open_journal(tmp_path, "all", restart=False).folder == second
+    assert open_run(tmp_path, "all", restart=False)[0] == second
 
 
-def test_a_damaged_journal_is_one_message(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "what"), [('{"kind": "accept", "identity"', "EOF"), ('{"kind": "bench"}', "kind: Input should be")]
+)
+def test_a_damaged_run_is_one_message(tmp_path: Path, content: str, what: str) -> None:
     folder, *_ = run([], tmp_path)
-    (folder / journal.RESULTS).write_text('{"stage": "x", "proves": "", "verdict": "splendid", "found": ""}\n')
-    with pytest.raises(KimiError, match="not the record of a run: line 1: verdict Input should be") as caught:
-        open_journal(tmp_path, "all", restart=False)
+    (folder / RESULT).write_text(content)
+    with pytest.raises(KimiError, match=f"result.json cannot be read: .*{what}") as caught:
+        open_run(tmp_path, "all", restart=False)
     assert "--restart" in caught.value.remedy
-    (folder / journal.RECORD).write_text("{")
-    with pytest.raises(KimiError, match="not a run that can be used here"):
-        open_journal(tmp_path, "all", restart=False)

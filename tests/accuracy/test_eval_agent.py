@@ -15,8 +15,9 @@ from kimi_w4a8_lab.accuracy.accuracy import AccuracyOptions, load_outcomes
 from kimi_w4a8_lab.accuracy.agent_run import SOLVED, AgentPlan, Conversation
 from kimi_w4a8_lab.accuracy.bfcl import AgentTask, Bfcl, written
 from kimi_w4a8_lab.accuracy.recorder import Answer
+from kimi_w4a8_lab.accuracy.results import AgentResult
+from kimi_w4a8_lab.base.experiment import read_result
 from kimi_w4a8_lab.base.server_under_test import Target
-from kimi_w4a8_lab.base.verdict import Verdict
 from kimi_w4a8_lab.report import evaluation
 
 SILENT = Console(quiet=True)
@@ -79,8 +80,8 @@ def test_conversations_run_their_tools_and_resume_without_asking(tmp_path: Path)
     resumed, again = _run(tmp_path, _model, resume=folder)
     assert resumed == folder and again == 0
     assert [replace(one, seconds=0) for one in load_outcomes(folder)] == [replace(one, seconds=0) for one in outcomes]
-    page, state = evaluation.page(folder)
-    assert state is Verdict.MEASURED and "Conversations with tools" in page.title
+    page = evaluation.page(folder, read_result(folder, AgentResult))
+    assert page.title == "MEASURED, NOT JUDGED: Conversations with tools, " + page.title.rpartition(", ")[2]
 
 
 def test_two_servers_are_compared_task_by_task(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_lab.accuracy import accuracy, tasks
 from kimi_w4a8_lab.accuracy.accuracy import load_outcomes, protocol_of
 from kimi_w4a8_lab.accuracy.recorder import Patience
-from kimi_w4a8_lab.accuracy.resume import RESULT, load_run
 from kimi_w4a8_lab.accuracy.tasks import Protocol
+from kimi_w4a8_lab.base.experiment import RESULT, read_record
 from kimi_w4a8_lab.base.server_under_test import Target
 from kimi_w4a8_lab.commands.eval import AnyServer, _resumed
 
@@ -163,7 +163,7 @@ def test_another_model_is_refused_before_anything_is_asked(data, tmp_path):
 
 
 def test_a_resumed_run_goes_on_with_its_own_model_only(resumed):
-    earlier = load_run(resumed.folder, protocol_of)
+    earlier = read_record(resumed.folder, protocol_of)
     other = AnyServer("http://127.0.0.1:1", None, None, [], None, False)
     assert _resumed(other, earlier).model == "test-model"
     assert _resumed(replace(other, base_url=None), earlier).base_url == earlier["targets"]["server"]["base_url"]

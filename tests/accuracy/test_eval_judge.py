@@ -4,7 +4,8 @@ import pytest
 import scipy  # it imports `scipy.stats` at its first use, which takes a second
 
 from kimi_w4a8_lab.accuracy import significance
-from kimi_w4a8_lab.accuracy.judge import ProblemOutcome, Reference, judge, load_references, not_worse
+from kimi_w4a8_lab.accuracy.judge import judge, load_references
+from kimi_w4a8_lab.accuracy.results import ProblemOutcome, Reference, not_worse
 from kimi_w4a8_lab.accuracy.significance import REPORTED_MARGIN
 from kimi_w4a8_lab.accuracy.tasks import METRICS
 from kimi_w4a8_lab.base.verdict import Verdict
@@ -113,10 +114,10 @@ def test_a_worse_run_fails_and_lists_the_problems_that_only_the_baseline_solves(
     paired = verdict.paired[0]
     assert (paired.only_new, paired.only_base, paired.neither, paired.both) == (1, 59, 1, N - 61)
     assert paired.mcnemar_p < 1e-10 and paired.difference.high < 0
-    listed = {row["id"]: row for row in verdict.differing}
+    listed = {row.id: row for row in verdict.differing}
     assert set(listed) == set(range(1, 60)) | {700}
-    assert listed[700]["solved_by"] == dict.fromkeys(METRICS, "new")
-    assert listed[5]["solved_by"] == dict.fromkeys(METRICS, "baseline") and listed[5]["question"] == "question 5"
+    assert listed[700].solved_by == dict.fromkeys(METRICS, "new")
+    assert listed[5].solved_by == dict.fromkeys(METRICS, "baseline") and listed[5].question == "question 5"
 
 
 def test_each_metric_is_compared_alone_with_the_power_of_its_observed_differences():

@@ -4,12 +4,29 @@ import json
 import re
 
 import pytest
+from support.every_page import accuracy_result
 from typer.testing import CliRunner
 
-from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import app
+from kimi_w4a8_lab.accept.journal import AcceptResult, StageResult
 from kimi_w4a8_lab.accuracy import smoke
 from kimi_w4a8_lab.accuracy.recorder import Answer
+from kimi_w4a8_lab.accuracy.results import (
+    RESULTS,
+    Accuracy,
+    AccuracyResult,
+    AgainstReference,
+    AgentResult,
+    Check,
+    Conclusion,
+    Differing,
+    Judgement,
+    Reference,
+    SmokeResult,
+)
+from kimi_w4a8_lab.accuracy.significance import ShareInterval
+from kimi_w4a8_lab.base.experiment import RESULT, write_result
+from kimi_w4a8_lab.base.verdict import Verdict
 from kimi_w4a8_lab.report import evaluation
 from kimi_w4a8_lab.report.page import Page, Section, Words, joined, write_page
 from proof.tiny.problems import problems
@@ -68,79 +85,51 @@ def test_stated_number(text, number):
 
 
 def test_the_page_escapes_answers_and_loads_no_outside_file(tmp_path):
-    interval = {"value": 0.9, "low": 0.85, "high": 0.95}
-    reference = {"configuration": "w4a8", "metric": "strict-match", "accuracy": 0.9333, "n": 1319, "source": "S"}
-    nasty = "<script>alert(1)</script>"
-    differing = {
-        "id": 3,
-        "question": nasty,
-        "target": "4",
-        "solved_by": {"strict-match": "new"},
-        "new": nasty,
-        "base": "",
-    }
-    verdict = {
-        "state": "fail",
-        "reasons": ["worse"],
-        "accuracies": [{"metric": "strict-match", "correct": 9, "answered": 10, "interval": interval}],
-        "references": [{"reference": reference, "difference": {"value": -0.03, "low": -0.05, "high": 0.01}}],
-        "paired": [],
-        "differing": [differing | {"new": nasty, "base": ""}],
-    }
-    result = {
-        "kind": "eval-accuracy",
-        "task": "GSM8K",
-        "configuration": "eagle3",
-        "verdict": verdict,
-        "judged_against": "w4a8",
-    }
-    (tmp_path / "result.json").write_text(json.dumps(result))
+    nasty, apart = "<script>alert(1)</script>", ShareInterval(-0.03, -0.05, 0.01)
+    reference = Reference("w4a8", "strict-match", 0.9333, 1319, "S")
+    verdict = Judgement(
+        Verdict.FAIL, ["worse"], references=[AgainstReference(reference, apart, Verdict.FAIL)],
+        accuracies=[Accuracy("strict-match", 9, 10, ShareInterval(0.9, 0.85, 0.95))],
+        differing=[Differing(3, nasty, "4", {"strict-match": "new"}, nasty, "")],
+    )  # fmt: skip
+    result = accuracy_result(verdict, "eagle3", task="GSM8K", judged_against="w4a8")
     record = {"started": "2026-11-22T12:00:00", "versions": {"sglang": "0.5.23"}, "git_commit": "0123456789abcdef"}
     (tmp_path / "run.json").write_text(json.dumps(record))
-    page = write_page(evaluation.page(tmp_path)[0], tmp_path).read_text()
+    page = write_page(evaluation.page(tmp_path, result), tmp_path).read_text()
     assert "<title>FAIL: Accuracy: GSM8K, eagle3</title>" in page and 'name="viewport"' in page
     assert "2026-11-22T12:00:00, sglang 0.5.23, commit 0123456789ab</p>" in page
     assert "<script" not in page and "&lt;script&gt;" in page and "http" not in page
     assert "90.00% [85.00%, 95.00%]" in page and "-3.00 [-5.00, +1.00] points" in page
-    assert "FAIL" in page
+    assert "interval of the difference to what was reported lies above -3 points" in page
 
 
-@pytest.mark.parametrize(
-    ("result", "rule"),
-    [
-        (
-            {"kind": "eval-lossless", "report": {"prefill": {}}},
-            "a prefill confirms it as well as without speculation",
-        ),
-        ({"kind": "eval-smoke", "checks": []}, "every check holds"),
-    ],
-)
-def test_the_page_explains_the_verdict(tmp_path, result, rule):
-    judged = {"state": "pass", "reasons": [], "divergences": []}
-    result = {"configuration": "tiny", **judged, **result}
-    if "report" in result:
-        result["report"] |= judged
-    (tmp_path / "result.json").write_text(json.dumps(result))
-    page = write_page(evaluation.page(tmp_path)[0], tmp_path).read_text()
-    assert "PASS means: " in page and f"{rule}." in page
+@pytest.mark.parametrize("kind", RESULTS)
+def test_every_kind_of_result_has_a_title_and_its_meaning_of_pass(kind):
+    assert evaluation.TITLES[kind]
+    assert kind in (AccuracyResult, AgentResult) or evaluation._MEANINGS[kind]
 
 
-def test_a_section_needs_a_finished_evaluation(tmp_path):
-    assert not evaluation.is_evaluation(tmp_path)
-    (tmp_path / "result.json").write_text('{"kind": "ab"}')
-    with pytest.raises(KimiError, match="not a finished evaluation"):
-        evaluation.page(tmp_path)[0]
+def smoke_result(passed=True):
+    checks = [Check("requests answered", "3 of 4", "all", passed)]
+    verdict = Conclusion(Verdict.PASS if passed else Verdict.FAIL, [])
+    return SmokeResult(
+        configuration="eagle3", model="m", verdict=verdict, requests={}, checks=checks, solved=3, wanted=0.6,
+        problems=[{}] * 4,
+    )  # fmt: skip
+
+
+def test_the_page_explains_the_verdict(tmp_path):
+    page = write_page(evaluation.page(tmp_path, smoke_result()), tmp_path).read_text()
+    assert "PASS means: every check holds." in page
 
 
 def test_kimi_report_shows_evaluations_alone_and_at_the_end_of_a_benchmark_page(tmp_path):
-    checks = [{"name": "requests answered", "found": "3 of 4", "wanted": "all", "passed": False}]
-    result = {"kind": "eval-smoke", "configuration": "eagle3", "state": "fail", "checks": checks}
-    (tmp_path / "result.json").write_text(json.dumps(result))
+    write_result(tmp_path, smoke_result(passed=False))
     done = CliRunner().invoke(app, ["report", str(tmp_path), "--output", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
     assert "3 of 4" in (tmp_path / "out" / "report.html").read_text()
     speed = Page("speed", [Words("fast")], sections=[Section("speed", listings=[("a", "b")])])
-    both = joined([speed, evaluation.page(tmp_path)[0]])
+    both = joined([speed, evaluation.page(tmp_path, smoke_result())])
     text = write_page(both, tmp_path / "both").read_text()
     assert text.index("<h1>speed") < text.index("fast") < text.index("<h2>speed") < text.index("<h2>Checks")
 
@@ -148,16 +137,16 @@ def test_kimi_report_shows_evaluations_alone_and_at_the_end_of_a_benchmark_page(
 @pytest.mark.parametrize(
     ("content", "missing"),
     [
-        (None, "no benchmark run here: No such file or directory"),
-        ("{", "cannot read the run directory"),
-        ('{"kind": "<b>another"}', "this is not a run of"),
+        (None, "no finished run is here: No such file or directory"),
+        ("{", "result.json cannot be read: Invalid JSON"),
+        ('{"kind": "<b>another"}', "Input tag &#39;&lt;b&gt;another&#39; found"),
         (
             '{"kind": "bench", "status": "complete", "sides": [], "measurements": [{}]}',
-            "measurements.0.side: Field req",
+            "bench.measurements.0.side: Field req",
         ),
         (
             '{"kind": "eval-smoke", "configuration": "<b>tiny"}',
-            "this version shows: KeyError: &#39;state&#39;",
+            "eval-smoke.model: Field required",
         ),
     ],
 )
@@ -173,17 +162,12 @@ def test_an_unreadable_folder_gets_a_page_that_names_the_missing_part(tmp_path, 
 
 
 def test_kimi_report_shows_an_acceptance_run(tmp_path):
-    (tmp_path / "run.json").write_text('{"identity": {"sglang": "1.2"}}')
-    rows = [
-        '{"stage": "doctor", "proves": "", "verdict": "pass", "found": "ready", "stages": 2}\n',
-        '{"stage": "smoke", "proves": "", "verdict": "pass", "found": "fine", "stages": 2}\n',
-    ]
-    (tmp_path / "stages.jsonl").write_text("".join(rows))
+    stages = {name: StageResult("", Verdict.PASS, "ready") for name in ("doctor", "smoke")}
+    write_result(tmp_path, AcceptResult({"sglang": "1.2"}, stages))
     done = CliRunner().invoke(app, ["report", str(tmp_path), "--output", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
     assert '<h1 class="better">ACCEPTED: 2 of 2 stages passed' in (tmp_path / "out" / "report.html").read_text()
-    for cut in (rows[0], "".join(rows)[:-9]):
-        (tmp_path / "stages.jsonl").write_text(cut)
-        done = CliRunner().invoke(app, ["report", str(tmp_path), "--output", str(tmp_path / "out")])
-        text = (tmp_path / "out" / "report.html").read_text()
-        assert done.exit_code == 1 and "lacks its last stages" in text and "ACCEPTED" not in text
+    (tmp_path / RESULT).write_text((tmp_path / RESULT).read_text()[:-9])
+    done = CliRunner().invoke(app, ["report", str(tmp_path), "--output", str(tmp_path / "out")])
+    text = (tmp_path / "out" / "report.html").read_text()
+    assert done.exit_code == 1 and "result.json cannot be read" in text and "ACCEPTED" not in text

@@ -1,6 +1,7 @@
 """`eval tools` against a scripted server whose answers are known: the scores must be exact, streamed or not."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,8 @@ from kimi_w4a8_eagle3.base.files import lines
 from kimi_w4a8_eagle3.base.resources import operator_dir
 from kimi_w4a8_lab.accuracy import tool_requests, tool_run, tool_scores, vendor_checks
 from kimi_w4a8_lab.accuracy.recorder import Patience
+from kimi_w4a8_lab.accuracy.results import ToolsResult
+from kimi_w4a8_lab.base.experiment import read_result
 from kimi_w4a8_lab.base.server_under_test import Target
 from kimi_w4a8_lab.report import evaluation
 from kimi_w4a8_lab.report.page import write_page
@@ -124,7 +127,8 @@ def finished(data, tmp_path_factory):
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_scores_are_exact(data, tmp_path, finished, stream):
     folder, result = run(Server(), data, tmp_path, stream=True) if stream else finished
-    assert result["finish_reasons"] == {"tool_calls": 7, "stop": 2, "length": 1}
+    ended = Counter(outcome["finish_reason"] for outcome in result["outcomes"])
+    assert ended == {"tool_calls": 7, "stop": 2, "length": 1}
     schema, trigger = result["verdict"]["accuracies"]
     assert (schema["correct"], schema["answered"]) == (3, 7)
     # Both call in 0, 1, 3, 4, 6; only we in 2 and 5; only the reference in 7: F1 = 10 / 13.
@@ -133,7 +137,7 @@ def test_the_scores_are_exact(data, tmp_path, finished, stream):
     low, high = 0.3057, 0.8632  # Wilson's limits of 5 of 8
     assert trigger["interval"]["low"] == pytest.approx(2 * low / (1 + low), abs=1e-4)
     assert trigger["interval"]["high"] == pytest.approx(2 * high / (1 + high), abs=1e-4)
-    found = [tool_run.ToolOutcome(**json.loads(line)) for line in lines(folder / tool_run.OUTCOMES)]
+    found = read_result(folder, ToolsResult).outcomes
     for outcome, (_, _, problem) in zip(found, CASES, strict=True):
         assert outcome.problem.startswith(problem) and bool(outcome.problem) == bool(problem)
     assert found[1].calls[1]["function"]["arguments"] == GOOD[1]
@@ -141,7 +145,7 @@ def test_the_scores_are_exact(data, tmp_path, finished, stream):
         "0", "14 of 14", "6 of 6", "0 of 6", "14 of 14", "14 of 14", "not counted",
     ]  # fmt: skip
     assert result["verdict"]["state"] == "inconclusive" and result["verdict"]["truncated"] == 1
-    page = write_page(evaluation.page(folder)[0], folder).read_text()
+    page = write_page(evaluation.page(folder, read_result(folder, ToolsResult)), folder).read_text()
     assert "wether" in page and "INCONCLUSIVE" in page and "3 of 7" in page
 
 
@@ -230,7 +234,7 @@ def test_an_interrupted_run_asks_nothing_twice(data, tmp_path, finished):
     _, result = run(server, data, tmp_path, resume=folder)
     refused = 6  # they are no answers, and are asked again
     assert asked - 12 <= len(server.asked) <= asked - 12 + refused and result["requests"]["reused"] >= 12 - refused
-    keys = ("finish_reasons", "invalid", "verdict")
+    keys = ("outcomes", "checks", "verdict")
     assert {key: result[key] for key in keys} == {key: expected[key] for key in keys}
 
 

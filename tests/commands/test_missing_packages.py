@@ -15,9 +15,10 @@ import pytest
 
 from kimi_w4a8_eagle3.base.extras import failed_import
 from kimi_w4a8_eagle3.base.run_dir import RECORD, record, write_json
+from kimi_w4a8_lab.base.experiment import RESULT
 from kimi_w4a8_lab.speed.generator import LoadResult
 from kimi_w4a8_lab.speed.measure import Measurement
-from kimi_w4a8_lab.speed.runs import RESULT, RunResult
+from kimi_w4a8_lab.speed.runs import RunResult
 from kimi_w4a8_lab.speed.workloads import load_workload
 from kimi_w4a8_laptop import tiny
 

@@ -15,8 +15,8 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.recipe.launch import load_recipe
 from kimi_w4a8_lab.accept import stages
-from kimi_w4a8_lab.accept.journal import Journal, StageResult
-from kimi_w4a8_lab.accuracy.json_lines import read_rows
+from kimi_w4a8_lab.accept.journal import AcceptResult
+from kimi_w4a8_lab.base.experiment import read_result
 from kimi_w4a8_lab.base.verdict import Verdict
 
 pytestmark = pytest.mark.server
@@ -42,15 +42,14 @@ def test_a_taken_port_fails_one_stage_and_the_same_command_runs_that_one_alone(
     assert first.exception.what.startswith("1 of 20 stages failed; doctor: port"), first.output
     assert "timetable" in first.output and "min so far, about" in first.output
     (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
-    rows = read_rows(folder / "stages.jsonl", StageResult)
-    found = Journal(folder, {}, {row.stage: row for row in rows})
+    found = read_result(folder, AcceptResult)
     assert (found.names(Verdict.FAIL), found.names(Verdict.PASS)) == (["doctor"], ALL_HERE)
-    assert found.results["kernels flydsl, TP 8"].found == "needs a gfx942 GPU"
-    assert "needs 8" in found.results["eagle3: con40"].found
-    assert "TPOT" in found.results["tiny: tiny-con2"].found
-    accept_length = found.results["tiny: tiny-con2"].figures[-1]
+    assert found.stages["kernels flydsl, TP 8"].found == "needs a gfx942 GPU"
+    assert "needs 8" in found.stages["eagle3: con40"].found
+    assert "TPOT" in found.stages["tiny: tiny-con2"].found
+    accept_length = found.stages["tiny: tiny-con2"].figures[-1]
     assert accept_length.name.startswith("accept length") and 1 <= accept_length.value <= 4
-    solved = {figure.name: figure.value for figure in found.results["tiny: accuracy"].figures}
+    solved = {figure.name: figure.value for figure in found.stages["tiny: accuracy"].figures}
     assert solved["strict-match"] >= 50
     assert '<h1 class="worse">NOT ACCEPTED: ' in (folder / "report.html").read_text()
 
@@ -62,4 +61,4 @@ def test_a_taken_port_fails_one_stage_and_the_same_command_runs_that_one_alone(
     assert len(cells) > 10 and set(cells) == {"not run"}  # a CPU proves nothing of it
     with tarfile.open(f"{folder}.tar.gz") as bundle:
         kept = {name.partition("/")[2] for name in bundle.getnames()}
-    assert {"report.html", "stages.jsonl", "run.json", "engine-tiny.log", "doctor-tiny.json"} <= kept
+    assert {"report.html", "result.json", "run.json", "engine-tiny.log", "doctor-tiny.json"} <= kept

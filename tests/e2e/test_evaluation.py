@@ -16,9 +16,10 @@ from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_lab.accuracy import accuracy, lossless, sampling_match, smoke, tasks
 from kimi_w4a8_lab.accuracy.prompts import prompts
-from kimi_w4a8_lab.accuracy.resume import RESULT
+from kimi_w4a8_lab.accuracy.results import LosslessReport
 from kimi_w4a8_lab.accuracy.tasks import Protocol
 from kimi_w4a8_lab.accuracy.tokens import TokenClient, Tokens
+from kimi_w4a8_lab.base.experiment import RESULT
 from kimi_w4a8_lab.base.server_under_test import Target
 from kimi_w4a8_laptop import exact
 from proof.tiny.problems import problems
@@ -42,16 +43,14 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EngineSer
         yield server, named
 
 
-def compared(reference: EngineServer, target: EngineServer, runs: Path, **plan: object) -> lossless.LosslessReport:
+def compared(reference: EngineServer, target: EngineServer, runs: Path, **plan: object) -> LosslessReport:
     choices = (Target(base_url=reference.base_url), Target(base_url=target.base_url))
     _, report = lossless.run(*choices, lossless.LosslessPlan(runs=runs, **plan), SILENT)
     return report
 
 
 @pytest.fixture(scope="module")
-def healthy(
-    plain: EngineServer, eagle3: EngineServer, tmp_path_factory: pytest.TempPathFactory
-) -> lossless.LosslessReport:
+def healthy(plain: EngineServer, eagle3: EngineServer, tmp_path_factory: pytest.TempPathFactory) -> LosslessReport:
     """Greedy answers and samples in one run."""
     runs = tmp_path_factory.mktemp("healthy")
     with pytest.MonkeyPatch.context() as patch:

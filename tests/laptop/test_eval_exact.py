@@ -1,14 +1,16 @@
 """The comparison without a rule for ties, on recorded answers; real servers are in tests/e2e."""
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from kimi_w4a8_eagle3.base.run_dir import write_json
+from kimi_w4a8_lab.accuracy.results import RESULTS, ExactResult
 from kimi_w4a8_lab.accuracy.tokens import Tokens
+from kimi_w4a8_lab.base.experiment import read_result, write_result
 from kimi_w4a8_lab.base.server_under_test import Target
+from kimi_w4a8_lab.base.verdict import Verdict
 from kimi_w4a8_lab.report import evaluation
 from kimi_w4a8_lab.report.page import write_page
 from kimi_w4a8_laptop import exact
@@ -63,7 +65,7 @@ def judged(differences=(), kinds=("chat",), longest=2, **seen: float) -> exact.E
         "retracted": 1,
         **seen,
     }
-    report = exact.ExactReport("pass", [], 1, 3, list(differences), {"EAGLE3": counted})
+    report = exact.ExactReport(Verdict.PASS, [], 1, 3, list(differences), {"EAGLE3": counted})
     asked = [exact.ExactRequest(kind, tuple(range(longest)), {}) for kind in kinds]
     exact._judge(report, [SIDE], asked, exact.ExactPlan())
     return report
@@ -92,11 +94,13 @@ def test_a_difference_fails_whatever_else_is_missing(retracted):
 def test_a_result_has_a_page_with_all_servers_and_differences(
     tmp_path: Path, state: str, differences: list[exact.Difference]
 ) -> None:
-    result = exact._result([SIDE], ASKED, [ANSWER], judged(differences), exact.ExactPlan())
-    write_json(tmp_path / exact.RESULT, result)
-    page, verdict = evaluation.page(tmp_path)
-    text = write_page(page, tmp_path).read_text()
-    assert verdict == state and f"{state.upper()}: Lossless speculation, bit for bit" in text
+    asked, plan = [asdict(request) for request in ASKED], asdict(exact.ExactPlan())
+    made = ExactResult(
+        configuration="x", model="m", verdict=judged(differences), plan=plan, asked=asked, expected=["abc"]
+    )
+    write_result(tmp_path, made)
+    text = write_page(evaluation.page(tmp_path, read_result(tmp_path, *RESULTS)), tmp_path).read_text()
+    assert f"{state.upper()}: Lossless speculation, bit for bit" in text
     assert "PASS means: tokens and logprobs are equal bit for bit, with no rule for ties." in text
     assert ">EAGLE3</td>" in text and ("Answers that differ" in text) == bool(differences)
 

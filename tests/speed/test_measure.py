@@ -152,7 +152,7 @@ def test_a_killed_generator_leaves_an_incomplete_run(tmp_path: Path, monkeypatch
         bench(load_workload("tiny-con2"), Texts(), Target(url, api_key=KEY), tmp_path, lambda _: None)
     run = read_run(next(tmp_path.iterdir()))
     assert run.result.status == "incomplete" and "signal 9" in run.result.reason
-    assert "0 finished measurement(s)" in str(caught.value)
+    assert "what is finished is kept; repeat the command with --resume" in str(caught.value)
 
 
 def test_a_server_that_is_down_leaves_no_folder(tmp_path: Path) -> None:

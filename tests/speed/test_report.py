@@ -116,24 +116,24 @@ def test_marked_measurements_are_named_and_nothing_to_show_is_an_error(
 def test_a_damaged_run_is_one_message(copies: Copies, content: str) -> None:
     run = copies("a", "w4a8")
     (run.folder / "result.json").write_text(content)
-    with pytest.raises(KimiError, match="cannot read"):
+    with pytest.raises(KimiError, match="cannot be read"):
         read_run(run.folder)
 
 
 def test_a_run_of_another_kind_names_its_own_page(copies: Copies) -> None:
     run = copies("a", "w4a8")
     (run.folder / "result.json").write_text('{"kind": "demo"}')
-    with pytest.raises(KimiError, match="not a run of") as caught:
+    with pytest.raises(KimiError, match="kind: Input should be") as caught:
         read_run(run.folder)
-    assert "name the folder" in caught.value.remedy
+    assert "run it again" in caught.value.remedy
     (run.folder / "report.html").touch()
-    with pytest.raises(KimiError, match="not a run of") as caught:
+    with pytest.raises(KimiError, match="kind: Input should be") as caught:
         read_run(run.folder)
-    assert caught.value.remedy.endswith("report.html")
+    assert "report.html" in caught.value.remedy
 
 
 def test_no_run_is_one_message(tmp_path: Path) -> None:
-    with pytest.raises(KimiError, match="no benchmark run here"):
+    with pytest.raises(KimiError, match="no finished run is here"):
         read_run(tmp_path)
 
 
@@ -164,7 +164,7 @@ def test_plain_is_the_recipe_without_speculation() -> None:
 
 
 def test_the_record_of_a_run_has_the_command_of_each_server(tmp_path: Path) -> None:
-    with recorded(tmp_path, "ab", {"tiny": Target(recipe="tiny")}):
+    with recorded(tmp_path, "ab", {"tiny": Target(recipe="tiny")}, print):
         pass
     server = json.loads((tmp_path / RECORD).read_text())["servers"]["tiny"]
     assert "sglang.launch_server" in server["argv"] and server["env"]["SGLANG_USE_CPU_ENGINE"] == "1"

@@ -62,13 +62,13 @@ def test_a_resumed_run_repeats_what_is_missing_or_broken(copies: Copies) -> None
     content |= {"kind": "ab", "status": "incomplete"}
     (run.folder / "result.json").write_text(json.dumps(content))
     target = Target(recipe="tiny")
-    with recorded(run.folder, "ab", {"tiny": target}, [plan], resumed=True) as writer:
-        assert [found.repetition_index for found in writer.result.measurements] == [0, 2]
-        assert [left(writer, "tiny", [plan], [number]) for number in range(4)] == [False, True, False, True]
+    with recorded(run.folder, "ab", {"tiny": target}, print, [plan], resumed=True) as finished:
+        assert [found.repetition_index for found in finished.result.measurements] == [0, 2]
+        assert [left(finished, "tiny", [plan], [number]) for number in range(4)] == [False, True, False, True]
     assert read_run(run.folder).result.status == "complete"
     other = plan.model_copy(update={"output_len": 9})
     for sides, works in (({"tiny": target}, [other]), ({"w4a8": target}, [plan])):
-        with pytest.raises(KimiError, match="this run measured"), recorded(run.folder, "ab", sides, works, True):
+        with pytest.raises(KimiError, match="this run measured"), recorded(run.folder, "ab", sides, print, works, True):
             pass
 
 

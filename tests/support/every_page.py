@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,9 @@ from support.plans import plan
 
 from kimi_w4a8_eagle3.engine.client import Generation
 from kimi_w4a8_lab.accept import claims
-from kimi_w4a8_lab.accept.journal import Figure, Journal, StageResult
+from kimi_w4a8_lab.accept.journal import AcceptResult, Figure, StageResult
+from kimi_w4a8_lab.accuracy.results import Accuracy, AccuracyResult, Differing, Judgement, Paired
+from kimi_w4a8_lab.accuracy.significance import ShareInterval
 from kimi_w4a8_lab.base.verdict import Verdict
 from kimi_w4a8_lab.report import evaluation, measured, traffic_plan
 from kimi_w4a8_lab.report.analysis import Analysis
@@ -35,7 +36,7 @@ def every_page(copies: Copies, folder: Path) -> dict[str, Path]:
         ),
         "replay": replay_page(copies),
         "eval": evaluation_page(folder / "run"),
-        "accept": claims.page(journal(folder)),
+        "accept": claims.page(accepted()),
         "plan": traffic_plan.page(plan({"2 x TP 4": 200.0}, name=f"{HOSTILE}/traces/agents.jsonl")),
     }
     return {name: write_page(page, folder / name) for name, page in made.items()}
@@ -70,30 +71,26 @@ def replay_page(copies: Copies) -> Page:
 
 
 def evaluation_page(run: Path) -> Page:
-    accuracy = {"metric": "strict-match", "correct": 487, "answered": 500}
-    accuracy |= {"interval": {"value": 0.974, "low": 0.956, "high": 0.985}}
-    paired = {"metric": "strict-match", "both": 480, "only_new": 7, "only_base": 6, "neither": 7, "margin": 0.01}
-    paired |= {"difference": {"value": 0.002, "low": -0.008, "high": 0.012}, "mcnemar_p": 1.0, "power": 0.66}
-    differing = {
-        "id": 3,
-        "question": LONG,
-        "target": "24",
-        "solved_by": {"strict-match": "new"},
-        "new": LONG,
-        "base": "",
-    }
-    verdict: dict[str, Any] = {"state": "pass", "reasons": ["not worse"], "accuracies": [accuracy], "references": []}
-    verdict |= {"paired": [paired], "differing": [differing]}
-    result = {"kind": "eval-accuracy", "task": "tiny-math", "configuration": f"tiny {HOSTILE}", "verdict": verdict}
-    run.mkdir(parents=True)
-    (run / "result.json").write_text(json.dumps(result))
-    return evaluation.page(run)[0]
+    paired = Paired("strict-match", 500, 480, 7, 6, 7, ShareInterval(0.002, -0.008, 0.012), 1.0, 0.01, 0.66, 900)
+    verdict = Judgement(
+        Verdict.PASS, ["not worse"], problems=500, paired=[paired],
+        accuracies=[Accuracy("strict-match", 487, 500, ShareInterval(0.974, 0.956, 0.985))],
+        differing=[Differing(3, LONG, "24", {"strict-match": "new"}, LONG, "")],
+    )  # fmt: skip
+    return evaluation.page(run, accuracy_result(verdict, f"tiny {HOSTILE}"))
 
 
-def journal(folder: Path) -> Journal:
+def accuracy_result(verdict: Judgement, server: str, **facts: Any) -> AccuracyResult:
+    asked: dict[str, Any] = {"requests": {"asked": 500}, "protocol": {}, "lm_eval": {}, "outcomes": []}
+    return AccuracyResult(
+        configuration=server, model="kimi", verdict=verdict, **{"task": "tiny-math", **asked, **facts}
+    )
+
+
+def accepted() -> AcceptResult:
     figures = [Figure("TPOT median", 27.4, "ms", 26.1, 27.79), Figure("TTFT median", 812.0, "ms", 790.0)]
     measures = [f"{recipe}: {point}" for recipe in ("agent", "w4a8", "eagle3") for point in ("con2", "con40")]
-    results = {name: StageResult(name, "", Verdict.PASS, LONG, 60.0, figures) for name in measures}
-    results |= {name: StageResult(name, "", Verdict.PASS, "fine", 9.0, []) for name in "abcdefghijklmnopqrst"}
-    failed = StageResult("chat", "", Verdict.FAIL, HOSTILE)
-    return Journal(folder, {"sglang": "1.2"}, {**results, "chat": failed, HOSTILE: results["a"]})
+    results = {name: StageResult("", Verdict.PASS, LONG, 60.0, figures) for name in measures}
+    results |= {name: StageResult("", Verdict.PASS, "fine", 9.0, []) for name in "abcdefghijklmnopqrst"}
+    failed = StageResult("", Verdict.FAIL, HOSTILE)
+    return AcceptResult({"sglang": "1.2"}, {**results, "chat": failed, HOSTILE: results["a"]})

@@ -30,9 +30,9 @@ from kimi_w4a8_eagle3.moe.layer_check import require_layer
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 from kimi_w4a8_lab.accuracy import accuracy, lossless, smoke, tasks
 from kimi_w4a8_lab.accuracy.prompts import prompts
-from kimi_w4a8_lab.accuracy.resume import RESULT
 from kimi_w4a8_lab.accuracy.tasks import Protocol
 from kimi_w4a8_lab.accuracy.tokens import TokenClient, Tokens
+from kimi_w4a8_lab.base.experiment import RESULT
 from kimi_w4a8_lab.base.server_under_test import Target
 from kimi_w4a8_lab.kernels.agreement import agreements
 from kimi_w4a8_lab.kernels.tile_search import random_layer

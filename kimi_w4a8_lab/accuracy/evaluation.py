@@ -1,0 +1,58 @@
+"""Start of an evaluation: its server, its folder with run.json, and the recorder that keeps the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, write_json
+
+from ..base.experiment import continuable
+from ..base.server_under_test import Server, Target, record_of
+from .recorder import REQUESTS, Patience, Recorder
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Settings of an evaluation that neither change its requests nor name the server.
+
+    baseline: run to compare with. published: name of the reported figures that decide.
+    """
+
+    baseline: Path | None = None
+    published: str | None = None
+    max_unusable: float = 0.01
+    runs: Path = DEFAULT_ROOT
+    patience: Patience = field(default_factory=Patience)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    folder: Path
+    server: Server
+    recorder: Recorder
+
+
+@contextmanager
+def evaluated(
+    target: Target, kind: str, name: str, facts: Mapping[str, Any], options: RunOptions, console: Console,
+    resume: Path | None = None,
+) -> Iterator[Evaluation]:  # fmt: skip
+    """Yield the running server with the run's folder and recorder.
+
+    facts: recorded in run.json; a run with facts can be resumed, and a failure or a signal names the option for it.
+    """
+    target.check()
+    folder = resume or new_run_dir(name, options.runs)
+    with ExitStack() as stack:
+        server = stack.enter_context(target.running(folder / "server.log", console.print))
+        if resume is None:
+            write_json(folder / RECORD, record_of(kind, {"server": target}, model=server.model, **facts))
+        if facts:
+            stack.enter_context(continuable(folder, console.print))
+        yield Evaluation(folder, server, Recorder(server.base_url, folder / REQUESTS, options.patience, server.api_key))

@@ -1,0 +1,305 @@
+"""Typed results of all evaluations, as result.json has them, and what they are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ..base.verdict import Verdict
+from .greedy_match import Divergence
+from .prefill_match import PrefillMatch
+from .sampling_match import SamplingMatch
+from .significance import ShareInterval
+from .tasks import MARKER
+
+CALLS = "tool_calls"
+Status = Literal["answered", "truncated", "failed"]
+
+
+@dataclass(frozen=True)
+class ProblemOutcome:
+    """One problem. extracted, correct: by metric. A failed request has no answer and counts in no accuracy."""
+
+    id: int
+    question: str
+    target: str
+    status: Status
+    text: str
+    extracted: dict[str, str]
+    correct: dict[str, bool]
+    completion_tokens: int | None
+    attempts: int
+    seconds: float
+    error: str | None = None
+
+    @property
+    def has_marker(self) -> bool:
+        """True if the answer states its result after `####`, as the examples do."""
+        return MARKER in self.text
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Accuracy over the answered problems; truncated answers count as scored."""
+
+    metric: str
+    correct: int
+    answered: int
+    interval: ShareInterval | None
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Accuracy reported elsewhere, measured on `n` problems."""
+
+    configuration: str
+    metric: str
+    accuracy: float
+    n: int
+    source: str
+
+
+@dataclass(frozen=True)
+class AgainstReference:
+    """This run's accuracy minus a reported one with its 90 % interval; the samples are independent."""
+
+    reference: Reference
+    difference: ShareInterval
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Paired:
+    """One metric compared with the baseline over problems answered in both runs; differences are new minus base."""
+
+    metric: str
+    n: int
+    both: int
+    only_new: int
+    only_base: int
+    neither: int
+    difference: ShareInterval
+    mcnemar_p: float
+    margin: float
+    power: float
+    needed: int
+
+    @property
+    def verdict(self) -> Verdict:
+        """PASS, FAIL or INCONCLUSIVE at the margin."""
+        return not_worse(self.difference, self.margin)
+
+
+def not_worse(difference: ShareInterval, margin: float) -> Verdict:
+    """Test non-inferiority: PASS if the 90 % interval lies above -margin, else FAIL if it lies below zero."""
+    if difference.low > -margin:
+        return Verdict.PASS
+    return Verdict.FAIL if difference.high < 0 else Verdict.INCONCLUSIVE
+
+
+@dataclass(frozen=True)
+class Differing:
+    """Problem that only one of two configurations solves in at least one metric. new, base: their answers."""
+
+    id: int
+    question: str
+    target: str
+    solved_by: dict[str, str]
+    new: str
+    base: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """One condition with its result in words."""
+
+    name: str
+    found: str
+    wanted: str
+    passed: bool
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.found} (wanted {self.wanted})"
+
+
+@dataclass
+class Conclusion:
+    """Verdict of a run. `reasons` explains `state`, which is MEASURED until a finding judges it."""
+
+    state: Verdict = Verdict.MEASURED
+    reasons: list[str] = field(default_factory=list)
+
+    def conclude(self, state: Verdict, *reasons: str) -> None:
+        self.state = max(self.state, state, key=list(Verdict).index)
+        self.reasons += reasons
+
+
+@dataclass
+class Judgement(Conclusion):
+    """Conclusion with the accuracies and comparisons that led to it."""
+
+    problems: int = 0
+    failed: int = 0
+    truncated: int = 0
+    without_marker: int = 0
+    empty: int = 0
+    accuracies: list[Accuracy] = field(default_factory=list)
+    references: list[AgainstReference] = field(default_factory=list)
+    paired: list[Paired] = field(default_factory=list)
+    differing: list[Differing] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ToolOutcome:
+    """One request and its answer. expected: the reference's finish_reason. problem: the error of its calls."""
+
+    identity: str
+    status: str
+    expected: str | None
+    finish_reason: str | None
+    calls: list[dict[str, Any]]
+    problem: str = ""
+    marker: str = ""
+    error: str | None = None
+
+    @property
+    def called(self) -> bool:
+        """True if the answer ends in tool calls."""
+        return self.finish_reason == CALLS
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Greedy answers of one server at one concurrency that have the reference's tokens."""
+
+    concurrency: int
+    side: str
+    same: int
+    answers: int
+
+
+@dataclass
+class LosslessReport(Conclusion):
+    """Conclusion with the comparisons that led to it. self_differences, self_gap: of the reference with itself."""
+
+    divergences: list[Divergence] = field(default_factory=list)
+    self_differences: int = 0
+    self_gap: float = 0.0
+    accept_length: float | None = None
+    same: list[Agreement] = field(default_factory=list)
+    prefill: PrefillMatch | None = None
+    sampling: SamplingMatch | None = None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Answer that differs from the expected one, first at token `position` (None: at the end of the text)."""
+
+    side: str
+    concurrency: int
+    request: int
+    kind: str
+    position: int | None
+    what: str
+
+    def __str__(self) -> str:
+        place = "the end" if self.position is None else f"token {self.position}"
+        return (
+            f"{self.side}, concurrency {self.concurrency}, request {self.request} ({self.kind}): {place}: {self.what}"
+        )
+
+
+@dataclass
+class ExactReport(Conclusion):
+    """Conclusion with the differing answers. seen: counts of what each server did, by its label."""
+
+    compared: int = 0
+    tokens: int = 0
+    differences: list[Difference] = field(default_factory=list)
+    seen: dict[str, dict[str, int]] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class EvalResult:
+    """result.json of an evaluation. configuration: the server's name. baseline: run that it was compared with."""
+
+    configuration: str
+    model: str
+    verdict: Conclusion
+    baseline: Path | None = None
+
+
+@dataclass(kw_only=True)
+class AnsweredResult(EvalResult):
+    """Result of an evaluation that keeps its answers. requests: asked, reused from before an interruption, retried.
+
+    judged_against: the published configuration that decides.
+    """
+
+    requests: dict[str, int]
+    judged_against: str | None = None
+
+
+@dataclass(kw_only=True)
+class ProblemsResult(AnsweredResult):
+    verdict: Judgement
+    outcomes: list[ProblemOutcome]
+
+
+@dataclass(kw_only=True)
+class AccuracyResult(ProblemsResult):
+    task: str
+    protocol: dict[str, Any]
+    lm_eval: dict[str, Any]
+    kind: Literal["eval-accuracy"] = "eval-accuracy"
+
+
+@dataclass(kw_only=True)
+class AgentResult(ProblemsResult):
+    plan: dict[str, Any]
+    kind: Literal["eval-agent"] = "eval-agent"
+
+
+@dataclass(kw_only=True)
+class ToolsResult(AnsweredResult):
+    verdict: Judgement
+    plan: dict[str, Any]
+    checks: list[Check]
+    outcomes: list[ToolOutcome]
+    kind: Literal["eval-tools"] = "eval-tools"
+
+
+@dataclass(kw_only=True)
+class SmokeResult(AnsweredResult):
+    """Result of `eval smoke`. wanted: share of the problems that must be solved."""
+
+    checks: list[Check]
+    solved: int
+    wanted: float
+    problems: list[dict[str, Any]]
+    kind: Literal["eval-smoke"] = "eval-smoke"
+
+
+@dataclass(kw_only=True)
+class LosslessResult(EvalResult):
+    verdict: LosslessReport
+    reference: str
+    plan: dict[str, Any]
+    prompts: list[dict[str, str]]
+    texts: dict[str, dict[int, list[str]]]
+    kind: Literal["eval-lossless"] = "eval-lossless"
+
+
+@dataclass(kw_only=True)
+class ExactResult(EvalResult):
+    """Result of `eval lossless --exact`. asked: the requests. expected: the reference's texts."""
+
+    verdict: ExactReport
+    plan: dict[str, Any]
+    asked: list[dict[str, Any]]
+    expected: list[str]
+    kind: Literal["eval-exact"] = "eval-exact"
+
+
+RESULTS = (AccuracyResult, AgentResult, ToolsResult, SmokeResult, LosslessResult, ExactResult)
