@@ -19,7 +19,8 @@ WORKDIR /src
 COPY requirements/docker-build.txt requirements/docker.txt requirements/
 RUN python3 -m pip install --require-hashes --ignore-installed -r requirements/docker-build.txt \
  && python3 -m pip wheel --require-hashes --no-deps --no-build-isolation --wheel-dir /wheels -r requirements/docker.txt
-COPY pyproject.toml setup.py MANIFEST.in README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE ./
+COPY requirements/wheel.py requirements/
 COPY kimi_w4a8_eagle3 kimi_w4a8_eagle3
 COPY kimi_w4a8_lab kimi_w4a8_lab
 COPY launch launch

@@ -37,7 +37,7 @@ tiny: $(STAMP)
 
 # The docs as a site in build/site; fails on dead links, missing headings and pages that the navigation lacks.
 docs: $(STAMP)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -f .ci/mkdocs.yml
 
 $(DEMO): pyproject.toml kimi_w4a8_laptop/pyproject.toml requirements/install.sh requirements/serve-cpu.txt requirements/constraints.txt
 	@PYTHON="$(PYTHON)" requirements/install.sh demo $(VENV)

@@ -1,6 +1,7 @@
 """Find the folders that an operator reads (`launch/`, ...) in a checkout and in an installed wheel.
 
-They live at the top of the repository; `setup.py` copies them to `kimi_w4a8_eagle3/_operator/` when a wheel is built.
+They live at the top of the repository. `requirements/wheel.py` copies them to `kimi_w4a8_eagle3/_operator/` when a
+wheel is built.
 """
 
 from __future__ import annotations

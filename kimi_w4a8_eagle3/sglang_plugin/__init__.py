@@ -1,8 +1,9 @@
 """The SGLang plugin: the only package that imports sglang.
 
-`register` is the `sglang.srt.plugins` entry point; SGLang calls it in every process before it builds anything. It
-adds the W4A8 scheme for AMD Quark's two-stage checkpoints and caps the KV pool at the int32 page-offset limit;
-every other checkpoint behaves as before.
+`register` is the `sglang.srt.plugins` entry point. SGLang calls it in every process before it builds anything. It
+registers features: the W4A8 scheme for AMD Quark's checkpoints, the page guard, exact sampling, the door, and others.
+Each feature is a `Feature` in a module of this folder, with its hooks and with the change in SGLang that makes it
+unnecessary. The table in docs/hooks.md lists all of them, and a test compares it with the code.
 """
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ COPY requirements/constraints.txt requirements/serve-cpu.txt requirements/
 RUN pip install --index-url https://download.pytorch.org/whl/cpu "$(grep '^torch==' requirements/constraints.txt)" \
  && pip install -c requirements/constraints.txt -r requirements/serve-cpu.txt \
  && pip install -c requirements/constraints.txt --no-deps sglang torchvision
-COPY pyproject.toml setup.py MANIFEST.in README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE ./
+COPY requirements/wheel.py requirements/
 COPY kimi_w4a8_eagle3 kimi_w4a8_eagle3
 COPY kimi_w4a8_lab kimi_w4a8_lab
 COPY kimi_w4a8_laptop kimi_w4a8_laptop

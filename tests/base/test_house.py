@@ -27,7 +27,7 @@ PINS = {
     "launch/known-faults.toml",  # tests/recipe/test_known_faults.py
 }
 OF_OTHERS = {"pool_configurator.py"}  # SGLang's
-PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md")})
+PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob(".github/*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md")})
 
 
 @cache

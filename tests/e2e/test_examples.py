@@ -11,7 +11,7 @@ import pytest
 
 from kimi_w4a8_eagle3.engine.process import EngineServer
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "docs/examples"
 QUESTION = "Mia has 33 apples and buys 14 more. How many apples does Mia have now?"
 
 

@@ -1,6 +1,6 @@
 """Ask a server one question and let it use a calculator. Thinking, text and tool calls are shown as they stream.
 
-    python examples/client.py "Mia has 33 apples and buys 14 more. How many apples does Mia have now?"
+    python docs/examples/client.py "Mia has 33 apples and buys 14 more. How many apples does Mia have now?"
 
 OPENAI_BASE_URL and OPENAI_API_KEY name another server and its key. Needs `pip install openai`.
 """

@@ -1,11 +1,10 @@
-"""Copies the operator's folders into the wheel; everything else is declared in pyproject.toml."""
+"""The build of a wheel, which copies the operator's folders into it. pyproject.toml names the class."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
 
-from setuptools import setup
 from setuptools.command.build_py import build_py
 
 # Folders that `kimi_w4a8_eagle3.base.resources.operator_dir` looks up by name.
@@ -27,5 +26,7 @@ class BuildWithOperatorFolders(build_py):
             shutil.rmtree(target, ignore_errors=True)
             shutil.copytree(name, target, ignore=shutil.ignore_patterns(*CHECKOUT_ONLY))
 
-
-setup(cmdclass={"build_py": BuildWithOperatorFolders})
+    def get_source_files(self) -> list[str]:
+        """Return what a source distribution holds: the folders and this file, too."""
+        folders = [str(path) for name in OPERATOR_FOLDERS for path in sorted(Path(name).rglob("*")) if path.is_file()]
+        return [*super().get_source_files(), *folders, "requirements/wheel.py"]
