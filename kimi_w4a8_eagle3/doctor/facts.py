@@ -66,9 +66,8 @@ class Facts:
 
     @cached_property
     def numa_nodes(self) -> list[int] | None:
-        """`--numa-node` list: one NUMA node for each GPU of the recipe, in HIP's order."""
-        count = self.needs.gpus or self.count
-        return self.machine.numa_nodes(count) if count else None
+        """`--numa-node` list: one NUMA node for each GPU of this machine, in HIP's order."""
+        return self.machine.numa_nodes
 
     def hub_problem(self, repo: str, revision: str) -> KimiError | None:
         """Return why the Hub does not give a repository, or None. An unreachable Hub is asked only once."""

@@ -14,9 +14,12 @@ from ..recipe.launch import Launch
 def replica_launches(front: Launch) -> list[Launch]:
     """Return the launches of the recipe's replicas; `front` holds the address and settings that clients see.
 
-    A replica differs from `front` by its GPUs, their NUMA nodes, its address and its door. Raises KimiError when there
-    are too few GPUs.
+    A single one is `front` itself. One of several differs from it by its GPUs, its address and its door. The NUMA list
+    stays, because SGLang looks a GPU up by its number on the machine, not by its rank. Raises KimiError when there are
+    too few GPUs.
     """
+    if front.recipe.options.replicas == 1:
+        return [front]
     devices, count = front.machine.devices, front.recipe.options.replicas
     gpus = front.tensor_parallel if devices else 0
     if gpus * count > len(devices):
@@ -32,9 +35,6 @@ def _replica(front: Launch, first: int, gpus: int) -> Launch:
     args = {**front.args, "host": "127.0.0.1", "port": free_port()}
     if gpus:
         args["base-gpu-id"] = first
-        nodes = replace(front.machine, devices=front.machine.devices[first:]).numa_nodes(gpus)
-        if nodes is not None and args.get("numa-node") == front.machine.numa_nodes(gpus):
-            args["numa-node"] = nodes
     env = {**front.env, "KIMI_DOOR": "closed"}  # only the router needs to reach it
     if is_loopback(front.host):  # without a key, /generate is open behind the router as it is without a router
         env["KIMI_DOOR_NATIVE"] = {**os.environ, **env}.get("KIMI_DOOR_NATIVE") or "keyless"

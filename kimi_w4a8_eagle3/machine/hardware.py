@@ -104,10 +104,11 @@ class Machine:
         best = min(same, key=lambda gpu: abs(gpu.hbm_bytes - hbm), default=None)
         return best if best is not None and abs(best.hbm_bytes - hbm) < 0.1 * best.hbm_bytes else None
 
-    def numa_nodes(self, count: int) -> list[int] | None:
-        """Return the NUMA node of each of the first `count` GPUs; None where the machine does not report them."""
-        nodes = [device.numa_node for device in self.devices[:count] if device.numa_node is not None]
-        return nodes if len(nodes) == count else None
+    @property
+    def numa_nodes(self) -> list[int] | None:
+        """NUMA node of every GPU, in HIP's order; None where the machine does not report them, or has no GPU."""
+        nodes = [device.numa_node for device in self.devices if device.numa_node is not None]
+        return nodes if nodes and len(nodes) == len(self.devices) else None
 
 
 def _free_host_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:

@@ -29,7 +29,7 @@ from .arguments import Args, argument_groups, check_type, command_words, parse_a
 from .deterministic import with_determinism
 from .known_faults import Fault, apply_faults, concerning
 from .memory_plan import attention_tp, number
-from .on_machine import fit_to_machine, missing_gpus, unmet_requirements
+from .on_machine import fit_to_machine, missing_gpus, unmet_requirements, without_core_lists
 from .schema import ArgValue, Recipe, RecipeCheckpoint, load_recipe, recipe_names, with_settings
 from .speculation import apply_speculation
 
@@ -173,8 +173,10 @@ class Resolved:
         if recipe.options.replicas > 1:
             count = f"{recipe.options.replicas} engines with this command, each with its own GPUs and port"
             notes.append(Note(f"{count}, behind SGLang's router at the address above"))
-        notes += [Note(text, Severity.OVERRIDE) for text in self.overrides]
-        return Launch(recipe, args, recipe.environment, notes, self.overrides, refused, machine, untested=self.untested)
+        cores, note = without_core_lists(args, recipe, machine)
+        notes += note + [Note(text, Severity.OVERRIDE) for text in self.overrides]
+        env = {**recipe.environment, **cores}
+        return Launch(recipe, args, env, notes, self.overrides, refused, machine, untested=self.untested)
 
     def faults(self, machine: Machine, gpu: Gpu | None = None) -> list[Fault]:
         """Return the known faults of this launch on `gpu`, the machine's GPU, or else the recipe's reference GPU."""

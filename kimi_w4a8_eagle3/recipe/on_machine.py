@@ -15,6 +15,7 @@ from .schema import ArgValue, Recipe
 
 # The rest is for the checkpoint's files while they load. SGLang leaves 10 GiB of what is free to others.
 HOST_SHARE, HOST_RESERVE = 0.75, 10 * GIB
+CORE_LISTS = "SGLANG_SET_CPU_AFFINITY"
 
 
 def fit_to_machine(
@@ -42,7 +43,7 @@ def _derive_numa(args: Args, published_args: Args, machine: Machine) -> list[Not
         return []
     published = published_args.get("numa-node")
     count = int(number(args, "tp-size", 1))
-    nodes = machine.numa_nodes(count)
+    nodes = machine.numa_nodes  # of all GPUs, because SGLang indexes the list by the GPU's number, not by the rank
     if nodes is not None:
         args["numa-node"] = nodes
         same = ", as published" if nodes == published else ""
@@ -54,6 +55,22 @@ def _derive_numa(args: Args, published_args: Args, machine: Machine) -> list[Not
     del args["numa-node"]
     reason = f"this machine's layout is unreadable, the published list is not for {count} GPUs"
     return [Note(f"--numa-node left out: {reason}")]
+
+
+def without_core_lists(
+    args: Mapping[str, ArgValue], recipe: Recipe, machine: Machine
+) -> tuple[dict[str, str], list[Note]]:
+    """Return the variable that stops SGLang from giving each rank cores of its own, and the note on it.
+
+    The base image asks for them. SGLang then spreads the ranks of one engine over the whole node, after numactl bound
+    them to their sockets. That is right only for an engine that has all GPUs of the node.
+    """
+    node = len(machine.devices) or recipe.hardware.gpus
+    ranks = int(number(args, "tp-size", 1)) // int(number(args, "nnodes", 1))
+    if not recipe.hardware.gpus or ranks == node or CORE_LISTS in recipe.env:
+        return {}, []
+    reason = f"SGLang would spread {ranks} ranks over the cores of all {node} GPUs, which the base image asks for"
+    return {CORE_LISTS: "0"}, [Note(f"env.{CORE_LISTS}=0: {reason}")]
 
 
 def _guard_memory(args: Args, recipe: Recipe, published_args: Args, gpu: Gpu | None, regime: Regime) -> list[Note]:

@@ -37,10 +37,10 @@ def test_each_replica_has_its_own_gpus_and_its_own_port_on_loopback():
     assert first.host == second.host == "127.0.0.1"
 
 
-def test_a_replica_is_bound_to_the_memory_beside_its_own_gpus():
-    first, second = place("eagle3-opt", 2, Machine(GPUS))
-    nodes = [launch.argv[launch.argv.index("--numa-node") + 1 :][:8] for launch in (first, second)]
-    assert nodes == [["0"] * 8, ["1"] * 8]
+def test_a_replica_gets_the_numa_nodes_of_all_gpus():
+    """SGLang looks the GPU up in it by its number on the machine (test_two_sockets.py)."""
+    for replica in place("eagle3-opt", 2, Machine(GPUS)):
+        assert replica.args["numa-node"] == [0] * 8 + [1] * 8
 
 
 def test_only_the_router_reaches_a_replica():
@@ -65,13 +65,23 @@ def test_two_engines_of_four_gpus_each_stay_on_one_numa_node():
     first, second = replica_launches(render(load_recipe("agent-2x4"), machine=machine))
     assert [option(launch, "--base-gpu-id") for launch in (first, second)] == ["0", "4"]
     assert [option(launch, "--tp-size") for launch in (first, second)] == ["4", "4"]
-    nodes = [launch.argv[launch.argv.index("--numa-node") + 1 :][:4] for launch in (first, second)]
-    assert nodes == [["0"] * 4, ["1"] * 4]
+    assert first.args["numa-node"] == second.args["numa-node"] == [0] * 4 + [1] * 4
+    assert first.env["SGLANG_SET_CPU_AFFINITY"] == second.env["SGLANG_SET_CPU_AFFINITY"] == "0"
     assert unmet_requirements(load_recipe("agent-2x4"), machine) == []
     unread = replica_launches(
         render(load_recipe("agent-2x4"), machine=Machine(tuple(replace(g, numa_node=None) for g in GPUS[:8])))
     )
     assert all("--numa-node" not in launch.argv for launch in unread)  # the published list is for eight GPUs
+
+
+@pytest.mark.parametrize(("settings", "value"), [((), None), (["tp-size=4"], "0"), (["tp-size=16", "nnodes=2"], None)])
+def test_only_an_engine_with_all_gpus_keeps_the_core_lists_of_the_base_image(settings, value):
+    machine = Machine(tuple(replace(gpu, numa_node=i // 4) for i, gpu in enumerate(GPUS[:8])))
+    launch = render(load_recipe("agent"), settings, machine=machine)
+    assert launch.env.get("SGLANG_SET_CPU_AFFINITY") == value
+    assert any("SGLANG_SET_CPU_AFFINITY=0" in note.text for note in launch.notes) == (value is not None)
+    asked = render(load_recipe("agent"), [*settings, "env.SGLANG_SET_CPU_AFFINITY=1"], machine=machine)
+    assert asked.env["SGLANG_SET_CPU_AFFINITY"] == "1"
 
 
 @pytest.mark.parametrize(

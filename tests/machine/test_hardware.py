@@ -41,15 +41,14 @@ def test_devices_come_in_node_order_with_their_facts(tmp_path: Path) -> None:
     assert machine.devices[9].pci == "0000:95:00.0"  # node 11 after node 9: numeric order, not alphabetic
     assert machine.devices[0].arch == "gfx942" and machine.devices[0].compute_units == 304
     assert machine.gpu is not None and machine.gpu.name == "mi325x"
-    assert machine.numa_nodes(8) == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert machine.numa_nodes == [0, 0, 0, 0, 1, 1, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("unknown", ["-1", None])
 def test_an_unknown_numa_node_is_not_guessed(tmp_path: Path, unknown: str | None) -> None:
     mi325x_tree(tmp_path, ["0", unknown])
-    assert Machine.detect(tmp_path).numa_nodes(2) is None
-    assert Machine.detect(tmp_path).numa_nodes(1) == [0]
-    assert Machine.detect(tmp_path).numa_nodes(3) is None
+    assert Machine.detect(tmp_path).numa_nodes is None
+    assert Machine().numa_nodes is None
 
 
 def test_a_machine_without_the_driver_has_no_devices(tmp_path: Path) -> None:
