@@ -38,7 +38,7 @@ def assembly(config: Any) -> str:
 
 
 def _compile(config: Any) -> str:
-    sums.register()
+    _register()
     with tempfile.TemporaryDirectory(prefix="flydsl-") as dump:
         with (
             # Where each operation was written is printed and parsed between all passes, and never changes the code.
@@ -50,3 +50,14 @@ def _compile(config: Any) -> str:
         if len(found) != 1:
             raise KimiError("FlyDSL compiled a kernel but left no assembly", where=dump)
         return found[0].read_text()
+
+
+def _register() -> None:
+    """Let FlyDSL compile the configurations of `proof.sums`."""
+    from kimi_w4a8_eagle3.moe.flydsl.launcher import KERNELS  # optional: flydsl
+
+    from .sum_kernels import stage1_sums, stage2_given, stage2_sums
+
+    KERNELS[sums.Stage1Sums] = *KERNELS[sums.Stage1Config][:2], stage1_sums
+    KERNELS[sums.Stage2Sums] = *KERNELS[sums.Stage2Config][:2], stage2_sums
+    KERNELS[sums.Stage2Given] = *KERNELS[sums.Stage2Config][:2], stage2_given

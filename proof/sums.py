@@ -30,14 +30,3 @@ class Stage2Given(Stage2Config):
 def sums_of(config: Any) -> Any:
     """Return the configuration of the kernel that writes the sums of `config`."""
     return (Stage1Sums if isinstance(config, Stage1Config) else Stage2Sums)(**vars(config))
-
-
-def register() -> None:
-    """Let FlyDSL compile the configurations above."""
-    from kimi_w4a8_eagle3.moe.flydsl.launcher import KERNELS  # optional: flydsl
-
-    from .sum_kernels import stage1_sums, stage2_given, stage2_sums
-
-    KERNELS[Stage1Sums] = *KERNELS[Stage1Config][:2], stage1_sums
-    KERNELS[Stage2Sums] = *KERNELS[Stage2Config][:2], stage2_sums
-    KERNELS[Stage2Given] = *KERNELS[Stage2Config][:2], stage2_given

@@ -23,7 +23,7 @@ _QUOTES = re.compile(r'\\.|\\\Z|"', re.DOTALL)  # an escaped quote does not coun
 
 
 class Kind(Enum):
-    """What a piece of an answer is."""
+    """Kind of a piece of an answer."""
 
     THOUGHT = auto()
     SWITCH = auto()  # a marker of thinking

@@ -1,4 +1,4 @@
-"""What clients of other vendors send, in the words of SGLang's own fields."""
+"""Fields of other vendors' clients, translated to SGLang's own."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ def free_port() -> int:
     end = max(int(range_of_kernel.split()[0]), 2 * _FIRST_PORT) - _DP_ATTENTION_PORTS.stop
     while True:
         port = SystemRandom().randrange(_FIRST_PORT, end)  # tests of several processes seed the other generator alike
-        if all(_is_free(each) for each in (port, *(port + more for more in _DP_ATTENTION_PORTS))):
+        if all(map(_is_free, (port, *(port + more for more in _DP_ATTENTION_PORTS)))):
             return port
 
 

@@ -96,7 +96,7 @@ class Launch:
 
     @property
     def acceptance(self) -> tuple[int | None, int, float]:
-        """What the canary expects: tokens of a verify step, groups of ranks with requests of their own, accept length.
+        """The canary's expectations: tokens of a verify step, groups of ranks with own requests, accept length.
 
         There is more than one group with DP attention.
         """

@@ -1,4 +1,4 @@
-"""What /v1/responses owes its clients: groups of tools, calls that were cut, and the token limit that was asked for.
+"""Contract of /v1/responses with its clients: groups of tools, calls that were cut, the requested token limit.
 
 Codex groups tools in a `namespace`, and resolves a call by its namespace and name. SGLang renders such groups for two
 other models only. Here the model sees one function for each member, and the client gets namespace and name back.

@@ -1,6 +1,6 @@
 """Kernel checks in their own process, so that a GPU fault ends only that process and its memory is freed.
 
-python -m kimi_w4a8_lab.accept.kernel_stage BACKEND WEIGHTS EXPERTS HIDDEN INTER TOP_K RESULT.json
+python -m kimi_w4a8_lab.accept.kernel_stage BACKEND WEIGHTS EXPERTS HIDDEN INTER TOP_K RESULT
 """
 
 from __future__ import annotations

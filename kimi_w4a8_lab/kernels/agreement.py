@@ -28,7 +28,7 @@ Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Agreement:
+class KernelAgreement:
     """A batch that agrees. worst: the largest distance of a token from the reference, as a part of its norm."""
 
     tokens: int
@@ -118,7 +118,7 @@ def batches(backend: str) -> list[int]:
 
 def agreements(
     backend: MoeBackend, shape: MoeShape, tokens: Iterable[int], device: torch.device
-) -> Iterator[Agreement]:
+) -> Iterator[KernelAgreement]:
     """Check each batch size eagerly and, on a GPU, from a captured graph that is replayed with other numbers.
 
     Raises KimiError for the first batch that differs, with the token, the channel and both values.
@@ -145,7 +145,7 @@ def agreements(
             raise wrong_results(
                 f"T={count}: token {token} is {worst:.2%} of its norm away from the reference", TOLERANCE
             )
-        yield Agreement(count, worst)
+        yield KernelAgreement(count, worst)
 
 
 def _captured(backend: MoeBackend, moe: PreparedMoe, *inputs: torch.Tensor) -> Forward:

@@ -47,7 +47,7 @@ class Row:
 
     @property
     def speedup(self) -> Interval:
-        """How many times better b is than a; below 1 it is worse."""
+        """Factor by which b is better than a; below 1 it is worse."""
         value, low, high = self.change.value, self.change.low, self.change.high
         if self.metric.higher_is_better:
             return self.change

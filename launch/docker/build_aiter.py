@@ -31,7 +31,7 @@ def without_a_gpu(arch: str) -> None:
 
 
 def calls() -> dict[str, Callable[[], Any]]:
-    """What is needed for -> the call as SGLang's attention makes it, on two tokens."""
+    """Return the needed builds, each with a call as SGLang's attention makes it, on two tokens."""
     import torch  # after the environment is set, like AITER
     from aiter.ops.mha import flash_attn_varlen_func, mha_batch_prefill_func
 

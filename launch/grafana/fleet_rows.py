@@ -11,7 +11,7 @@ BREAKER = {0: ("closed", "green"), 1: ("open", "red"), 2: ("half open", "orange"
 
 
 def routing() -> list[Any]:
-    """Who gets the requests, and what fails?"""
+    """Return the row of requests by worker, and of failures."""
     return [
         lines(
             "Requests per second by worker",
@@ -65,7 +65,7 @@ def routing() -> list[Any]:
 
 
 def watchdog() -> list[Any]:
-    """What happened to the replicas?"""
+    """Return the row of the replicas' states."""
     return [
         lines(
             "Seconds since progress",
@@ -110,7 +110,7 @@ def watchdog() -> list[Any]:
 
 
 def gpus() -> list[Any]:
-    """How hard do the GPUs work? From AMD's Device Metrics Exporter, a scrape job of its own that knows no replicas."""
+    """Return the row of the GPUs' load. AMD's Device Metrics Exporter is a scrape job of its own without replicas."""
     gpu = "{{hostname}} {{gpu_id}}"
     return [
         lines(

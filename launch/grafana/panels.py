@@ -1,4 +1,4 @@
-"""How panels look: thin builders over Grafana's SDK, so that a row of the dashboard reads as a list of questions."""
+"""Look of the panels: thin builders over Grafana's SDK, so that a row of the dashboard reads as a list of questions."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def number(
 
 
 def facts(title: str, description: str, queries: Sequence[Query]) -> stat.Panel:
-    """What labels say, and how many say it."""
+    """Return a panel of the labels' values with their counts."""
     panel = (
         stat.Panel()
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))

@@ -129,7 +129,7 @@ def glance() -> list[Any]:
 
 
 def latency() -> list[Any]:
-    """How long do users wait?"""
+    """Return the row of waiting times."""
     return [
         lines("TTFT", "From arrival at the engine to its first token.", "s", percentiles(TTFT, "ttft_p50_seconds")),
         lines(
@@ -162,7 +162,7 @@ def latency() -> list[Any]:
 
 
 def throughput() -> list[Any]:
-    """How much is done?"""
+    """Return the row of throughput."""
     return [
         lines(
             "Output tokens per second",

@@ -1,10 +1,10 @@
-"""Repository rules beyond the import contracts of pyproject.toml: sizes, names, reasons for imports, and the map."""
+"""Rules of the repository beside those of the code (rules.py): the map, the pages, reasons for imports, pins."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from functools import cache
 from itertools import combinations
 from pathlib import Path
@@ -15,7 +15,6 @@ from support.repository import ROOT, known_paths, tracked
 from kimi_w4a8_eagle3.doctor.software import SGLANG_NEWEST, SGLANG_PINNED
 
 PACKAGE = ROOT / "kimi_w4a8_eagle3"
-LONGEST = 400
 BACKENDS = ("flydsl", "triton")  # of moe/: the same parts by the same names, beside what they share
 # Where the pinned SGLang stands: the first is read by what installs it, the others cannot read and are compared with it
 # (compose.yaml with the Dockerfile, in tests/launch).
@@ -92,12 +91,6 @@ def above(name: str) -> str:
     return slashed(name).rpartition("/")[0] + ".py"
 
 
-def test_no_python_file_is_longer_than_a_reader() -> None:
-    folders = ("kimi_w4a8_eagle3/", "proof/", "launch/", "tests/")
-    lengths = {name: len((ROOT / name).read_text().splitlines()) for name in tracked() if name.endswith(".py")}
-    assert {n: size for n, size in lengths.items() if size > LONGEST and n.startswith(folders)} == {}
-
-
 def test_an_import_inside_a_function_says_why() -> None:
     silent = []
     for path in PACKAGE.rglob("*.py"):
@@ -160,13 +153,3 @@ def code(path: Path) -> str:
     docstrings = {id(node.value) for node in ast.walk(tree(path)) if isinstance(node, ast.Expr)}
     texts = [node for node in ast.walk(tree(path)) if isinstance(node, ast.Constant) and id(node) not in docstrings]
     return "\n".join(node.value for node in texts if isinstance(node.value, str))
-
-
-def test_a_public_class_name_stands_for_one_class() -> None:
-    defined = Counter(
-        node.name
-        for path in modules()
-        for node in ast.walk(tree(path))
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
-    )
-    assert {name for name, count in defined.items() if count > 1} == set()

@@ -1,4 +1,4 @@
-"""How the kernels read an expert's packed weights (layout.py) and multiply them, by format.
+"""Reading and multiplication of an expert's packed weights (layout.py) in the kernels, by format.
 
 Every 16-row tile of results has two accumulators: INT4's are of high and of low nibbles, MXFP4's of blocks with large
 and with small shifts. Unpacked weights and rows are lists of pairs of MFMA operands, eight k of a lane each.
