@@ -39,6 +39,7 @@ PICTURE_CACHE_BYTES = 100 << 20  # SGLANG_VLM_CACHE_SIZE_MB, which SGLang takes 
 # SGLang multiplies the memory fraction by this with AITER's attention and a longer context (attention_hook.py), unless
 # the variable is set.
 AITER_SCALE, AITER_SCALE_CONTEXT = 0.85, 8192
+_STORED_KV_B = 2  # kv_b, and its two halves in the layout that MLA decode absorbs
 HONOR_FRACTION = "SGLANG_AITER_HONOR_EXPLICIT_MEM_FRACTION"
 
 
@@ -109,7 +110,8 @@ def draft_weights(card: ModelCard, tp: int) -> dict[str, int]:
     hidden, heads = d.hidden_size, d.num_attention_heads
     fc: float = 3 * (d.target_hidden_size or hidden) * hidden  # SGLang splits it only for MLA drafts
     if d.mla:
-        attention, fc = _latent_attention({**d.mla.model_dump(), "num_attention_heads": heads}, tp, hidden, 2), fc / tp
+        sizes = {**d.mla.model_dump(), "num_attention_heads": heads}
+        attention, fc = latent_attention(sizes, tp, hidden, inputs=2, kv_b_copies=_STORED_KV_B), fc / tp
     else:
         head = d.head_dim or hidden // heads
         kv_heads = max((d.num_key_value_heads or heads) / tp, 1)
@@ -284,32 +286,39 @@ def _kv_dtype_bytes(args: Mapping[str, ArgValue], name: str) -> int:
 
 
 def _target_elements(c: Mapping[str, Any], tp: int, attention_tp: int) -> dict[str, float]:
-    """Return the elements per rank of everything stored in 16 bits."""
+    """Return the stored elements per rank, by kind, without the routed experts and the vision tower."""
     hidden, layers = c["hidden_size"], c["num_hidden_layers"]
-    moe_layers = layers - c["first_k_dense_replace"]
-    attention = layers * _latent_attention(c, attention_tp, hidden)
-    embedding = c["vocab_size"] * hidden
-    lm_head = 0 if c.get("tie_word_embeddings") else embedding / tp
+    parts = other_matrices(c, tp)
+    lm_head = parts.pop("lm_head")
+    embeddings = c["vocab_size"] * hidden / attention_tp + (0 if c.get("tie_word_embeddings") else lm_head)
+    stored = latent_attention(c, attention_tp, hidden, kv_b_copies=_STORED_KV_B) + 2 * hidden  # and two norms
+    return {"attention": layers * stored, **parts, "embeddings, lm_head": embeddings}
+
+
+def other_matrices(c: Mapping[str, Any], tp: int) -> dict[str, float]:
+    """Return the elements per rank, by kind, that a step reads beside attention and routed experts."""
+    hidden, dense_layers = c["hidden_size"], c["first_k_dense_replace"]
+    moe_layers = c["num_hidden_layers"] - dense_layers
     return {
-        "attention": attention + layers * 2 * hidden,
-        "dense MLP": c["first_k_dense_replace"] * 3 * hidden * c["intermediate_size"] / tp,
+        "dense MLP": dense_layers * 3 * hidden * c["intermediate_size"] / tp,
         "shared experts": moe_layers * c["n_shared_experts"] * 3 * hidden * c["moe_intermediate_size"] / tp,
         "router": moe_layers * c["n_routed_experts"] * hidden,
-        "embeddings, lm_head": embedding / attention_tp + lm_head,
+        "lm_head": c["vocab_size"] * hidden / tp,
     }
 
 
-def _latent_attention(c: Mapping[str, Any], tp: int, hidden: int, inputs: int = 1) -> float:
+def latent_attention(c: Mapping[str, Any], tp: int, hidden: int, inputs: int = 1, kv_b_copies: int = 1) -> float:
     """Return the elements per rank of one MLA layer over `inputs` vectors of `hidden`.
 
-    kv_b counts twice: SGLang keeps a second copy of its two halves in the layout that MLA decode absorbs.
+    The low-rank down projections are whole on every rank. kv_b_copies: 1 for what a step reads, `_STORED_KV_B` for what
+    SGLang stores.
     """
     heads, q_rank = c["num_attention_heads"], c.get("q_lora_rank") or 0
     latents = inputs * hidden * (q_rank + c["kv_lora_rank"] + c["qk_rope_head_dim"])
     q = (q_rank or hidden) * heads * (c["qk_nope_head_dim"] + c["qk_rope_head_dim"])
     kv_b = c["kv_lora_rank"] * heads * (c["qk_nope_head_dim"] + c["v_head_dim"])
     out = heads * c["v_head_dim"] * hidden
-    return latents + (q + 2 * kv_b + out) / tp
+    return latents + (q + kv_b_copies * kv_b + out) / tp
 
 
 def _expert_bits(config: Mapping[str, Any]) -> float:

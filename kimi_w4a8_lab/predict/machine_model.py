@@ -20,6 +20,7 @@ from pydantic import BaseModel, Field
 from kimi_w4a8_eagle3.base.resources import operator_dir
 from kimi_w4a8_eagle3.machine.hardware import GPUS, Gpu
 from kimi_w4a8_eagle3.moe.contract import MoeShape
+from kimi_w4a8_eagle3.recipe.memory_plan import latent_attention, other_matrices
 
 Terms = NDArray[np.float64]  # seconds per unit of (layer_s, decode_cost, prefill_cost); layer_s itself counts layers
 
@@ -124,32 +125,20 @@ def experts_touched(tokens: float, shapes: Shapes) -> float:
     return shapes.experts * (1 - (1 - shapes.top_k / shapes.experts) ** tokens)
 
 
+@cache
 def attention_weights(shapes: Shapes, tp: int, inputs: int = 1) -> float:
-    """Return one layer's attention weights on one GPU; the two low-rank down projections are replicated.
+    """Return the attention weights of one layer that a step reads on one GPU.
 
     inputs: vectors that a token's input joins, two in a draft.
     """
-    s = shapes
-    replicated = inputs * s.hidden * (s.q_rank + s.kv_rank + s.rope)
-    q = s.q_rank * s.heads * (s.nope + s.rope)
-    kv = s.kv_rank * s.heads * (s.nope + s.v_head)
-    out = s.heads * s.v_head * s.hidden
-    return replicated + (q + kv + out) / tp
+    return latent_attention(shapes.model_dump(by_alias=True), tp, shapes.hidden, inputs)
 
 
+@cache
 def fixed_weights(shapes: Shapes, tp: int, attention_tp: int | None = None) -> float:
     """Return the BF16 weights that every step reads, over all layers, with the output head."""
-    s = shapes
-    shared = 3 * s.hidden * s.expert_inner * s.shared_experts / tp
-    router = s.hidden * s.experts
-    dense = 3 * s.hidden * s.dense_inner / tp
-    head = s.vocab * s.hidden / tp
-    return (
-        s.layers * attention_weights(s, attention_tp or tp)
-        + s.moe_layers * (shared + router)
-        + s.dense_layers * dense
-        + head
-    )
+    attention = shapes.layers * attention_weights(shapes, attention_tp or tp)
+    return attention + sum(other_matrices(shapes.model_dump(by_alias=True), tp).values())
 
 
 def expert_weights(shapes: Shapes, tp: int) -> float:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from support.repetitions import repetition
 
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.recipe.memory_plan import ModelCard, target_weights
 from kimi_w4a8_lab.predict import predict
 from kimi_w4a8_lab.predict.machine_model import Cluster, expert_weights, experts_touched, fixed_weights, kimi
 from kimi_w4a8_lab.report import against_published, speedup
@@ -185,3 +186,10 @@ def test_the_readme_shows_the_picture_of_todays_published_figures() -> None:
     shown, readme = pictures.picture(), (Path(__file__).parents[2] / "README.md").read_text()
     assert pictures.PATH.is_file() and f". {shown.alt}](docs/images/{pictures.PATH.name})" in readme
     assert pictures.caption(shown) in readme
+
+
+def test_a_step_reads_what_the_memory_plan_stores_but_the_second_kv_b() -> None:
+    stored, layers = target_weights(ModelCard.packaged("kimi-k2.5-w4a8"), 8), 61
+    kept = sum(stored[kind] for kind in ("attention", "dense MLP", "shared experts", "router"))
+    lm_head, kv_b, norms = 163_840 * 7168 / 8, layers * 512 * 64 * (128 + 128) / 8, layers * 2 * 7168
+    assert fixed_weights(kimi(), 8) * 2 == kept + (lm_head - kv_b - norms) * 2
