@@ -32,7 +32,7 @@ VERBS = {
     "check": "Check a checkpoint from its configs, headers and small tensors; no weight matrix is read.",
     "doctor": "Check this machine for a recipe: GPUs, ROCm, NUMA, memory, limits, disk, packages, patches, ports.",
     "fetch": "Download checkpoints to the Hugging Face cache (HF_HOME), and check every file's digest.",
-    "patch": "Apply the patches of AITER's sources that fit the installed AITER; --check only shows them.",
+    "patch": "Apply the patches of AITER's sources that fit, and delete the modules that were compiled before.",
     "trust": "Show the Python files that a checkpoint would run under --trust-remote-code; --yes accepts them.",
     "recipes": "List the packaged recipes: hardware, whether it was verified there, summary.",
     "serve": "Serve a recipe, or show what would run. Engine arguments may follow after `--`.",
