@@ -18,7 +18,7 @@ CALL_MARKERS = (_SECTION, _SECTION_END, _BEGIN, _ARGUMENTS, _END)
 _MARKERS = (_THINK, _ANSWER, *CALL_MARKERS)
 _MARKER = re.compile(f"({'|'.join(map(re.escape, _MARKERS))})")
 _PARTIAL = re.compile(rf"({'|'.join({re.escape(name[:n]) for name in _MARKERS for n in range(1, len(name))})})\Z")
-_ID = re.compile(r"\s*\S{0,256}\s*")
+_ID = re.compile(r"\s{0,64}\S{0,256}\s{0,64}")  # bounded, because it is matched again for every piece
 _QUOTES = re.compile(r'\\.|\\\Z|"', re.DOTALL)  # an escaped quote does not count
 
 

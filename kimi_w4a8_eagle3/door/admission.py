@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 MEMORY_BYTES = 2**30  # that a worker may have beyond the zygote's
 _WALL = 3  # seconds for each second of CPU time, because workers share the cores with the engine
 _QUEUE_S = 10.0
+_GRACE_S = 5.0  # beyond a worker's own limit of time, after which its zygote is replaced
 _MAX_VERDICTS = 1024
 _CHUNK = 2**18
 
@@ -70,8 +71,9 @@ class Admission:
         try:
             await asyncio.wait_for(self._free[job].acquire(), _QUEUE_S)
             try:
+                zygote = self.pid
                 answer = await self._ask(job, payload)
-                if not answer and self._restarted():
+                if not answer and (self.pid != zygote or self._restarted()):
                     answer = await self._ask(job, payload)
             finally:
                 self._free[job].release()
@@ -79,14 +81,24 @@ class Admission:
             return Refusal("every worker that checks requests is busy; try again", status=503)
         finally:
             if not answer:
-                del self._verdicts[digest]  # it depends on the moment
-            while len(self._verdicts) > _MAX_VERDICTS:
-                del self._verdicts[next(iter(self._verdicts))]
+                self._verdicts.pop(digest, None)  # it depends on the moment
+            excess = len(self._verdicts) - _MAX_VERDICTS
+            for old in [old for old, task in self._verdicts.items() if task.done()][: max(excess, 0)]:
+                del self._verdicts[old]  # never a pending one: its callers wait for it
         reason = orjson.loads(answer)["refused"] if answer else self._jobs[job].too_costly
         return None if reason is None else Refusal(reason)
 
     async def _ask(self, job: str, payload: bytes) -> bytes:
-        """Return the worker's answer; nothing when it was killed."""
+        """Return the worker's answer; nothing when it was killed, or does not even end by its own limits."""
+        try:
+            return await asyncio.wait_for(self._sent(job, payload), _WALL * self._jobs[job].cpu_s + _GRACE_S)
+        except asyncio.TimeoutError:  # the zygote hangs, so it forks no worker
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+                os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+            return b""
+
+    async def _sent(self, job: str, payload: bytes) -> bytes:
         ours, theirs = socket.socketpair()
         with theirs, suppress(OSError):  # without a zygote the answer is empty, too
             socket.send_fds(self._zygote, [job.encode()], [theirs.fileno()])

@@ -1,7 +1,8 @@
 """Answer public endpoints that compute something for each request, at a bounded share of the server's time.
 
-An answer is computed for one caller at a time. It is reused for twenty times as long as it took, at most for a second,
-so these endpoints take at most a twentieth of the event loop however often they are called.
+An answer is computed once for all callers that wait for it, and goes on when they leave. It is reused for twenty times
+as long as it took, at most for a second. These endpoints therefore take at most a twentieth of the event loop, however
+often they are called, by any method and with any query.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from .answers import App, Receive, Refusal, Scope, Send
 _SHARE = 20.0
 _MOST_S = 1.0
 _MAX_QUERIES = 16  # different queries that are answered at a time
+_QUERIED = ("/v1/loads",)  # where a query chooses a part of the answer; elsewhere it is dropped
+
+Key = tuple[str, bytes]  # path and query
 
 
 @dataclass(frozen=True)
@@ -27,39 +31,65 @@ class _Answer:
 
 
 class Computed:
-    """Recent answers of the application `app`, by path and query. Headers that choose another form are dropped."""
+    """Recent answers of the application `app`. Headers that choose another form are dropped."""
 
     def __init__(self, app: App) -> None:
         self._app = app
-        self._answers: dict[tuple[str, bytes], _Answer] = {}
-        self._computing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by path: a health check may wait
+        self._answers: dict[Key, _Answer] = {}
+        self._running: dict[Key, asyncio.Task[_Answer]] = {}
+        self._turn: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by path: a health check may wait
 
-    async def answer(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the recent answer, or compute it now; raise Refusal for too many different queries."""
-        key = (path, scope.get("query_string", b""))
-        if (found := self._recent(key)) is None:
-            async with self._computing[path]:
-                if (found := self._recent(key)) is None:
-                    found = await self._compute(key, scope, receive)
-        for message in found.messages:
-            await send(message)
+    async def answer(self, path: str, scope: Scope, send: Send) -> None:
+        """Send the recent answer, or the one that is computed now.
 
-    def _recent(self, key: tuple[str, bytes]) -> _Answer | None:
+        Raise Refusal for other methods than GET and HEAD, and for too many different queries.
+        """
+        method = scope["method"]
+        if method not in ("GET", "HEAD"):
+            raise Refusal(f"{path} is read with GET", status=405)
+        key = (path, scope.get("query_string", b"") if path in _QUERIED else b"")
         found = self._answers.get(key)
-        return found if found is not None and time.monotonic() < found.until else None
+        if found is None or time.monotonic() >= found.until:
+            task = self._running.get(key) or self._start(key, scope)
+            found = await asyncio.shield(task)  # a caller that leaves does not stop it for the others
+        for message in found.messages:
+            await send({**message, "body": b""} if method == "HEAD" and "body" in message else message)
 
-    async def _compute(self, key: tuple[str, bytes], scope: Scope, receive: Receive) -> _Answer:
-        start = time.monotonic()
-        self._answers = {other: kept for other, kept in self._answers.items() if start < kept.until}
-        if len(self._answers) >= _MAX_QUERIES:
+    def _start(self, key: Key, scope: Scope) -> asyncio.Task[_Answer]:
+        now = time.monotonic()
+        self._answers = {other: kept for other, kept in self._answers.items() if now < kept.until}
+        if len(self._answers) + len(self._running) >= _MAX_QUERIES:
             raise Refusal(f"more than {_MAX_QUERIES} different queries at a time", status=429)
+        task = self._running[key] = asyncio.ensure_future(self._compute(key, scope))
+        return task
+
+    async def _compute(self, key: Key, scope: Scope) -> _Answer:
         messages: list[MutableMapping[str, Any]] = []
 
         async def keep(message: MutableMapping[str, Any]) -> None:
             messages.append(message)
 
         headers = [header for header in scope["headers"] if header[0] not in (b"accept", b"accept-encoding")]
-        await self._app({**scope, "headers": headers}, receive, keep)
-        end = time.monotonic()
+        try:
+            async with self._turn[key[0]]:
+                start = time.monotonic()
+                await self._app({**scope, "method": "GET", "query_string": key[1], "headers": headers}, _stays(), keep)
+                end = time.monotonic()
+        finally:
+            del self._running[key]
         self._answers[key] = found = _Answer(messages, end + min(_MOST_S, _SHARE * (end - start)))
         return found
+
+
+def _stays() -> Receive:
+    """Return the `receive` of a caller that sends nothing and does not leave, because others may wait as well."""
+    sent = False
+
+    async def receive() -> MutableMapping[str, Any]:
+        nonlocal sent
+        if sent:
+            await asyncio.Event().wait()
+        sent = True
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    return receive

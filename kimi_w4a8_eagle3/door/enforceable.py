@@ -69,7 +69,8 @@ def _unenforceable(schema: Mapping[str, Any]) -> str | None:
     low = any(_number(schema.get(key)) < 0 for key in ("minimum", "exclusiveMinimum"))
     if _OLD and low and not _UPPER & schema.keys():
         return "a minimum below zero needs a maximum beside it; alone it would allow a minus sign without a number"
-    required, described = schema.get("required"), schema.get("properties") or {}
+    required, described = schema.get("required"), schema.get("properties")
+    described = described if isinstance(described, Mapping) else {}
     for name in required if isinstance(required, list) else ():
         if isinstance(name, str) and name not in described:
             return f"required names {name!r}, which properties does not describe"

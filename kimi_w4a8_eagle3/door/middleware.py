@@ -19,7 +19,7 @@ from .admission import Admission
 from .answers import App, Receive, Refusal, Scope, Send, answer, only, without_grammar_faults
 from .bodies import BodyReader
 from .computed import Computed
-from .large import THREAD_BYTES, WORKER_BYTES, large_request, threads
+from .large import THREAD_BYTES, WORKER_BYTES, WORKER_OBJECTS, large_request, threads
 from .rules import Admitted, RequestRules
 from .settings import DoorSettings, is_loopback
 
@@ -122,8 +122,8 @@ class Door:
         self._admit(path, headers, scope)
         if path in SERVER_INFO and not self._may_administer(headers):
             send = only(_PUBLIC_INFO, send)
-        if path in COMPUTED and scope["method"] == "GET":
-            await self._computed.answer(path, scope, receive, send)
+        if path in COMPUTED:
+            await self._computed.answer(path, scope, send)
             return
         if path not in CHECKED or scope["method"] in ("GET", "HEAD"):
             await self._app(scope, receive, send)
@@ -149,7 +149,7 @@ class Door:
 
     async def _admitted(self, path: str, headers: Mapping[bytes, bytes], raw: bytes) -> Admitted:
         large_request.set(len(raw) > THREAD_BYTES or b"encrypted_content" in raw)
-        if len(raw) <= WORKER_BYTES:
+        if len(raw) <= WORKER_BYTES and raw.count(b"{") <= WORKER_OBJECTS:
             return self._rules.admit(path, headers, raw)
         await self._admission.require("reading", [path, raw.decode(errors="replace")], None)
         return await asyncio.get_running_loop().run_in_executor(threads, self._rules.admit, path, headers, raw)

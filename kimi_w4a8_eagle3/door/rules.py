@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import metadata
 from typing import Any, NamedTuple
 
 import orjson
+from packaging.version import Version
 
 from .access import CHAT, COMPLETIONS, COUNT_TOKENS, DETOKENIZE, GENERATE, MESSAGES, RESPONSES, TOKENIZE
 from .answers import Refusal
@@ -43,6 +45,8 @@ _MOONSHOT: dict[str, tuple[float, float]] = {
 }
 _MAX_TOP_LOGPROBS = 128
 _INT32 = 2**31
+# Remove when no release before 0.5.23 is served: there other requests of the batch fail, and the engine ends.
+_NO_TOKEN_IDS = Version(metadata.version("sglang")) < Version("0.5.23.dev0")
 
 _PROMPT_FIELDS = {
     COMPLETIONS: ("prompt",),
@@ -212,6 +216,8 @@ class RequestRules:
         _check_top_logprobs(body.get("top_logprobs_num"), "top_logprobs_num")
         ids = body.get("token_ids_logprob") or []
         _check_token_ids(ids, "token_ids_logprob", nested=False)
+        if ids and _NO_TOKEN_IDS:
+            raise Refusal("token_ids_logprob stops this SGLang release for all requests", param="token_ids_logprob")
         start = body.get("logprob_start_len", -1)
         if not -1 <= start < _INT32:
             why = "logprob_start_len must be a position in the prompt, or -1 for its end"
@@ -257,8 +263,10 @@ def _check_types(model: RequestModel, body: bytes) -> None:
 
 
 def _check_continued(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a last message with parts: SGLang continues only text, and silently ignores parts."""
+    """Refuse a last message with parts, which SGLang silently ignores, or alone, which leaves no prompt to render."""
     last = messages[-1] if messages else {}
+    if last.get("role") == "assistant" and len(messages) == 1:
+        raise Refusal("continue_final_message needs a message before the one to continue", param="messages")
     if last.get("role") == "assistant" and not isinstance(last.get("content"), str):
         raise Refusal("continue_final_message needs a last message whose content is text", param="messages")
 

@@ -9,6 +9,7 @@ import orjson
 
 from .answers import Refusal
 from .enforceable import require_enforceable
+from .shape import Text
 
 _MAX_TOOL_OBJECTS = 8192  # SGLang checks each as a schema, 0.2 ms an object, while all other requests wait
 # Parts of structural tags that contain a grammar of their own, or repeat any other part, including one another.
@@ -23,6 +24,7 @@ def check_text(grammar: str | None, name: str) -> None:
         parsed = orjson.loads(grammar)
     except orjson.JSONDecodeError as error:
         raise Refusal(f"{name} is not JSON: {str(error)[:200]}", param=name) from None
+    Text.of(parsed)  # as deep as a body may be
     if name == "json_schema":
         require_enforceable(parsed, name)
     else:

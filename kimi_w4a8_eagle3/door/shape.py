@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from .answers import Refusal
 from .fields import names
 
 MAX_DEPTH = 48  # nested arrays and objects: SGLang, pydantic and xgrammar recurse into them
+_PIECE = 2**16  # bytes that are inflated at a time
 MAX_LIST = 4096  # entries of one array other than token ids, or names of one object
 
 _TEXT_PARTS = names(
@@ -52,7 +54,7 @@ class Text:
         while level:
             depth += 1
             if depth > MAX_DEPTH:
-                raise Refusal(f"the body nests more than {MAX_DEPTH} arrays and objects")
+                raise Refusal(f"the body, or JSON text in it, nests more than {MAX_DEPTH} arrays and objects")
             level = [inner for container in level for inner in text._add(container)]
         return text
 
@@ -84,17 +86,23 @@ def texts(value: Any) -> Iterator[str]:
 def inflated(items: Any, limit: int) -> int:
     """Return the size of the reasoning that the items of a /v1/responses input hold compressed.
 
-    SGLang inflates it without a limit. At most `limit` + 1 bytes are inflated here, and what is broken counts 0.
+    SGLang inflates it without a limit. At most about `limit` bytes are inflated here. What is broken counts up to the
+    place where it breaks, because inflating it costs as much.
     """
     size = 0
     for item in items if isinstance(items, list) else ():
         state = item.get("encrypted_content") if isinstance(item, dict) else None
         if isinstance(state, str) and size <= limit:
-            try:
-                packed = base64.urlsafe_b64decode(state.partition(".")[2])
-                size += len(zlib.decompressobj().decompress(packed, limit + 1 - size))
-            except (ValueError, zlib.error):
-                continue
+            with suppress(ValueError):
+                size += _inflated_size(base64.urlsafe_b64decode(state.partition(".")[2]), limit - size)
+    return size
+
+
+def _inflated_size(packed: bytes, limit: int) -> int:
+    size, stream = 0, zlib.decompressobj()
+    with suppress(zlib.error):
+        while size <= limit and (piece := stream.decompress(packed, _PIECE)):
+            size, packed = size + len(piece), stream.unconsumed_tail
     return size
 
 

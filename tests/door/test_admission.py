@@ -181,6 +181,41 @@ def test_a_killed_zygote_is_replaced(tmp_path: Path) -> None:
     running(door, scenario)
 
 
+def test_every_request_beside_a_killed_zygote_is_asked_again(tmp_path: Path) -> None:
+    door, note = jobs(), tmp_path / "note"
+
+    async def scenario() -> None:
+        await door.require("work", 0, "field")
+        os.kill(door.pid, signal.SIGKILL)
+        psutil.Process(door.pid).wait(60)
+        await asyncio.gather(*(door.require("work", number, "field") for number in range(1, 5)))
+
+    running(door, scenario)
+    assert not note.exists()
+
+
+def test_a_stopped_zygote_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "_GRACE_S", 0.0)
+    door = jobs(cpu_s=0.5)
+
+    async def scenario() -> None:
+        await door.require("work", 1, "field")
+        first = door.pid
+        os.kill(first, signal.SIGSTOP)
+        await door.require("work", 2, "field")
+        assert door.pid != first
+
+    running(door, scenario)
+
+
+def test_a_pending_verdict_is_never_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "_MAX_VERDICTS", 2)
+    values = [{"refuse": f"number {number}"} for number in range(12)]
+    door = jobs()
+    assert verdicts(door, *values) == [value["refuse"] for value in values]
+    assert len(door._verdicts) <= 3
+
+
 def test_a_client_that_leaves_makes_no_room_for_another_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "cores", lambda: 1)
     monkeypatch.setattr(admission, "_QUEUE_S", 0.2)

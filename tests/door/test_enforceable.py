@@ -152,3 +152,16 @@ def test_a_broken_schema_is_left_to_the_compiler(schema: Any) -> None:
 def test_a_schema_in_a_text_is_read_too() -> None:
     with pytest.raises(Refusal, match="multipleOf would be ignored"):
         check_text('{"type": "integer", "multipleOf": 2}', "json_schema")
+
+
+def test_required_names_beside_a_list_of_properties_are_counted_once() -> None:
+    """A list is no description, and looking every name up in it would take the square of its length."""
+    many = [f"name{number}" for number in range(4000)]
+    with pytest.raises(Refusal, match="required names 'name0'"):
+        check_schema(wanted({"type": "object", "required": many, "properties": many}), "response_format")
+
+
+def test_a_schema_sent_as_text_nests_no_deeper_than_a_body() -> None:
+    deep = '{"type": "array", "items": ' * 60 + "{}" + "}" * 60
+    with pytest.raises(Refusal, match="nests more than 48"):
+        check_text(deep, "json_schema")

@@ -28,7 +28,7 @@ LIMITS = {
     "bodies": f"{bodies.DEADLINE_S:.0f} s for the body (408)",
     "headers": f"{connections.HEADERS_S:.0f} s for the headers",
     "memory of bodies": f"all unfinished bodies together: {bodies.SHARE} x `KIMI_MAX_BODY_BYTES`",
-    "answers": "an answer is reused for twenty times as long as it took, at most for 1 s; 16 different queries"
+    "answers": "an answer is reused for twenty times as long as it took, at most for 1 s; 16 different queries of"
     if (computed._SHARE, computed._MOST_S, computed._MAX_QUERIES) == (20, 1, 16)
     else "other limits",
     "shape": f"{shape.MAX_DEPTH} levels deep, with {shape.MAX_LIST:,} entries in each array or object",
@@ -43,7 +43,8 @@ LIMITS = {
     "default mask": f"| `KIMI_MAX_MASK_MS` | {DoorSettings().max_mask_ms} |",
     "key": f"A key has {settings._MIN_KEY} or more visible ASCII characters",
     "worker for a body": f"it may take {large._READ_S} s of CPU time, plus {large._PICTURE_S * 1e9:.0f} ns a character "
-    f"of its pictures. Over {large.WORKER_BYTES >> 10} KiB a worker tries it first, and is killed after "
+    f"of its pictures. Over {large.WORKER_BYTES >> 10} KiB, or with over "
+    f"{large.WORKER_OBJECTS} objects, a worker tries it first, and is killed after "
     f"{large._CPU_S:.0f} s",
     "threads": f"For a request over {large.THREAD_BYTES >> 10} KiB",
     "pictures": f"at most {pictures._MAX_PICTURES} with 2^{pictures.MAX_PIXELS.bit_length() - 1} pixels together",

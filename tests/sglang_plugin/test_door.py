@@ -230,11 +230,41 @@ def test_public_answers_are_computed_once_for_many_callers(monkeypatch: pytest.M
 
     async def scenario() -> list[str | int]:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(door), base_url="http://engine") as client:
-            same = await asyncio.gather(*(client.get("/metrics") for _ in range(40)))
+            same = await asyncio.gather(*(client.get(f"/metrics?{number}") for number in range(40)))
+            assert [(await client.head("/metrics")).text, (await client.post("/metrics")).status_code] == ["", 405]
             others = [await client.get(f"/v1/loads?include={number}") for number in range(20)]
             return [*{answer.text for answer in same}, *(answer.status_code for answer in others)]
 
     assert asyncio.run(scenario()) == ["1"] + [200] * 15 + [429] * 5
+
+
+def test_callers_that_leave_keep_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(computed, "_MOST_S", 0.0)  # nothing is reused
+    go, counted = asyncio.Event(), 0
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal counted
+        counted += 1
+        await go.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"well"})
+
+    answers, scope = Computed(app), {"method": "GET", "headers": [], "query_string": b""}
+
+    async def scenario() -> list[Any]:
+        left = [asyncio.create_task(answers.answer("/health", scope, AsyncMock())) for _ in range(40)]
+        await asyncio.sleep(0)
+        for task in left:
+            task.cancel()
+        honest = AsyncMock()
+        stays = asyncio.create_task(answers.answer("/health", scope, honest))
+        await asyncio.sleep(0)
+        go.set()
+        await stays
+        return [call.args[0].get("body") for call in honest.await_args_list]
+
+    assert asyncio.run(scenario()) == [None, b"well"]
+    assert counted == 1
 
 
 def test_an_answer_is_reused_for_twenty_times_as_long_as_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +279,8 @@ def test_an_answer_is_reused_for_twenty_times_as_long_as_it_took(monkeypatch: py
     answers = Computed(app)
 
     async def counted(query: bytes = b"") -> int:
-        await answers.answer("/metrics", {"headers": [], "query_string": query}, *[AsyncMock()] * 2)
+        scope = {"method": "GET", "headers": [], "query_string": query}
+        await answers.answer("/v1/loads", scope, AsyncMock())
         return computations
 
     async def scenario() -> list[int]:

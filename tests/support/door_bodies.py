@@ -20,9 +20,10 @@ CONTEXT = 8192
 TOO_LONG = 16 * CONTEXT + 1
 
 
-def packed(text: str) -> str:
-    """Return `text` as SGLang packs reasoning for clients that send it back."""
-    return "sglang-reasoning-v1." + base64.urlsafe_b64encode(zlib.compress(text.encode())).decode()
+def packed(text: str, broken: bool = False) -> str:
+    """Return `text` as SGLang packs reasoning for clients that send it back; `broken`: with a wrong checksum."""
+    data = zlib.compress(text.encode())
+    return "sglang-reasoning-v1." + base64.urlsafe_b64encode(data[:-4] + b"none" if broken else data).decode()
 
 
 def deep(levels: int) -> Any:
@@ -197,6 +198,11 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     ),
     "top as a list": ("/generate", {"text": "x", "top_logprobs_num": [5]}, "top_logprobs_num must be one value"),
     "start below -1": ("/generate", {"text": "x", "logprob_start_len": -5}, "a position in the prompt"),
+    "an answer that continues nothing": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "assistant", "content": "Mia"}], "continue_final_message": True},
+        "needs a message before the one to continue",
+    ),
     "ids of logprobs in lists": (
         "/generate",
         {"text": "x", "token_ids_logprob": [[1]]},
@@ -228,6 +234,11 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     "reasoning after a dot that SGLang skips": (
         "/v1/responses",
         {"input": [{"type": "reasoning", "summary": [], "encrypted_content": packed("x" * 2**20) + ".AAAA"}]},
+        " 8192 tokens",
+    ),
+    "reasoning with wrong checksums": (
+        "/v1/responses",
+        {"input": [{"type": "reasoning", "summary": [], "encrypted_content": packed("x" * 2**20, broken=True)}] * 9},
         " 8192 tokens",
     ),
     "reasoning that inflates in parts": (
