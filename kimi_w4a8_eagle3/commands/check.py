@@ -82,5 +82,5 @@ def _problems(report: PreflightReport) -> Table:
     table.add_column("check", no_wrap=True)
     table.add_column("what is wrong", overflow="fold")
     for problem in report.problems:
-        table.add_row(problem.check, escape(str(problem.error())))
+        table.add_row(problem.name, escape(str(problem.error())))
     return table

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..base.console import table_console
-from ..base.severity import STYLES
+from ..base.finding import STYLES
 from ..doctor.needs import Needs
 from ..doctor.probe import Probe
 from ..doctor.result import Report
@@ -49,8 +49,8 @@ def _print(report: Report) -> None:
     for result in report.results:
         arrow = " ->" if console.width > 120 else "\n->"
         found = result.found + (f"{arrow} {result.remedy}" if result.remedy else "")
-        lines.add_row(Text(result.verdict.value, STYLES[result.verdict]), result.name, Text(found))
+        lines.add_row(Text(result.severity.value, STYLES[result.severity]), result.name, Text(found))
     console.print(lines)
-    counts = report.as_json()["counts"]
     verdict = "not ready" if report.failed else "ready"
-    console.print(f"recipe {report.recipe}: {verdict} ({', '.join(f'{n} {name}' for name, n in counts.items() if n)})")
+    counts = ", ".join(f"{n} {name}" for name, n in report.counts.items() if n)
+    console.print(f"recipe {report.recipe}: {verdict} ({counts})")

@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from ..base.severity import LABELS, STYLES, Note, Severity
+from ..base.finding import LABELS, STYLES, Finding, Severity
 from ..fleet.checks import ServeOptions, ready_to_serve, require_parsed
 from ..fleet.serve import serve_foreground
 from ..machine.hardware import GPUS
@@ -70,7 +70,7 @@ def serve(
         read_keys=not dry_run,  # a manifest may name a file that only its container has
     )
     if no_preflight:
-        note = Note("--no-preflight: the checkpoint files were not validated", Severity.OVERRIDE)
+        note = Finding("--no-preflight: the checkpoint files were not validated", Severity.OVERRIDE)
         launch = replace(launch, notes=[*launch.notes, note])
     if launch.untested:
         require_parsed(launch)
@@ -91,4 +91,4 @@ def _show(launch: Launch, as_json: bool) -> None:
     typer.echo(launch.shell())
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     for note in launch.notes:
-        console.print(f"# {LABELS[note.severity]}{note.text}", style=STYLES[note.severity], markup=False)
+        console.print(f"# {LABELS[note.severity]}{note.found}", style=STYLES[note.severity], markup=False)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from ..base.finding import Finding
 from .facts import Facts, summary
 from .needs import GIB
-from .result import Result, fail, ok, skip, warn
+from .result import fail, ok, skip, warn
 
 IN_USE = 2 * GIB  # an idle MI300-class GPU uses about 0.3 GiB
 VISIBLE = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 TOLERANCE = 0.02  # share of the nominal size that the driver reserves
 
 
-def gpus(facts: Facts) -> Result:
+def gpus(facts: Facts) -> Finding:
     """Check that the driver offers enough GPUs to this process."""
     needs, count = facts.needs, facts.count
     if not needs.on_gpu:
@@ -52,7 +53,7 @@ def _none(facts: Facts) -> tuple[str, str]:
     )
 
 
-def arch(facts: Facts) -> Result:
+def arch(facts: Facts) -> Finding:
     """Check that the GPUs have an architecture of the recipe's kernels."""
     needs = facts.needs
     found = summary(facts.archs)
@@ -62,7 +63,7 @@ def arch(facts: Facts) -> Result:
     return ok("arch", found)
 
 
-def partition(facts: Facts) -> Result:
+def partition(facts: Facts) -> Finding:
     """Check for whole GPUs; in a compute partition mode like CPX, one GPU appears as eight small ones."""
     devices = facts.machine.devices
     folder = "sys/bus/pci/devices/{}/current_{}_partition"
@@ -77,7 +78,7 @@ def partition(facts: Facts) -> Result:
     return ok("partition", found)
 
 
-def hbm(facts: Facts) -> Result:
+def hbm(facts: Facts) -> Finding:
     """Check that every GPU has enough memory and that no other process uses it."""
     needs = facts.needs
     memory = facts.memory[: needs.gpus]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
+from ..base.finding import Finding
 from .facts import Facts
 from .needs import GIB
-from .result import Result, fail, ok, skip, warn
+from .result import fail, ok, skip, warn
 
 NOFILE_MINIMUM = 65_536
 # SGLang and vLLM rename their workers (`sglang::scheduler_TP0`, `VLLM::Worker_TP0`).
@@ -14,14 +15,14 @@ ENGINE = re.compile(r"sglang[.:]|sglang serve|vllm serve|vllm\.entrypoints|VLLM:
 SHOWN = 4
 
 
-def rocm(facts: Facts) -> Result:
+def rocm(facts: Facts) -> Finding:
     """Check the ROCm user space; the recipes' images carry 7.2."""
     if facts.rocm is None:
         return fail("rocm", "not installed", "use the ROCm SGLang image (see the Dockerfile), or install ROCm 7.2")
     return ok("rocm", facts.rocm)
 
 
-def driver(facts: Facts) -> Result:
+def driver(facts: Facts) -> Finding:
     version = facts.probe.read("sys/module/amdgpu/version")
     if version:
         return ok("driver", f"amdgpu {version}")
@@ -33,7 +34,7 @@ def driver(facts: Facts) -> Result:
     return fail("driver", "amdgpu is not loaded", "install amdgpu-dkms on the host, then `sudo modprobe amdgpu`")
 
 
-def numa(facts: Facts) -> Result:
+def numa(facts: Facts) -> Finding:
     """Check the `--numa-node` list of this machine, to which a recipe's `numa-node = auto` resolves."""
     needs = facts.needs
     nodes = facts.numa_nodes
@@ -52,7 +53,7 @@ def numa(facts: Facts) -> Result:
     return ok("numa", found)
 
 
-def numa_balancing(facts: Facts) -> Result:
+def numa_balancing(facts: Facts) -> Finding:
     """Check that the kernel does not move pages between nodes while GPUs use them."""
     value = facts.probe.read("proc/sys/kernel/numa_balancing")
     if value is None:
@@ -64,7 +65,7 @@ def numa_balancing(facts: Facts) -> Result:
     return ok("numa_balancing", "off")
 
 
-def shm(facts: Facts) -> Result:
+def shm(facts: Facts) -> Finding:
     """Check the shared memory through which the engine's processes exchange data."""
     path = facts.probe.root / "dev/shm"
     if not path.is_dir():
@@ -78,7 +79,7 @@ def shm(facts: Facts) -> Result:
     return ok("shm", found)
 
 
-def devices(facts: Facts) -> Result:
+def devices(facts: Facts) -> Finding:
     """Check that /dev/kfd and the render nodes exist and that this user may open them."""
     probe = facts.probe
     if not facts.count and not facts.pci_count:
@@ -101,7 +102,7 @@ def devices(facts: Facts) -> Result:
     return ok("devices", f"/dev/kfd and {len(render)} render nodes")
 
 
-def memlock(facts: Facts) -> Result:
+def memlock(facts: Facts) -> Finding:
     """Check the limit of pinned host memory, used for transfers to the GPUs."""
     limit = facts.probe.limit("memlock")
     if limit is None:
@@ -111,7 +112,7 @@ def memlock(facts: Facts) -> Result:
     )
 
 
-def nofile(facts: Facts) -> Result:
+def nofile(facts: Facts) -> Finding:
     """Check the limit of open files: shards, sockets, and one connection per running request."""
     limit, wanted = facts.probe.limit("nofile"), NOFILE_MINIMUM if facts.needs.on_gpu else 1024
     if limit is None or limit >= wanted:
@@ -119,7 +120,7 @@ def nofile(facts: Facts) -> Result:
     return warn("nofile", f"{limit}, {wanted} needed", f"ulimit -n {wanted}; docker: --ulimit nofile={wanted}")
 
 
-def port(facts: Facts) -> Result:
+def port(facts: Facts) -> Finding:
     needs = facts.needs
     problem = facts.probe.port_problem(needs.host, needs.port)
     if problem:
@@ -127,7 +128,7 @@ def port(facts: Facts) -> Result:
     return ok("port", f"{needs.port} on {needs.host} is free")
 
 
-def processes(facts: Facts) -> Result:
+def processes(facts: Facts) -> Finding:
     """Check for engines of an earlier run, which would hold memory, ports or shared memory."""
     found = [process for process in facts.probe.processes() if _is_engine(process.command)]
     if not found:

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..base.severity import Severity
+from ..base.finding import Finding, Severity
 
-_VERDICTS = (Severity.OK, Severity.WARN, Severity.FAIL, Severity.SKIP)
-
-
-@dataclass(frozen=True)
-class Result:
-    """One result: what was found, and for `warn` and `fail` the remedy."""
-
-    name: str
-    verdict: Severity
-    found: str
-    remedy: str = ""
+_SEVERITIES = (Severity.OK, Severity.WARN, Severity.FAIL, Severity.SKIP)
 
 
 @dataclass(frozen=True)
@@ -25,33 +16,36 @@ class Report:
     """All results for one recipe; `numa_nodes` is this machine's `--numa-node` list, None if unknown."""
 
     recipe: str
-    results: tuple[Result, ...]
+    results: tuple[Finding, ...]
     numa_nodes: list[int] | None
 
     @property
     def failed(self) -> bool:
-        return any(result.verdict is Severity.FAIL for result in self.results)
+        return any(result.severity is Severity.FAIL for result in self.results)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        found = Counter(result.severity for result in self.results)
+        return {severity.value: found[severity] for severity in _SEVERITIES}
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain data; `verdict` is `fail` or `ok`, and counts are by verdict."""
-        counts = {verdict.value: sum(r.verdict is verdict for r in self.results) for verdict in _VERDICTS}
-        checks = [asdict(result) | {"verdict": result.verdict.value} for result in self.results]
+        """Return plain data; `verdict` is `fail` or `ok`, and counts are by severity."""
         verdict = "fail" if self.failed else "ok"
-        head = {"recipe": self.recipe, "verdict": verdict, "counts": counts, "numa_node": self.numa_nodes}
-        return head | {"checks": checks}
+        head = {"recipe": self.recipe, "verdict": verdict, "counts": self.counts, "numa_node": self.numa_nodes}
+        return head | {"checks": [asdict(result) for result in self.results]}
 
 
-def ok(name: str, found: str) -> Result:
-    return Result(name, Severity.OK, found)
+def ok(name: str, found: str) -> Finding:
+    return Finding(found, Severity.OK, name)
 
 
-def warn(name: str, found: str, remedy: str) -> Result:
-    return Result(name, Severity.WARN, found, remedy)
+def warn(name: str, found: str, remedy: str) -> Finding:
+    return Finding(found, Severity.WARN, name, remedy=remedy)
 
 
-def fail(name: str, found: str, remedy: str) -> Result:
-    return Result(name, Severity.FAIL, found, remedy)
+def fail(name: str, found: str, remedy: str) -> Finding:
+    return Finding(found, Severity.FAIL, name, remedy=remedy)
 
 
-def skip(name: str, why: str) -> Result:
-    return Result(name, Severity.SKIP, why)
+def skip(name: str, why: str) -> Finding:
+    return Finding(why, Severity.SKIP, name)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ..base.finding import Finding
 from . import gpus, host, software, storage
 from .facts import Facts
 from .needs import Needs
 from .probe import Probe
-from .result import Report, Result, fail, skip
+from .result import Report, fail, skip
 
-Check = Callable[[Facts], Result | list[Result]]
+Check = Callable[[Facts], Finding | list[Finding]]
 
 CHECKS: tuple[Check, ...] = (
     gpus.gpus,
@@ -51,7 +52,7 @@ def examine(probe: Probe, needs: Needs) -> Report:
     return Report(needs.recipe, tuple(results), _numa_nodes(facts))
 
 
-def _run(check: Check, facts: Facts) -> list[Result]:
+def _run(check: Check, facts: Facts) -> list[Finding]:
     name = check.__name__
     try:
         if check in FOR_GPUS | OF_GPUS and not facts.needs.on_gpu:

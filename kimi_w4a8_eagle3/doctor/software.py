@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ..base.errors import KimiError
-from ..base.severity import Severity
+from ..base.finding import Finding, Severity
 from ..machine.aiter_patches import State
 from ..machine.base_image import base_problem, read_base
 from ..recipe.known_faults import concerning
 from .facts import Facts
-from .result import Result, fail, ok, skip, warn
+from .result import fail, ok, skip, warn
 
 SGLANG_PINNED = "0.5.20"  # a test compares it with requirements/constraints.txt and the Dockerfile
 SGLANG_NEWEST = "0.5.23"  # the second supported release; the plugin's tests run on both
@@ -16,7 +16,7 @@ ROUTER_READ = "0.3.2"
 PLUGIN = "kimi_w4a8_eagle3"
 
 
-def engine(facts: Facts) -> Result:
+def engine(facts: Facts) -> Finding:
     """Check that SGLang is installed; `known_faults` checks its release."""
     version = facts.probe.package("sglang")
     if version is None:
@@ -24,7 +24,7 @@ def engine(facts: Facts) -> Result:
     return ok("sglang", version)
 
 
-def base(facts: Facts) -> Result:
+def base(facts: Facts) -> Finding:
     """Check the record of the base image: of this image, pinned, and with a reason for each of its variables."""
     if problem := base_problem(facts.installed, facts.probe.root):
         return warn("base", problem.what, problem.remedy)
@@ -38,7 +38,7 @@ def base(facts: Facts) -> Result:
     return ok("base", f"{found}, {record.digest[:19]}")
 
 
-def known_faults(facts: Facts) -> list[Result]:
+def known_faults(facts: Facts) -> list[Finding]:
     """Check the known faults of the installed packages; `kimi-w4a8 serve` warns of those of the recipe alone."""
     needs, arch = facts.needs, next(iter(facts.archs or facts.needs.arch), None)
     results = []
@@ -54,7 +54,7 @@ def known_faults(facts: Facts) -> list[Result]:
     return results or [ok("known_faults", "none on this machine with this recipe")]
 
 
-def torch(facts: Facts) -> Result:
+def torch(facts: Facts) -> Finding:
     """Check that torch is built for the recipe's hardware."""
     version, build = facts.probe.package("torch"), facts.probe.torch_build()
     if version is None or build is None:
@@ -65,7 +65,7 @@ def torch(facts: Facts) -> Result:
     return ok("torch", found)
 
 
-def kernels(facts: Facts) -> list[Result]:
+def kernels(facts: Facts) -> list[Finding]:
     """Check AITER and this package's code objects, which hold the kernels of the recipes for GPUs."""
     if not facts.needs.on_gpu:
         return [skip("aiter", "not needed on a CPU"), skip("kernels", "not needed on a CPU")]
@@ -83,14 +83,14 @@ def kernels(facts: Facts) -> list[Result]:
     return results
 
 
-def plugin(facts: Facts) -> Result:
+def plugin(facts: Facts) -> Finding:
     """Check that SGLang finds this package's plugin by its entry point."""
     if PLUGIN in facts.probe.plugins():
         return ok("plugin", f"{PLUGIN} is registered with SGLang")
     return fail("plugin", "SGLang's plugin list lacks this package", "install the package with pip, not by PYTHONPATH")
 
 
-def router(facts: Facts) -> Result:
+def router(facts: Facts) -> Finding:
     """Check that the router accepts this package's options; some images build a router of their own."""
     missing = facts.probe.router_lacks()
     if missing is None:
@@ -102,7 +102,7 @@ def router(facts: Facts) -> Result:
     return ok("router", f"{version} (options were read from {ROUTER_READ})")
 
 
-def patches(facts: Facts) -> list[Result]:
+def patches(facts: Facts) -> list[Finding]:
     results = []
     for patch in facts.probe.patches():
         name, found = f"patch {patch.name}", f"{patch.state.value}: {patch.detail}"

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..base.files import shortage
+from ..base.finding import Finding
 from ..fetch.progress import human
 from ..fetch.snapshot import Snapshot
 from ..recipe.schema import RecipeCheckpoint
 from .facts import Facts
 from .needs import PUBLISHED_SIZES
-from .result import Result, fail, ok, skip, warn
+from .result import fail, ok, skip, warn
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,12 @@ def presence(facts: Facts, checkpoint: RecipeCheckpoint) -> Presence:
     return Presence(checkpoint, sum(snapshot.sizes.values()), size, known=True, verified=snapshot.verified)
 
 
-def checkpoints(facts: Facts) -> list[Result]:
+def checkpoints(facts: Facts) -> list[Finding]:
     names = ["model", "draft"]
     return [_checkpoint(facts, names[i], checkpoint) for i, checkpoint in enumerate(facts.needs.checkpoints)]
 
 
-def _checkpoint(facts: Facts, name: str, checkpoint: RecipeCheckpoint) -> Result:
+def _checkpoint(facts: Facts, name: str, checkpoint: RecipeCheckpoint) -> Finding:
     if checkpoint.repo.startswith("builtin:"):
         return ok(name, f"{checkpoint.repo} comes with the package")
     if not checkpoint.on_hub:
@@ -68,7 +69,7 @@ def _checkpoint(facts: Facts, name: str, checkpoint: RecipeCheckpoint) -> Result
     return warn(name, f"{state}; the Hub has it", command)
 
 
-def disk(facts: Facts) -> Result:
+def disk(facts: Facts) -> Finding:
     """Check the space in the cache for the missing files of all checkpoints."""
     wanted = [presence(facts, checkpoint) for checkpoint in facts.needs.checkpoints if checkpoint.on_hub]
     if not wanted:

@@ -12,8 +12,8 @@ from huggingface_hub import constants
 
 from ..base.errors import KimiError, UsageError
 from ..base.extras import require
+from ..base.finding import Finding, Severity
 from ..base.run_dir import DEFAULT_ROOT
-from ..base.severity import Note, Severity
 from ..door.settings import is_loopback
 from ..engine.aiter_jit import jit_environment
 from ..engine.process import require_free_port
@@ -59,7 +59,7 @@ def ready_to_serve(launch: Launch, options: ServeOptions) -> Launch:
     require_free_port(launch.host, launch.port)
     require_ops(options, launch.port)
     if launch.door.api_key is None and not is_loopback(launch.host):
-        note = Note(f"open to the network at {launch.host} without a key", Severity.WARN)
+        note = Finding(f"open to the network at {launch.host} without a key", Severity.WARN)
         launch = replace(launch, notes=[*launch.notes, note])
     return launch
 

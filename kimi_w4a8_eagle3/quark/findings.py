@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from ..base.errors import KimiError
+from ..base.finding import Finding, Severity
 
 _EXAMPLES = 3
 
 
-@dataclass
-class Problem:
+@dataclass(frozen=True)
+class Problem(Finding):
     """One kind of mistake in a checkpoint, with the names of its first tensors and the `count` of all of them."""
 
-    check: str
-    what: str
-    where: str = ""
-    expected: str = ""
-    remedy: str = ""
-    tensors: list[str] = field(default_factory=list)
+    severity: Severity = Severity.FAIL
+    tensors: tuple[str, ...] = ()
     count: int = 1
 
     @classmethod
     def of(cls, check: str, error: KimiError) -> Problem:
         """Return the problem that an error describes."""
-        return cls(check, error.what, error.where, error.expected, error.remedy)
+        return cls(error.what, name=check, where=error.where, expected=error.expected, remedy=error.remedy)
 
     @property
     def message(self) -> str:
         """The problem with the names of its first tensors."""
         if not self.tensors:
-            return self.what
+            return self.found
         rest = f" and {self.count - len(self.tensors):,} more" if self.count > len(self.tensors) else ""
-        return f"{self.what}: {', '.join(self.tensors)}{rest}"
+        return f"{self.found}: {', '.join(self.tensors)}{rest}"
 
     def error(self) -> KimiError:
-        """Return the problem as the error that a user sees."""
-        return KimiError(self.message, self.where, self.expected, self.remedy)
+        return replace(super().error(), what=self.message)
 
 
 class Findings:
@@ -48,11 +44,10 @@ class Findings:
 
     def add(self, what: str, where: object, expected: str, remedy: str = "", tensor: str | None = None) -> None:
         """Add a mistake in the file `where` and, if it concerns one, in a tensor."""
-        new = Problem(self.check, what, str(where), expected, remedy, count=0)
-        problem = self._problems.setdefault((what, expected), new)
-        problem.count += 1
-        if tensor is not None and len(problem.tensors) < _EXAMPLES:
-            problem.tensors.append(tensor)
+        new = Problem(what, name=self.check, where=str(where), expected=expected, remedy=remedy, count=0)
+        problem = self._problems.get((what, expected), new)
+        more = (tensor,) if tensor is not None and len(problem.tensors) < _EXAMPLES else ()
+        self._problems[what, expected] = replace(problem, count=problem.count + 1, tensors=problem.tensors + more)
 
     def problems(self) -> list[Problem]:
         """Return all problems in the order in which they were first seen."""

@@ -45,7 +45,7 @@ class PreflightReport:
         if len(self.problems) == 1:
             raise self.problems[0].error()
         if self.problems:
-            shown = [f"[{p.check}] {p.message}; expected {p.expected}" for p in self.problems[:_SHOWN]]
+            shown = [f"[{p.name}] {p.message}; expected {p.expected}" for p in self.problems[:_SHOWN]]
             rest = len(self.problems) - len(shown)
             lines = "".join(f"\n  - {line}" for line in shown) + (f"\n  - and {rest} more" if rest else "")
             where = self.model if self.draft is None else f"{self.model}, draft {self.draft}"
@@ -71,7 +71,7 @@ def preflight(model_dir: Path | str, draft_dir: Path | str | None = None, tp: in
     model_dir = Path(model_dir)
     report = PreflightReport(str(model_dir), str(draft_dir) if draft_dir is not None else None, tp)
     if tp < 1:
-        report.problems.append(Problem("tensor-parallel", f"TP is {tp}", expected="1 or more"))
+        report.problems.append(Problem(f"TP is {tp}", name="tensor-parallel", expected="1 or more"))
         return report
     config = _check_target(model_dir, report)
     if draft_dir is not None and config is not None:
@@ -137,8 +137,8 @@ def _read_files(directory: Path, check: str, report: PreflightReport) -> Checkpo
     """Read headers and small tensors; None without the directory."""
     if not directory.is_dir():
         kind, expected = ("draft", "a local EAGLE3 draft") if check == "draft" else ("model", "a local checkpoint")
-        found = f"no such {kind} directory"
-        report.problems.append(Problem(check, found, str(directory), expected, "run `kimi-w4a8 fetch`"))
+        error = KimiError(f"no such {kind} directory", str(directory), expected, "run `kimi-w4a8 fetch`")
+        report.problems.append(Problem.of(check, error))
         return None
     checkpoint = read_checkpoint(directory)
     problems, read = check_small_tensors(checkpoint)

@@ -17,9 +17,9 @@ from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from ..base.errors import KimiError
+from ..base.finding import Finding, Severity
 from ..base.nearest import nearest
 from ..base.resources import operator_dir
-from ..base.severity import Note, Severity
 from ..base.toml import tomllib
 from ..machine.installed import Package
 from .arguments import Args, show
@@ -99,19 +99,19 @@ def concerning(
     return [fault for fault in known_faults() if fault.concerns(args, env, arch, installed)]
 
 
-def apply_faults(faults: Sequence[Fault], args: Args, accepted: Sequence[str], notes: list[Note]) -> list[Fault]:
+def apply_faults(faults: Sequence[Fault], args: Args, accepted: Sequence[str], notes: list[Finding]) -> list[Fault]:
     """Set arguments and add warnings; return the faults that refuse. `accepted`: ids that the operator accepts."""
     require_known(accepted)
     refused = []
     for fault in faults:
         if fault.id in accepted:
-            notes.append(Note(f"the known fault {fault.id} is accepted: {fault.sentence}", Severity.OVERRIDE))
+            notes.append(Finding(f"the known fault {fault.id} is accepted: {fault.sentence}", Severity.OVERRIDE))
         elif fault.set and not set(fault.set) & set(args):
             args.update(fault.set)
-            notes += [Note(f"{show(name, value)}: {fault.sentence}") for name, value in fault.set.items()]
+            notes += [Finding(f"{show(name, value)}: {fault.sentence}") for name, value in fault.set.items()]
         else:
             refused += [fault] if fault.severity is Severity.FAIL else []
-            notes.append(Note(f"{fault.sentence}; {fault.remedy}", fault.severity))
+            notes.append(Finding(f"{fault.sentence}; {fault.remedy}", fault.severity))
     return refused
 
 

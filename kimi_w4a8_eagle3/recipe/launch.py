@@ -18,7 +18,7 @@ from typing import Any
 from ..base import laptop
 from ..base.address import http_url
 from ..base.errors import KimiError, UsageError
-from ..base.severity import Note, Severity
+from ..base.finding import Finding, Severity
 from ..door.settings import DoorSettings, key_file_environment, read_door, without_keys
 from ..engine.process import EngineServer
 from ..engine.starter import Command, Program, words
@@ -57,7 +57,7 @@ class Launch:
     recipe: Recipe
     args: Args
     env: dict[str, str]
-    notes: list[Note] = field(default_factory=list)
+    notes: list[Finding] = field(default_factory=list)
     overrides: list[str] = field(default_factory=list)
     refused: list[Fault] = field(default_factory=list)
     machine: Machine = field(default_factory=Machine)
@@ -161,7 +161,7 @@ class Resolved:
     recipe: Recipe
     args: Args
     published: Args
-    notes: list[Note]
+    notes: list[Finding]
     overrides: list[str]
     untested: bool
 
@@ -172,9 +172,9 @@ class Resolved:
         refused = apply_faults(self.faults(machine, gpu), args, recipe.options.accept_faults, notes)
         if recipe.options.replicas > 1:
             count = f"{recipe.options.replicas} engines with this command, each with its own GPUs and port"
-            notes.append(Note(f"{count}, behind SGLang's router at the address above"))
+            notes.append(Finding(f"{count}, behind SGLang's router at the address above"))
         cores, note = without_core_lists(args, recipe, machine)
-        notes += note + [Note(text, Severity.OVERRIDE) for text in self.overrides]
+        notes += note + [Finding(text, Severity.OVERRIDE) for text in self.overrides]
         env = {**recipe.environment, **cores}
         return Launch(recipe, args, env, notes, self.overrides, refused, machine, untested=self.untested)
 
@@ -192,7 +192,7 @@ def resolve(recipe: Recipe, settings: Sequence[str] = (), extra: Sequence[str] =
 
     Raises KimiError for a setting that no recipe has.
     """
-    published, notes = recipe.args, list[Note]()
+    published, notes = recipe.args, list[Finding]()
     changes = dict(parse_setting(text) for text in settings)
     changes |= {f"args.{name}": value for name, value in parse_arguments(extra).items()}
     overrides = {key.removeprefix("args."): value for key, value in changes.items()}
@@ -257,7 +257,7 @@ def prepare(
     return replace(launch, env={**launch.env, **keys}, door=read_door(environ))
 
 
-def _assemble(recipe: Recipe, notes: list[Note]) -> Args:
+def _assemble(recipe: Recipe, notes: list[Finding]) -> Args:
     """Return the published arguments plus model, revisions and draft."""
     args: Args = {"model-path": _path(recipe.model), **recipe.model.named_revision, **recipe.args}
     if recipe.draft is not None:
@@ -266,18 +266,18 @@ def _assemble(recipe: Recipe, notes: list[Note]) -> Args:
             args.setdefault(f"speculative-draft-model-{name}", value)
     if "speculative-algorithm" in args:
         text = "temperature, seeds and penalties: the plugin keeps a draft token only if the target draws the same one"
-        notes.append(Note(text))
+        notes.append(Finding(text))
     return args
 
 
-def _improve(args: Args, recipe: Recipe, notes: list[Note]) -> None:
+def _improve(args: Args, recipe: Recipe, notes: list[Finding]) -> None:
     """Apply this package's changes and note each with its reason."""
     args.update((name, improvement.value) for name, improvement in recipe.improved_args.items())
     for name, improvement in recipe.improve.items():
         if improvement.value != "auto":
             published = recipe.args.get(name)
             was = "not in the published command" if published is None else f"published: {show(name, published)}"
-            notes.append(Note(f"{show(name, improvement.value)} ({was}): {improvement.why}"))
+            notes.append(Finding(f"{show(name, improvement.value)} ({was}): {improvement.why}"))
 
 
 def _path(checkpoint: RecipeCheckpoint) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ..base.errors import KimiError
-from ..base.severity import Note, Severity
+from ..base.finding import Finding, Severity
 from ..gates import OUR_BACKENDS, ignored_gates, read_gates
 from ..machine.aiter_regime import Regime
 from ..machine.hardware import GIB, Gpu, Machine, gpu_by_name
@@ -20,25 +20,25 @@ CORE_LISTS = "SGLANG_SET_CPU_AFFINITY"
 
 def fit_to_machine(
     args: Args, recipe: Recipe, published: Args, machine: Machine, gpu: Gpu | None, regime: Regime
-) -> list[Note]:
+) -> list[Finding]:
     """Replace the arguments that depend on the machine, and return the notes on them.
 
     published: the recipe's arguments before overrides and improvements. gpu: assumed instead of the machine's.
     """
-    notes: list[Note] = []
+    notes: list[Finding] = []
     notes += _derive_numa(args, published, machine)
     gpu = gpu or machine.gpu
     if gpu is None and recipe.hardware.reference is not None:
         gpu = gpu_by_name(recipe.hardware.reference)
         assumed = f"the recipe's reference GPU, {gpu.name} ({gpu.hbm_gib:.0f} GiB)"
-        notes.append(Note(f"no known GPU found: memory is computed for {assumed}"))
+        notes.append(Finding(f"no known GPU found: memory is computed for {assumed}"))
     notes += _guard_memory(args, recipe, published, gpu, regime)
     if args.get("enable-hierarchical-cache") and not {"hicache-size", "hicache-ratio"} & args.keys():
         notes.append(_size_host_cache(args, recipe, machine, gpu, regime))
-    return notes + [Note(text, Severity.WARN) for text in _warnings(args, recipe, machine)]
+    return notes + [Finding(text, Severity.WARN) for text in _warnings(args, recipe, machine)]
 
 
-def _derive_numa(args: Args, published_args: Args, machine: Machine) -> list[Note]:
+def _derive_numa(args: Args, published_args: Args, machine: Machine) -> list[Finding]:
     if args.get("numa-node") != "auto":
         return []
     published = published_args.get("numa-node")
@@ -47,19 +47,19 @@ def _derive_numa(args: Args, published_args: Args, machine: Machine) -> list[Not
     if nodes is not None:
         args["numa-node"] = nodes
         same = ", as published" if nodes == published else ""
-        return [Note(f"{show('numa-node', nodes)}: from this machine's PCI topology{same}")]
+        return [Finding(f"{show('numa-node', nodes)}: from this machine's PCI topology{same}")]
     if isinstance(published, list) and len(published) == count:
         args["numa-node"] = published
         reason = "the published list, because this machine's NUMA layout is not readable"
-        return [Note(f"{show('numa-node', published)}: {reason}")]
+        return [Finding(f"{show('numa-node', published)}: {reason}")]
     del args["numa-node"]
     reason = f"this machine's layout is unreadable, the published list is not for {count} GPUs"
-    return [Note(f"--numa-node left out: {reason}")]
+    return [Finding(f"--numa-node left out: {reason}")]
 
 
 def without_core_lists(
     args: Mapping[str, ArgValue], recipe: Recipe, machine: Machine
-) -> tuple[dict[str, str], list[Note]]:
+) -> tuple[dict[str, str], list[Finding]]:
     """Return the variable that stops SGLang from giving each rank cores of its own, and the note on it.
 
     The base image asks for them. SGLang then spreads the ranks of one engine over the whole node, after numactl bound
@@ -70,17 +70,17 @@ def without_core_lists(
     if not recipe.hardware.gpus or ranks == node or CORE_LISTS in recipe.env:
         return {}, []
     reason = f"SGLang would spread {ranks} ranks over the cores of all {node} GPUs, which the base image asks for"
-    return {CORE_LISTS: "0"}, [Note(f"env.{CORE_LISTS}=0: {reason}")]
+    return {CORE_LISTS: "0"}, [Finding(f"env.{CORE_LISTS}=0: {reason}")]
 
 
-def _guard_memory(args: Args, recipe: Recipe, published_args: Args, gpu: Gpu | None, regime: Regime) -> list[Note]:
+def _guard_memory(args: Args, recipe: Recipe, published_args: Args, gpu: Gpu | None, regime: Regime) -> list[Finding]:
     """Resolve `mem-fraction-static = "auto"` and cap the pool so that no page offset exceeds int32."""
     asked = args.get("mem-fraction-static")
     if recipe.hardware.gpus == 0 or recipe.model.card is None or args.get("attention-backend") != "aiter":
         if asked != "auto":
             return []
         del args["mem-fraction-static"]
-        return [Note("--mem-fraction-static left to the engine: the page-offset guard covers only AITER's kernels")]
+        return [Finding("--mem-fraction-static left to the engine: the page-offset guard covers only AITER's kernels")]
     if gpu is None:
         raise KimiError(
             "cannot compute the memory split of an unknown GPU",
@@ -89,7 +89,7 @@ def _guard_memory(args: Args, recipe: Recipe, published_args: Args, gpu: Gpu | N
         )
     plan = make_plan(recipe, args, gpu, regime)
     verdict = plan.verdict
-    short = [Note(text, Severity.WARN)] if (text := short_pool(plan, args)) else []
+    short = [Finding(text, Severity.WARN)] if (text := short_pool(plan, args)) else []
     asked_tokens = int(number(args, "max-total-tokens", verdict.max_total_tokens))
     args["max-total-tokens"] = min(asked_tokens, verdict.max_total_tokens)
     if asked == "auto":
@@ -97,7 +97,7 @@ def _guard_memory(args: Args, recipe: Recipe, published_args: Args, gpu: Gpu | N
     elif verdict.binding is None and asked_tokens <= verdict.max_total_tokens:
         del args["max-total-tokens"]  # no cap needed, so the engine sizes its own pool
         return short
-    return [*short, Note(_guard_sentence(plan, args, published_args.get("mem-fraction-static")))]
+    return [*short, Finding(_guard_sentence(plan, args, published_args.get("mem-fraction-static")))]
 
 
 def _guard_sentence(plan: MemoryPlan, args: Mapping[str, ArgValue], published: ArgValue | None) -> str:
@@ -117,10 +117,10 @@ def _guard_sentence(plan: MemoryPlan, args: Mapping[str, ArgValue], published: A
     )
 
 
-def _size_host_cache(args: Args, recipe: Recipe, machine: Machine, gpu: Gpu | None, regime: Regime) -> Note:
+def _size_host_cache(args: Args, recipe: Recipe, machine: Machine, gpu: Gpu | None, regime: Regime) -> Finding:
     """Set the size of the KV cache in host memory (HiCache) to a share of this machine's free memory."""
     if gpu is None or not machine.devices or not machine.free_host_bytes or recipe.model.card is None:
-        return Note(
+        return Finding(
             "--hicache-size is computed on the machine with the GPUs; without it the host has twice a GPU's pool"
         )
     plan = make_plan(recipe, args, gpu, regime)
@@ -138,7 +138,7 @@ def _size_host_cache(args: Args, recipe: Recipe, machine: Machine, gpu: Gpu | No
         )
     args["hicache-size"] = size
     copies = f", of which each of {split} GPUs keeps a copy" if split > 1 else " on each GPU"
-    return Note(
+    return Finding(
         f"{show('hicache-size', size)}: {tokens:,} KV tokens in {HOST_SHARE:.0%} of the free host memory{copies}"
     )
 

@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 
 from ..base.errors import KimiError
+from ..base.finding import Finding
 from ..base.resources import operator_dir
-from ..base.severity import Note
 from .arguments import Args
 from .memory_plan import number
 from .schema import Recipe
 
 
-def apply_speculation(args: Args, recipe: Recipe, notes: list[Note]) -> None:
+def apply_speculation(args: Args, recipe: Recipe, notes: list[Finding]) -> None:
     """Turn `options.speculation` into SGLang's arguments: "adaptive" adds a table of steps by batch size.
 
     SGLang reports its own limits on adaptive steps when it starts (`sglang_plugin/adaptive_hook.py`). Raises KimiError
@@ -21,7 +21,7 @@ def apply_speculation(args: Args, recipe: Recipe, notes: list[Note]) -> None:
     """
     if recipe.options.speculation == "off":
         text = "options.speculation is 'off': the draft and the recipe's --speculative-* arguments are removed"
-        notes.append(Note(text))
+        notes.append(Finding(text))
     if recipe.options.speculation != "adaptive":
         return
     if "speculative-algorithm" not in args:
@@ -42,7 +42,7 @@ def apply_speculation(args: Args, recipe: Recipe, notes: list[Note]) -> None:
     if args.get("device") == "cpu":
         args["disable-cuda-graph"] = True  # SGLang would capture GPU graphs for each number of steps
     text = f"options.speculation, {', '.join(map(str, sorted(steps)))} steps by {table.name}"
-    notes.append(Note(f"--speculative-adaptive: {text}"))
+    notes.append(Finding(f"--speculative-adaptive: {text}"))
 
 
 def _steps(table: Path) -> set[int]:

@@ -23,7 +23,7 @@ from pydantic import BaseModel, Field
 
 from ..base.errors import KimiError
 from ..base.files import write_atomic
-from ..base.severity import Note
+from ..base.finding import Finding
 from .launch import Launch
 
 VARIABLE = "KIMI_TRUSTED_CODE"
@@ -237,7 +237,7 @@ def require_trusted(launch: Launch, record: TrustRecord | None = None, cache: Pa
     code = {source: code_of(source, cache) for source in (model, draft, tokenizer) if source is not None}
     files = [file for found in code.values() for file in found]
     if not files:
-        note = Note(f"--{OPTION} left out: no checkpoint here brings code of its own")
+        note = Finding(f"--{OPTION} left out: no checkpoint here brings code of its own")
         args = {name: value for name, value in arguments.items() if not _allows_code(name)}
         return replace(launch, args=args, notes=[*launch.notes, note])
     unaccepted = [source.name for source, found in code.items() if not all(map(record.trusts, found))]
@@ -247,7 +247,7 @@ def require_trusted(launch: Launch, record: TrustRecord | None = None, cache: Pa
     if tokenizer is not None and tokenizer.commit:
         pins["tokenizer-path"] = str(tokenizer.folder)
     args = arguments | {name: value for name, value in pins.items() if value}
-    note = Note(
+    note = Finding(
         f"--{OPTION}: {len(files)} files with the hashes recorded in {record.path}; revisions are pinned to what was "
         "hashed, HF_HUB_OFFLINE=1 keeps the engine from downloading other code"
     )

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..base.verdict import Verdict
-from ..report.evaluation import TONES, chart
+from kimi_w4a8_eagle3.base.finding import Severity
+
+from ..report.evaluation import chart
 from ..report.page import Page, Picture, Section, Table, Tone, Words
 from ..speed.statistics import METRICS, Interval
 from .journal import AcceptResult, StageResult
@@ -28,37 +29,41 @@ class Claim:
     otherwise: str = ""
 
 
-_WORDS = {None: "not run", Verdict.PASS: "passed", Verdict.FAIL: "failed"}
+_WORDS = {
+    Severity.SKIP: Words("not run", "soft"),
+    Severity.OK: Words("passed", "better"),
+    Severity.FAIL: Words("failed", "worse"),
+}
 CLAIMS = [Claim(**row) for row in json.loads(Path(__file__).with_name("claims.json").read_text())]
 _CLAIMED = ("what", "not proved without a GPU", "now", "found")
 
 
-def settled(claim: Claim, results: Mapping[str, StageResult]) -> tuple[Verdict | None, str]:
-    """Return PASS if all stages of the claim passed, FAIL if one failed, None if one did not run, and the reason."""
+def settled(claim: Claim, results: Mapping[str, StageResult]) -> tuple[Severity, str]:
+    """Return OK if all stages of the claim passed, FAIL if one failed, SKIP if one did not run, and the reason."""
     found = [result for result in results.values() if result.proves in claim.settled_by]
-    for verdict in (Verdict.FAIL, None):
+    for severity in (Severity.FAIL, Severity.SKIP):
         for result in found:
-            if result.verdict is verdict:
-                return verdict, result.found
+            if result.severity is severity:
+                return severity, result.found
     if not claim.settled_by or set(claim.settled_by) - {result.proves for result in found}:
-        return None, claim.otherwise or "not in this run: accept --full"
-    return Verdict.PASS, "; ".join(dict.fromkeys(result.found for result in found))
+        return Severity.SKIP, claim.otherwise or "not in this run: accept --full"
+    return Severity.OK, "; ".join(dict.fromkeys(result.found for result in found))
 
 
 def page(run: AcceptResult) -> Page:
     """Return the page: the verdict, the stages with their figures, and a row for each claim."""
     stage_rows, figures, claims, words = list[list[str | Words]](), list[list[str]](), list[list[str | Words]](), []
     for name, result in run.stages.items():
-        stage_rows.append([name, shown(result.verdict), f"{result.seconds:.0f}", Words(result.found, literal=True)])
+        stage_rows.append([name, _WORDS[result.severity], f"{result.seconds:.0f}", Words(result.found, literal=True)])
         for figure in result.figures:
             values = (figure.value, figure.predicted, figure.published)
             cells = ("" if value is None else f"{value:.4g} {figure.unit}" for value in values)
             figures.append([name, figure.name, *cells])
-        if result.verdict is Verdict.FAIL:
+        if result.severity is Severity.FAIL:
             words.append(Words(f"{name}: {result.found.splitlines()[0]}", "worse"))
     for claim in CLAIMS:
-        verdict, found = settled(claim, run.stages)
-        claims.append([claim.what.replace("`", ""), claim.left_open.replace("`", ""), shown(verdict), found])
+        severity, found = settled(claim, run.stages)
+        claims.append([claim.what.replace("`", ""), claim.left_open.replace("`", ""), _WORDS[severity], found])
     sections = [
         Section("Figures", tables=[Table(("stage", "figure", "measured", "predicted", "published"), figures)]),
         Section("Stages", tables=[Table(("stage", "verdict", "s", "found"), stage_rows)]),
@@ -74,16 +79,12 @@ def _chart(run: AcceptResult) -> Picture | None:
     """Draw TPOT beside prediction and published value; before any is measured, the time of each stage."""
     bars, times = [], []
     for name, result in run.stages.items():
-        times.append((name, shown(result.verdict).text, False, Interval(result.seconds, None, None)))
+        times.append((name, _WORDS[result.severity].text, False, Interval(result.seconds, None, None)))
         for figure in (figure for figure in result.figures if figure.name == METRICS["tpot_median_ms"].title):
             values = {"measured": figure.value, "predicted": figure.predicted, "published": figure.published}
             known = {side: Interval(value, None, None) for side, value in values.items() if value is not None}
             bars += [(name, side, side == "published", value) for side, value in known.items()]
     return chart("TPOT median (ms)", bars) or chart("time of each stage (s)", [time for time in times if time[3].value])
-
-
-def shown(verdict: Verdict | None) -> Words:
-    return Words(_WORDS[verdict], TONES.get(verdict, "soft"))
 
 
 def write_bundle(folder: Path) -> Path:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Literal
 
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.finding import Finding, Severity
 from kimi_w4a8_eagle3.base.run_dir import RECORD, git_commit, installed_versions, new_run_dir, record, write_json
 from kimi_w4a8_eagle3.machine.hardware import Machine
 
 from ..base.experiment import read_result, write_result
-from ..base.verdict import Verdict
 
 KIND = "accept"
 
@@ -34,15 +34,13 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class StageResult:
-    """PASS or FAIL of a stage, or None if it did not run, with a sentence and figures. proves: as of the stage."""
+class StageResult(Finding):
+    """OK or FAIL of a stage, or SKIP if it did not run, with its figures. proves, missing: as of the stage."""
 
-    proves: str
-    verdict: Verdict | None
-    found: str
+    proves: str = ""
     seconds: float = 0.0
     figures: list[Figure] = field(default_factory=list)
-    missing: bool = False
+    missing: str = ""
 
 
 class Skipped(KimiError):
@@ -71,17 +69,20 @@ class AcceptResult:
     stages: dict[str, StageResult] = field(default_factory=dict)
     kind: Literal["accept"] = "accept"
 
-    def names(self, verdict: Verdict | None) -> list[str]:
-        return [name for name, result in self.stages.items() if result.verdict is verdict]
+    def names(self, severity: Severity) -> list[str]:
+        return [name for name, result in self.stages.items() if result.severity is severity]
+
+    def add(self, result: StageResult) -> None:
+        self.stages[result.name] = result
 
     @property
     def accepted(self) -> bool:
         can_run = [result for result in self.stages.values() if not result.missing]
-        return bool(can_run) and all(result.verdict is Verdict.PASS for result in can_run)
+        return bool(can_run) and all(result.severity is Severity.OK for result in can_run)
 
     @property
     def headline(self) -> str:
-        passed, failed = self.names(Verdict.PASS), self.names(Verdict.FAIL)
+        passed, failed = self.names(Severity.OK), self.names(Severity.FAIL)
         head = "NOT ACCEPTED" if failed else "ACCEPTED" if self.accepted else "NOT FINISHED"
         words = [f"{len(passed)} of {len(self.stages)} stages passed"]
         words += [f"failed: {', '.join(failed)}"] if failed else []
@@ -121,14 +122,14 @@ def run_stages(stages: Sequence[Stage], folder: Path, result: AcceptResult, say:
     A failure is recorded and the next stage runs. Raises KimiError at the end if a stage failed. An interrupted stage
     is not recorded and runs again.
     """
-    passed, failed = result.names(Verdict.PASS), result.names(Verdict.FAIL)
+    passed, failed = result.names(Severity.OK), result.names(Severity.FAIL)
     began, todo = time.monotonic(), [stage for stage in stages if not stage.missing and stage.name not in passed]
     for stage in stages:
         if not stage.missing and stage.name in passed:
             say(f"{stage.name}: passed before")
         elif stage.missing or stage.name not in failed:
-            found = StageResult(stage.proves, None, stage.missing or "not reached", missing=bool(stage.missing))
-            result.stages[stage.name] = found
+            why = stage.missing or "not reached"
+            result.add(StageResult(why, Severity.SKIP, stage.name, proves=stage.proves, missing=stage.missing))
     write_result(folder, result)
     say(f"timetable: about {sum(stage.minutes for stage in todo):.0f} min")
     for stage in todo:
@@ -137,11 +138,12 @@ def run_stages(stages: Sequence[Stage], folder: Path, result: AcceptResult, say:
         left = sum(later.minutes for later in todo[number:])
         clock = f"{(time.monotonic() - began) / 60:.0f} min so far, about {left:.0f} to go"
         say(f"[{number + 1}/{len(todo)}] {stage.name} ({clock})")
-        result.stages[stage.name] = found = _result(stage, folder)
+        found = _result(stage, folder)
+        result.add(found)
         write_result(folder, result)
-        if found.verdict is not Verdict.PASS:
-            say(f"{stage.name}: {found.verdict or 'not run'}: {found.found}")
-    if failed := result.names(Verdict.FAIL):
+        if found.severity is not Severity.OK:
+            say(f"{stage.name}: {found.severity.value}: {found.found}")
+    if failed := result.names(Severity.FAIL):
         first = result.stages[failed[0]].found.partition("\n")[0]
         raise KimiError(
             f"{len(failed)} of {len(stages)} stages failed; {failed[0]}: {first}",
@@ -150,16 +152,16 @@ def run_stages(stages: Sequence[Stage], folder: Path, result: AcceptResult, say:
 
 
 def _result(stage: Stage, folder: Path) -> StageResult:
-    began, figures = time.monotonic(), list[Figure]()
-    verdict: Verdict | None = Verdict.FAIL
+    began, figures, severity = time.monotonic(), list[Figure](), Severity.FAIL
     try:
         found, figures = stage.run()
-        verdict = Verdict.PASS
+        severity = Severity.OK
     except Skipped as reason:
-        verdict, found = None, reason.what
+        severity, found = Severity.SKIP, reason.what
     except KimiError as error:
         found = str(error)
     except Exception as error:  # the other stages, the page and the bundle must not suffer from it
         (folder / "traceback.txt").write_text(traceback.format_exc())
         found = f"{type(error).__name__}: {error}; report it and attach the bundle"
-    return StageResult(stage.proves, verdict, found, time.monotonic() - began, figures)
+    seconds = time.monotonic() - began
+    return StageResult(found, severity, stage.name, proves=stage.proves, seconds=seconds, figures=figures)

@@ -13,8 +13,8 @@ from huggingface_hub import constants
 from rich.console import Console
 
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.finding import Severity
 from kimi_w4a8_eagle3.base.run_dir import write_json
-from kimi_w4a8_eagle3.base.severity import Severity
 from kimi_w4a8_eagle3.doctor.needs import Needs
 from kimi_w4a8_eagle3.doctor.probe import Probe
 from kimi_w4a8_eagle3.doctor.runner import examine
@@ -150,10 +150,10 @@ class AcceptRun:
             report = examine(Probe(), Needs.of(recipe))
             write_json(self.folder / f"doctor-{recipe.name}.json", report.as_json())
             for result in report.results:
-                if result.verdict is Severity.FAIL:
+                if result.severity is Severity.FAIL:
                     where = f"kimi-w4a8 doctor --recipe {recipe.name}"
                     raise KimiError(f"{result.name}: {result.found}", where=where, remedy=result.remedy)
-            warned = [result.name for result in report.results if result.verdict is Severity.WARN]
+            warned = [result.name for result in report.results if result.severity is Severity.WARN]
             notes.append(f"{recipe.name}: ready" + (f", with warnings: {', '.join(warned)}" if warned else ""))
         return "; ".join(notes), []
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+from kimi_w4a8_eagle3.base.finding import Finding
 
 from ..base.verdict import Verdict
 from .greedy_match import Divergence
@@ -110,19 +113,6 @@ class Differing:
     base: str
 
 
-@dataclass(frozen=True)
-class Check:
-    """One condition with its result in words."""
-
-    name: str
-    found: str
-    wanted: str
-    passed: bool
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.found} (wanted {self.wanted})"
-
-
 @dataclass
 class Conclusion:
     """Verdict of a run. `reasons` explains `state`, which is MEASURED until a finding judges it."""
@@ -133,6 +123,12 @@ class Conclusion:
     def conclude(self, state: Verdict, *reasons: str) -> None:
         self.state = max(self.state, state, key=list(Verdict).index)
         self.reasons += reasons
+
+    def judge(self, checks: Sequence[Finding]) -> None:
+        """Fail for every check that did not pass."""
+        for check in checks:
+            if not check.passed:
+                self.conclude(Verdict.FAIL, f"{check.name}: {check.found} (wanted {check.expected})")
 
 
 @dataclass
@@ -265,7 +261,7 @@ class AgentResult(ProblemsResult):
 class ToolsResult(AnsweredResult):
     verdict: Judgement
     plan: dict[str, Any]
-    checks: list[Check]
+    checks: list[Finding]
     outcomes: list[ToolOutcome]
     kind: Literal["eval-tools"] = "eval-tools"
 
@@ -274,7 +270,7 @@ class ToolsResult(AnsweredResult):
 class SmokeResult(AnsweredResult):
     """Result of `eval smoke`. wanted: share of the problems that must be solved."""
 
-    checks: list[Check]
+    checks: list[Finding]
     solved: int
     wanted: float
     problems: list[dict[str, Any]]

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from kimi_w4a8_eagle3.base.finding import Finding, checked
 from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT
 from kimi_w4a8_eagle3.engine.metrics import Acceptance, acceptance_from_counters, acceptance_from_histograms, scrape
 
@@ -21,7 +22,7 @@ from .evaluation import RunOptions, evaluated
 from .problems import MathProblem, parse_answer
 from .problems import problems as sample
 from .recorder import CHAT, Answer, Patience
-from .results import Check, Conclusion, SmokeResult
+from .results import Conclusion, SmokeResult
 
 KIND = "eval-smoke"
 _NUMBER = re.compile(r"-?\d[\d,]*")
@@ -43,7 +44,7 @@ class Floors:
 
 def run(
     target: Target, floors: Floors, console: Console, runs: Path = DEFAULT_ROOT
-) -> tuple[Path, Verdict, list[Check]]:
+) -> tuple[Path, Verdict, list[Finding]]:
     """Ask easy problems and return the run directory, pass or fail, and the checks."""
     problems = sample(floors.problems, seed=21)
     once = RunOptions(runs=runs, patience=Patience(attempts=1, server_away_s=0.0))
@@ -57,8 +58,10 @@ def run(
             answers = evaluation.recorder.ask(CHAT, bodies, floors.concurrency, show)
         added = scrape(server.ops_url).since(before) if server.ops_url and before else None
     checks = list(check(problems, answers, floors, acceptance_from_counters(added, _DRAFT_TOKENS) if added else None))
-    failed = [str(check) for check in checks if not check.passed]
-    verdict = Conclusion(Verdict.FAIL, failed) if failed else Conclusion(Verdict.PASS, ["every check holds"])
+    verdict = Conclusion()
+    verdict.judge(checks)
+    if not verdict.reasons:
+        verdict.conclude(Verdict.PASS, "every check holds")
     shown = [
         {"question": p.question, "answer": p.answer, "reply": a.text} for p, a in zip(problems, answers, strict=True)
     ]
@@ -72,7 +75,7 @@ def run(
 
 def check(
     problems: Sequence[MathProblem], answers: Sequence[Answer], floors: Floors, counted: Acceptance | None = None
-) -> Iterator[Check]:
+) -> Iterator[Finding]:
     """Yield the checks of a set of answers.
 
     counted: acceptance from the server's counters, for answers without a histogram.
@@ -84,17 +87,17 @@ def check(
     cut = sum(a.finish_reason == "length" for a in replies)
     solved = sum(map(_solved, problems, answers))
     first = f": {failures[0]}" if failures else ""
-    yield Check("requests answered", f"{len(replies)} of {n}{first}", "all", not failures)
-    yield Check("empty, garbled or looping answers", str(len(odd)), "none", not odd)
-    yield Check("answers cut at the limit", str(cut), f"at most {n // 10}", cut <= n // 10)
-    yield Check("problems solved", f"{solved} of {n}", f">= {floors.correct:.0%}", solved >= floors.correct * n)
+    yield checked("requests answered", f"{len(replies)} of {n}{first}", "all", not failures)
+    yield checked("empty, garbled or looping answers", str(len(odd)), "none", not odd)
+    yield checked("answers cut at the limit", str(cut), f"at most {n // 10}", cut <= n // 10)
+    yield checked("problems solved", f"{solved} of {n}", f">= {floors.correct:.0%}", solved >= floors.correct * n)
     accepted = counted or acceptance_from_histograms((_histogram(a.response) for a in replies), _DRAFT_TOKENS)
     if floors.speculates:
         found = "no speculation" if accepted is None else f"{accepted.length:.2f}"
         good = accepted is not None and accepted.length >= floors.accept_length
-        yield Check("accept length", found, f">= {floors.accept_length:.2f}", good)
+        yield checked("accept length", found, f">= {floors.accept_length:.2f}", good)
     else:
-        yield Check("speculation", "off" if accepted is None else "on", "off", accepted is None)
+        yield checked("speculation", "off" if accepted is None else "on", "off", accepted is None)
 
 
 def _histogram(response: dict[str, Any]) -> list[int]:

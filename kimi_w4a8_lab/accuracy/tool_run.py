@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.finding import Finding, checked
 from kimi_w4a8_eagle3.engine.client import EngineClient
 
 from ..base.experiment import read_result, write_result
@@ -18,7 +19,7 @@ from ..base.server_under_test import Server, Target
 from . import tool_requests, tool_scores, vendor_checks
 from .evaluation import RunOptions, evaluated
 from .recorder import CHAT
-from .results import Check, ToolOutcome, ToolsResult
+from .results import ToolOutcome, ToolsResult
 
 KIND = "eval-tools"
 
@@ -114,7 +115,7 @@ def _body(body: dict[str, Any], model: str, plan: ToolPlan) -> dict[str, Any]:
     return vendor_checks.as_stream(body) if streamed else body
 
 
-def _marker_check(outcomes: Sequence[ToolOutcome]) -> Check:
+def _marker_check(outcomes: Sequence[ToolOutcome]) -> Finding:
     found = [outcome.marker for outcome in outcomes if outcome.marker]
     first = f", the first is {found[0]}" if found else ""
-    return Check("markers of calls or thinking in the text", f"{len(found)}{first}", "none", not found)
+    return checked("markers of calls or thinking in the text", f"{len(found)}{first}", "none", not found)

@@ -17,12 +17,13 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 
 from kimi_w4a8_eagle3.base.errors import UsageError
+from kimi_w4a8_eagle3.base.finding import Finding
 from kimi_w4a8_eagle3.base.resources import operator_dir
 
 from ..base.verdict import Verdict
 from .judge import judge_references, judge_validity
 from .recorder import Answer
-from .results import CALLS, Accuracy, Check, Judgement, Reference, ToolOutcome
+from .results import CALLS, Accuracy, Judgement, Reference, ToolOutcome
 from .significance import ShareInterval, wilson
 from .tool_requests import ToolRequest
 
@@ -125,7 +126,7 @@ def similarity(called: Sequence[tuple[bool, bool]]) -> Accuracy:
 
 def judge(
     outcomes: Sequence[ToolOutcome],
-    checks: Sequence[Check],
+    checks: Sequence[Finding],
     table: Published,
     judged: str | None = None,
     baseline: Mapping[str, ToolOutcome] | None = None,
@@ -154,9 +155,7 @@ def judge(
     if not (judged or earlier):
         concluded.reasons.append("schema accuracy is not judged: add --published TABLE or --baseline RUN")
     _judge_similarity(concluded, answered, baseline, table.min_similarity)
-    for check in checks:
-        if not check.passed:
-            concluded.conclude(Verdict.FAIL, str(check))
+    concluded.judge(checks)
     return concluded
 
 

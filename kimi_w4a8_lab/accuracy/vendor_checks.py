@@ -15,11 +15,11 @@ from typing import Any
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.files import lines
+from kimi_w4a8_eagle3.base.finding import Finding, checked
 from kimi_w4a8_eagle3.base.resources import operator_dir
 from kimi_w4a8_eagle3.recipe.trusted_code import require_trusted_tokenizer
 
 from .recorder import Answer
-from .results import Check
 from .tool_scores import message_of, wrong
 
 Body = dict[str, Any]
@@ -109,7 +109,7 @@ def as_stream(body: Body) -> Body:
     return {**body, "stream": True, "stream_options": {"include_usage": True}}
 
 
-def check_probes(asked: Sequence[tuple[VendorCheck, Answer]]) -> list[Check]:
+def check_probes(asked: Sequence[tuple[VendorCheck, Answer]]) -> list[Finding]:
     """Return one check for each group; it names the first failure."""
     return [
         _check_group(group, [(probe, answer) for probe, answer in asked if probe.group == group])
@@ -117,7 +117,7 @@ def check_probes(asked: Sequence[tuple[VendorCheck, Answer]]) -> list[Check]:
     ]
 
 
-def _check_group(group: str, asked: Sequence[tuple[VendorCheck, Answer]]) -> Check:
+def _check_group(group: str, asked: Sequence[tuple[VendorCheck, Answer]]) -> Finding:
     whole = [(probe, answer) for probe, answer in asked if not (probe.ends and answer.finish_reason == "length")]
     failed = [f"{probe.name}: {why}" for probe, answer in whole if (why := probe.wrong(answer))]
     cut, judged = len(asked) - len(whole), asked[0][0].judged
@@ -126,19 +126,19 @@ def _check_group(group: str, asked: Sequence[tuple[VendorCheck, Answer]]) -> Che
     found += f"; {failed[0]}" if failed and judged else ""
     wanted = "all, and half of them not cut" if asked[0][0].ends else "all"
     passed = not failed and 2 * cut <= len(asked)
-    return Check(group, found, wanted if judged else "reported, not judged", passed or not judged)
+    return checked(group, found, wanted if judged else "reported, not judged", passed or not judged)
 
 
-def check_counts(asked: Sequence[tuple[Body, Answer]], count: Callable[[Body], int] | None) -> Check:
+def check_counts(asked: Sequence[tuple[Body, Answer]], count: Callable[[Body], int] | None) -> Finding:
     """Compare `usage.prompt_tokens` with the count of the checkpoint's own chat template and tokenizer."""
     name = "prompt token counts"
     if count is None:
-        return Check(name, "not counted", "a tokenizer (--tokenizer DIR)", True)
+        return checked(name, "not counted", "a tokenizer (--tokenizer DIR)", True)
     answered = [(body, answer) for body, answer in asked if answer.error is None]
     counts = [(count(body), (answer.response.get("usage") or {}).get("prompt_tokens")) for body, answer in answered]
     different = [f"{theirs} instead of {ours}" for ours, theirs in counts if ours != theirs]
     first = f"; the first difference: {different[0]}" if different else ""
-    return Check(name, f"{len(counts) - len(different)} of {len(counts)}{first}", "all", not different)
+    return checked(name, f"{len(counts) - len(different)} of {len(counts)}{first}", "all", not different)
 
 
 def counter(tokenizer: str) -> Callable[[Body], int]:

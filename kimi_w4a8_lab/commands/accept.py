@@ -10,6 +10,7 @@ from pathlib import Path
 import typer
 
 from kimi_w4a8_eagle3.base.console import table_console
+from kimi_w4a8_eagle3.base.finding import Severity
 from kimi_w4a8_eagle3.commands.options import RUNS, signals
 from kimi_w4a8_eagle3.door.settings import client_key
 from kimi_w4a8_eagle3.machine.hardware import Machine
@@ -56,6 +57,6 @@ def accept(
             journal.run_stages(todo, folder, result, console.print)
     finally:
         page = claims.page(result)
-        print_page(page, Verdict.FAIL if result.names(Verdict.FAIL) else Verdict.MEASURED)
+        print_page(page, Verdict.FAIL if result.names(Severity.FAIL) else Verdict.MEASURED)
         path, bundle = write_page(page, folder), claims.write_bundle(folder)
         console.print(f"page: {path}\nbundle: {bundle}", markup=False)

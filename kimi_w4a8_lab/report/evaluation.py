@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.finding import Finding
 
 from ..accuracy.results import (
     Accuracy,
@@ -17,7 +18,6 @@ from ..accuracy.results import (
     AgainstReference,
     AgentResult,
     AnsweredResult,
-    Check,
     EvalResult,
     ExactResult,
     Judgement,
@@ -130,9 +130,9 @@ def _table(rows: Sequence[Mapping[str, object]]) -> Table:
     return Table(list(rows[0]) if rows else [], [list(map(str, row.values())) for row in rows])
 
 
-def _check(check: Check) -> list[str | Words]:
+def _check(check: Finding) -> list[str | Words]:
     passed = Words("passed", "better") if check.passed else Words("failed", "worse")
-    return [check.name, check.found, check.wanted, passed]
+    return [check.name, check.found, check.expected, passed]
 
 
 def _bars(result: EvalResult) -> tuple[str, Bars]:

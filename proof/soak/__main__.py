@@ -23,13 +23,14 @@ from rich.table import Table
 
 from kimi_w4a8_eagle3.base.console import table_console
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.finding import Finding, checked
 from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
 from kimi_w4a8_eagle3.base.signals import Terminated, signals_raise
 from kimi_w4a8_eagle3.cli import run
 from proof.load.load import write_records
 from proof.load.load_request import Record
 from proof.load.served import ServedFleet
-from proof.soak.findings import Bounds, Finding, outcomes
+from proof.soak.findings import Bounds, outcomes
 from proof.soak.fleet import running, started
 from proof.soak.soak import OnProgress, Soak, SoakPlan, judge, soak
 from proof.soak.watch import RUNNING, USED, SoakSample
@@ -75,7 +76,7 @@ def main(
                     say("the fleet is stopped")
                     fleet.stop(signal.SIGTERM)
                     still_there = fleet.leftovers()
-                left = [Finding("nothing is left after the end", not still_there, str(still_there))]
+                left = [checked("nothing is left after the end", str(still_there), "", not still_there)]
     except Terminated as stopped:
         console.print(f"soak: {stopped} received; no verdict")
         raise typer.Exit(stopped.exit_code) from None
@@ -129,7 +130,7 @@ def _findings(findings: Sequence[Finding]) -> Table:
     for column in ("", "what", "detail"):
         table.add_column(column)
     for finding in findings:
-        table.add_row("[green]✓" if finding.passed else "[red]✗", finding.what, escape(finding.detail))
+        table.add_row("[green]✓" if finding.passed else "[red]✗", finding.name, escape(finding.found))
     return table
 
 

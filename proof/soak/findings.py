@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import scipy  # it imports `scipy.stats` at its first use, which takes a second
 
+from kimi_w4a8_eagle3.base.finding import Finding, checked
+
 from ..load.load_request import ClientOutcome, Manner, Record
 
 MIB = 2**20
@@ -32,15 +34,6 @@ class Bounds:
     fds: int = 24
     threads: int = 8
     close_wait: int = 4
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was checked."""
-
-    what: str
-    passed: bool
-    detail: str
 
 
 @dataclass(frozen=True)
@@ -84,10 +77,10 @@ def check_memory(times: Sequence[float], by_process: Mapping[str, Sequence[float
     for name, values in by_process.items():
         found = growth(times, values, bounds.block_s)
         if found is None:
-            findings.append(Finding(f"memory of {name}", False, "too few samples for a slope: soak longer"))
+            findings.append(checked(f"memory of {name}", "too few samples for a slope: soak longer", "", False))
             continue
         detail = f"{found}, {values[0] / MIB:.0f} -> {values[-1] / MIB:.0f} MiB"
-        findings.append(Finding(f"memory of {name}", found.flat(bounds), detail))
+        findings.append(checked(f"memory of {name}", detail, "", found.flat(bounds)))
     return findings
 
 
@@ -95,16 +88,16 @@ def check_level(what: str, before: Mapping[str, int], after: Mapping[str, int], 
     """A count of every process after the load is at most `allowance` above the one before it."""
     more = {name: after[name] - count for name, count in before.items() if name in after}
     if not more:
-        return Finding(what, False, "no process was seen before and after")
+        return checked(what, "no process was seen before and after", "", False)
     name = max(more, key=lambda each: more[each])
     detail = f"at most {more[name]:+d}, {name}: {before[name]} -> {after[name]} ({allowance} more are allowed)"
-    return Finding(what, more[name] <= allowance, detail)
+    return checked(what, detail, "", more[name] <= allowance)
 
 
 def check_same_processes(before: Mapping[str, int], after: Mapping[str, int]) -> Finding:
     """Every process lived from the first to the last sample (process ids by name)."""
     changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
-    return Finding("no process died", not changed, ", ".join(changed) or f"{len(before)} processes")
+    return checked("no process died", ", ".join(changed) or f"{len(before)} processes", "", not changed)
 
 
 def check_empty(what: str, left: Mapping[str, float], expected: Collection[str]) -> Finding:
@@ -112,8 +105,8 @@ def check_empty(what: str, left: Mapping[str, float], expected: Collection[str])
     silent = sorted(set(expected) - left.keys())
     used = [f"{name}: {value:g}" for name, value in left.items() if value] + [f"{name}: no answer" for name in silent]
     if not expected:
-        return Finding(what, False, "no replica was seen")
-    return Finding(what, not used, ", ".join(used) or f"0 on {len(left)} replicas")
+        return checked(what, "no replica was seen", "", False)
+    return checked(what, ", ".join(used) or f"0 on {len(left)} replicas", "", not used)
 
 
 def check_answers(records: Sequence[Record]) -> list[Finding]:
@@ -161,5 +154,5 @@ def _none(what: str, records: Sequence[Record], is_fault: Callable[[Record], boo
     if not records or faults:
         first = faults[0] if faults else None
         example = f"; first: {first.manner.value}, {first.outcome.value}, {first.detail[:160]}" if first else ""
-        return Finding(what, False, f"{len(faults)} of {len(records)} requests{example}")
-    return Finding(what, True, f"{len(records)} of {len(records)} requests")
+        return checked(what, f"{len(faults)} of {len(records)} requests{example}", "", False)
+    return checked(what, f"{len(records)} of {len(records)} requests", "", True)

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.finding import Finding
 
 from ..load.load import ClientLoad
 from ..load.load_request import Manner, Record
-from .findings import Bounds, Finding, check_answers, check_empty, check_level, check_memory, check_same_processes
+from .findings import Bounds, check_answers, check_empty, check_level, check_memory, check_same_processes
 from .fleet import Subject
 from .questions import MIX, Oversized, leave_after, questions
 from .watch import RUNNING, USED, WAITING, SoakSample, Watch

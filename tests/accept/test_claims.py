@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from kimi_w4a8_eagle3.base.finding import Severity
 from kimi_w4a8_eagle3.machine.hardware import Device, Machine
 from kimi_w4a8_lab.accept.claims import CLAIMS, page, settled, write_bundle
 from kimi_w4a8_lab.accept.journal import AcceptResult, Figure, Stage, StageResult
 from kimi_w4a8_lab.accept.stages import FIRST, IMAGE, LOAD_MINUTES, ON_GPUS, AcceptRun, Sizes
-from kimi_w4a8_lab.base.verdict import Verdict
 from kimi_w4a8_lab.predict.machine_model import Cluster
 from kimi_w4a8_lab.predict.predict import calibrate, check, of_workload
 from kimi_w4a8_lab.report.page import write_page
@@ -22,9 +22,9 @@ from kimi_w4a8_lab.speed.workloads import load_workload
 
 ROOT = Path(__file__).parents[2]
 MI325X = Machine((Device("gfx942", 304, "0000:01:00.0", 0, 256 << 30),) * 8)
-PASSED = StageResult("", Verdict.PASS, "well", figures=[Figure("TPOT median", 27.4, "ms", published=27.41)])
-FAILED = StageResult("", Verdict.FAIL, "<b>a GPU fell off")
-MISSING = StageResult("", None, "needs a gfx942 GPU")
+PASSED = StageResult("well", Severity.OK, figures=[Figure("TPOT median", 27.4, "ms", published=27.41)])
+FAILED = StageResult("<b>a GPU fell off", Severity.FAIL)
+MISSING = StageResult("needs a gfx942 GPU", Severity.SKIP)
 
 
 def stages(machine: Machine, *recipes: str, full: bool = True) -> list[Stage]:
@@ -76,23 +76,23 @@ def test_a_machine_with_eight_gpus_lacks_nothing_but_the_image() -> None:
 def test_the_built_in_model_on_a_cpu_proves_nothing_about_gpus() -> None:
     here = stages(Machine(), "tiny", "eagle3-opt")
     outcomes = ended(here, {stage.name: MISSING for stage in here if stage.missing})
-    assert {"doctor", "tiny: smoke", "tiny: lossless"} <= {name for name, result in outcomes.items() if result.verdict}
-    assert {settled(claim, outcomes)[0] for claim in CLAIMS} == {None}
+    assert {"doctor", "tiny: smoke", "tiny: lossless"} <= {
+        name for name, result in outcomes.items() if result.severity is Severity.OK
+    }
+    assert {settled(claim, outcomes)[0] for claim in CLAIMS} == {Severity.SKIP}
 
 
 @pytest.mark.parametrize(
     ("changes", "verdict", "found"),
     [
-        ({}, Verdict.PASS, "well"),
-        ({"eagle3: con40": FAILED}, Verdict.FAIL, "<b>a GPU fell off"),
-        ({"eagle3: con2": MISSING}, None, "needs a gfx942 GPU"),
-        ({"eagle3: chat": replace(MISSING, found="not reached")}, None, "not reached"),
-        ({"eagle3: accuracy": FAILED}, Verdict.PASS, "well"),
+        ({}, Severity.OK, "well"),
+        ({"eagle3: con40": FAILED}, Severity.FAIL, "<b>a GPU fell off"),
+        ({"eagle3: con2": MISSING}, Severity.SKIP, "needs a gfx942 GPU"),
+        ({"eagle3: chat": replace(MISSING, found="not reached")}, Severity.SKIP, "not reached"),
+        ({"eagle3: accuracy": FAILED}, Severity.OK, "well"),
     ],
 )
-def test_one_stage_that_did_not_pass_is_enough(
-    changes: dict[str, StageResult], verdict: Verdict | None, found: str
-) -> None:
+def test_one_stage_that_did_not_pass_is_enough(changes: dict[str, StageResult], verdict: Severity, found: str) -> None:
     here = stages(MI325X, "w4a8", "eagle3")
     (claim,) = (claim for claim in CLAIMS if claim.left_open == "con2 and con40 on 8 GPUs")
     assert settled(claim, ended(here, changes)) == (verdict, found)

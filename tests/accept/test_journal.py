@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.finding import Severity
 from kimi_w4a8_eagle3.base.signals import Terminated
 from kimi_w4a8_lab.accept import journal
 from kimi_w4a8_lab.accept.journal import AcceptResult, Figure, Skipped, Stage, open_run, run_stages
 from kimi_w4a8_lab.base.experiment import RESULT
-from kimi_w4a8_lab.base.verdict import Verdict
 
 FIGURE = Figure(name="speed", value=5.1, unit="TB/s", predicted=6.0)
 KILLED = """
@@ -57,7 +57,7 @@ def test_a_killed_run_goes_on_after_the_last_stage_that_passed(tmp_path: Path) -
     ran: list[str] = []
     _, found, said = run([passing("first", ran), passing("second", ran)], tmp_path)
     assert ran == ["second"] and said[0] == "first: passed before" and said[3].startswith("[1/1] second (0 min so far")
-    assert found.names(Verdict.PASS) == ["first", "second"]
+    assert found.names(Severity.OK) == ["first", "second"]
     assert found.stages["second"].figures == [FIGURE]
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -71,7 +71,7 @@ def test_a_failure_is_recorded_and_the_other_stages_go_on(tmp_path: Path) -> Non
         run(stages, tmp_path)
     assert caught.value.exit_code == 1 and ran == ["good", "later"]
     _, found = open_run(tmp_path, "all", restart=False)
-    assert (found.names(Verdict.FAIL), found.names(None)) == (["bad"], ["after"])
+    assert (found.names(Severity.FAIL), found.names(Severity.SKIP)) == (["bad"], ["after"])
     assert "stop the other server" in found.stages["bad"].found
     assert found.headline == "NOT ACCEPTED: 2 of 4 stages passed; failed: bad"
     mended = [passing(stage.name, ran) for stage in stages]
@@ -91,7 +91,7 @@ def test_an_unexpected_exception_fails_the_stage(tmp_path: Path) -> None:
     with pytest.raises(KimiError, match="odd: ZeroDivisionError: division"):
         run([failing("odd", ZeroDivisionError("division"))], tmp_path)
     folder, found = open_run(tmp_path, "all", restart=False)
-    assert found.stages["odd"].verdict is Verdict.FAIL and "in go" in (folder / "traceback.txt").read_text()
+    assert found.stages["odd"].severity is Severity.FAIL and "in go" in (folder / "traceback.txt").read_text()
 
 
 def test_a_signal_is_no_failure_of_the_stage(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_signal_is_no_failure_of_the_stage(tmp_path: Path) -> None:
     with pytest.raises(Terminated):
         run([passing("one", ran), failing("two", Terminated(signal.SIGTERM))], tmp_path)
     _, found = open_run(tmp_path, "all", restart=False)
-    assert (found.names(Verdict.PASS), found.names(None)) == (["one"], ["two"])
+    assert (found.names(Severity.OK), found.names(Severity.SKIP)) == (["one"], ["two"])
     assert found.headline == "NOT FINISHED: 1 of 2 stages passed"
 
 
@@ -107,7 +107,7 @@ def test_a_stage_that_is_missing_here_runs_once_it_is_there(tmp_path: Path) -> N
     ran: list[str] = []
     run([Stage("gpu", "", lambda: ("", []), "needs a gfx942 GPU"), passing("cpu", ran)], tmp_path)
     result = open_run(tmp_path, "all", restart=False)[1].stages["gpu"]
-    assert (result.verdict, result.found) == (None, "needs a gfx942 GPU")
+    assert (result.severity, result.found) == (Severity.SKIP, "needs a gfx942 GPU")
     run([passing("gpu", ran), passing("cpu", ran)], tmp_path)
     assert ran == ["cpu", "gpu"]
 

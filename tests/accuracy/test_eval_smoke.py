@@ -7,6 +7,7 @@ import pytest
 from support.every_page import accuracy_result
 from typer.testing import CliRunner
 
+from kimi_w4a8_eagle3.base.finding import Severity, checked
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_lab.accept.journal import AcceptResult, StageResult
 from kimi_w4a8_lab.accuracy import smoke
@@ -17,7 +18,6 @@ from kimi_w4a8_lab.accuracy.results import (
     AccuracyResult,
     AgainstReference,
     AgentResult,
-    Check,
     Conclusion,
     Differing,
     Judgement,
@@ -110,7 +110,7 @@ def test_every_kind_of_result_has_a_title_and_its_meaning_of_pass(kind):
 
 
 def smoke_result(passed=True):
-    checks = [Check("requests answered", "3 of 4", "all", passed)]
+    checks = [checked("requests answered", "3 of 4", "all", passed)]
     verdict = Conclusion(Verdict.PASS if passed else Verdict.FAIL, [])
     return SmokeResult(
         configuration="eagle3", model="m", verdict=verdict, requests={}, checks=checks, solved=3, wanted=0.6,
@@ -162,7 +162,7 @@ def test_an_unreadable_folder_gets_a_page_that_names_the_missing_part(tmp_path, 
 
 
 def test_kimi_report_shows_an_acceptance_run(tmp_path):
-    stages = {name: StageResult("", Verdict.PASS, "ready") for name in ("doctor", "smoke")}
+    stages = {name: StageResult("ready", Severity.OK) for name in ("doctor", "smoke")}
     write_result(tmp_path, AcceptResult({"sglang": "1.2"}, stages))
     done = CliRunner().invoke(app, ["report", str(tmp_path), "--output", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output

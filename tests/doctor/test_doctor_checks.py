@@ -63,26 +63,26 @@ def test_every_problem_has_a_remedy(tmp_path):
     machine = bare(tmp_path, hub_answers=False, taken="port 9527 is used", **missing)
     report = examine(machine, EAGLE3)
     assert len(problems(report)) >= 12
-    assert all(result.remedy for result in report.results if result.verdict.value in ("warn", "fail"))
+    assert all(result.remedy for result in report.results if result.severity.value in ("warn", "fail"))
 
 
 @pytest.mark.parametrize(("free", "verdict"), [(64 << 20, "fail"), (2 * GIB, "warn"), (64 * GIB, "ok")])
 def test_shared_memory(tmp_path, free, verdict):
     """64 MiB is what docker gives unless told."""
     result = check(mi325x(tmp_path, spaces={"dev/shm": free}), "shm")
-    assert result.verdict.value == verdict
+    assert result.severity.value == verdict
     assert verdict == "ok" or "--ipc=host" in result.remedy
 
 
 def test_docker_shared_memory_is_enough_for_tiny(tmp_path):
-    assert check(bare(tmp_path, spaces={"dev/shm": 64 << 20}), "shm", TINY).verdict.value == "ok"
-    assert check(bare(tmp_path, spaces={"dev/shm": 1 << 20}), "shm", TINY).verdict.value == "fail"
+    assert check(bare(tmp_path, spaces={"dev/shm": 64 << 20}), "shm", TINY).severity.value == "ok"
+    assert check(bare(tmp_path, spaces={"dev/shm": 1 << 20}), "shm", TINY).severity.value == "fail"
 
 
 def test_no_access_to_the_devices_names_the_groups(tmp_path):
     machine = mi325x(tmp_path, closed=frozenset({"dev/kfd", "dev/dri/renderD128"}))
     result = check(machine, "devices")
-    assert result.verdict.value == "fail" and "usermod -aG render,video" in result.remedy
+    assert result.severity.value == "fail" and "usermod -aG render,video" in result.remedy
     assert "--group-add render --group-add video" in result.remedy
 
 
@@ -96,7 +96,7 @@ def test_limits(tmp_path):
     machine = mi325x(tmp_path, limits={"memlock": 64 << 20, "nofile": 1024})
     assert "memlock=-1" in check(machine, "memlock").remedy
     assert check(machine, "nofile").found == "1024, 65536 needed"
-    assert check(machine, "nofile", TINY).verdict.value == "ok"
+    assert check(machine, "nofile", TINY).severity.value == "ok"
 
 
 @pytest.mark.parametrize(("text", "faults"), [("6.4.3-1", {"fault rocm-old": "warn"}), ("7.0.0", {}), ("nightly", {})])
@@ -145,7 +145,7 @@ def test_an_accepted_fault_does_not_fail(tmp_path):
     ("build", "verdict"), [("hip 7.2.1", "ok"), ("cuda 12.8", "fail"), ("cpu", "fail"), (None, "fail")]
 )
 def test_torch_builds(tmp_path, build, verdict):
-    assert check(mi325x(tmp_path, build=build), "torch").verdict.value == verdict
+    assert check(mi325x(tmp_path, build=build), "torch").severity.value == verdict
 
 
 def test_kernel_packages(tmp_path):
@@ -153,7 +153,7 @@ def test_kernel_packages(tmp_path):
     assert check(machine, "aiter").found == "0.1.14; page offsets: abort"
     assert check(machine, "kernels").found == "228 code objects in /opt/kimi/kernels"
     none = mi325x(tmp_path, packages={"sglang": SGLANG_PINNED, "torch": "2.11"}, kernels_refused="one was altered")
-    assert check(none, "aiter").verdict.value == check(none, "kernels").verdict.value == "fail"
+    assert check(none, "aiter").severity.value == check(none, "kernels").severity.value == "fail"
     assert check(none, "kernels").found == "one was altered" and "kimi-w4a8 warm" in check(none, "kernels").remedy
 
 
@@ -166,13 +166,13 @@ def test_a_router_of_another_release(tmp_path, monkeypatch):
     monkeypatch.setattr(router_args, "RouterArgs", dataclasses.make_dataclass("RouterArgs", names))
     assert Probe().router_lacks() == ["history_backend"]
     less = check(mi325x(tmp_path, lacks=["history_backend"]), "router")
-    assert less.verdict.value == "fail" and "does not know history_backend" in less.found
-    assert check(mi325x(tmp_path, lacks=[]), "router").verdict.value == "ok"
-    assert check(mi325x(tmp_path, lacks=None), "router").verdict.value == "skip"
+    assert less.severity.value == "fail" and "does not know history_backend" in less.found
+    assert check(mi325x(tmp_path, lacks=[]), "router").severity.value == "ok"
+    assert check(mi325x(tmp_path, lacks=None), "router").severity.value == "skip"
 
 
 def test_a_missing_plugin_is_a_failure(tmp_path):
-    assert check(mi325x(tmp_path, entry_points=()), "plugin").verdict.value == "fail"
+    assert check(mi325x(tmp_path, entry_points=()), "plugin").severity.value == "fail"
 
 
 @pytest.mark.parametrize(
@@ -187,23 +187,23 @@ def test_a_missing_plugin_is_a_failure(tmp_path):
 )
 def test_patches(tmp_path, state, verdict, remedy):
     result = check(mi325x(tmp_path, patch_states=(PatchState("p", state, "detail"),)), "patch p")
-    assert result.verdict.value == verdict and remedy in result.remedy
+    assert result.severity.value == verdict and remedy in result.remedy
 
 
 def test_checkpoints_that_the_hub_has(tmp_path):
     machine = mi325x(tmp_path)
     result = check(machine, "model")
-    assert result.verdict.value == "warn"
+    assert result.severity.value == "warn"
     assert result.found == "amd/Kimi-K2.5-W4A8 at main: 534.0 GB of 534.0 GB missing; the Hub has it"
     assert result.remedy == "kimi-w4a8 fetch --recipe eagle3-opt"
 
 
 def test_checkpoints_and_no_hub(tmp_path):
     silent = mi325x(tmp_path, hub_answers=False)
-    assert check(silent, "draft").verdict.value == "fail"
+    assert check(silent, "draft").severity.value == "fail"
     assert silent.asked == ["amd/Kimi-K2.5-W4A8"]  # a Hub that does not answer is asked once
     offline = check(mi325x(tmp_path, is_offline=True), "draft")
-    assert offline.verdict.value == "fail" and "HF_HUB_OFFLINE" in offline.found
+    assert offline.severity.value == "fail" and "HF_HUB_OFFLINE" in offline.found
 
 
 def test_a_checkpoint_that_is_half_here(tmp_path):
@@ -220,24 +220,24 @@ def test_a_cache_without_a_list_of_the_files_needs_no_space_for_what_is_here(tmp
     (folder.parents[1] / "trees" / f"{folder.name}.json").unlink()
     with (folder / "w").open("wb") as weights:
         weights.truncate(534 * 10**9)
-    assert check(machine, "model").verdict.value == "warn"
+    assert check(machine, "model").severity.value == "warn"
     assert "6.0 GB to fetch" in check(machine, "disk").found
 
 
 def test_disk_too_small_for_what_is_missing(tmp_path):
     result = check(mi325x(tmp_path, spaces={"cache": 300 * 10**9}), "disk")
-    assert result.verdict.value == "fail" and "540.0 GB needed, 300.0 GB free in" in result.found
+    assert result.severity.value == "fail" and "540.0 GB needed, 300.0 GB free in" in result.found
 
 
 def test_a_full_disk_does_not_matter_when_all_is_here(tmp_path):
     machine = mi325x(tmp_path, spaces={"cache": 5 * 10**9})
     fetch_pretended(machine)
-    assert check(machine, "disk").verdict.value == "ok"
+    assert check(machine, "disk").severity.value == "ok"
 
 
 def test_a_port_in_use(tmp_path):
     result = check(mi325x(tmp_path, taken="port 9527 is used by process 7"), "port")
-    assert (result.verdict.value, result.found) == ("fail", "port 9527 is used by process 7")
+    assert (result.severity.value, result.found) == ("fail", "port 9527 is used by process 7")
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_a_port_in_use(tmp_path):
 )
 def test_stray_engines(tmp_path, command, is_engine):
     result = check(mi325x(tmp_path, running=(RunningProcess(4711, command),)), "processes")
-    assert (result.verdict.value == "warn") == is_engine
+    assert (result.severity.value == "warn") == is_engine
     assert not is_engine or "kill 4711" in result.remedy
 
 
@@ -265,7 +265,7 @@ def test_a_check_that_breaks_does_not_hide_the_others(tmp_path):
     report = examine(machine, EAGLE3)
     broken = [result for result in report.results if "the check itself failed: ValueError" in result.found]
     assert broken and report.failed and report.numa_nodes is None
-    assert any(result.name == "port" and result.verdict.value == "ok" for result in report.results)
+    assert any(result.name == "port" and result.severity.value == "ok" for result in report.results)
 
 
 def test_needs_follow_the_recipe(tmp_path):

@@ -16,14 +16,14 @@ def test_six_of_eight_gpus(tmp_path):
     for node in (8, 9):
         remove(tmp_path, f"sys/class/kfd/kfd/topology/nodes/{node}")
     result = check(machine, "gpus")
-    assert result.verdict.value == "fail"
+    assert result.severity.value == "fail"
     assert result.found == "6 x MI325X, 8 needed; 2 more are on the PCI bus but not offered to this process"
 
 
 @pytest.mark.parametrize(("value", "verdict"), [("0,1,2,3", "fail"), ("0,1,2,3,4,5,6,7", "ok")])
 def test_gpus_hidden_by_the_environment(tmp_path, value, verdict):
     result = check(mi325x(tmp_path, variables={"HIP_VISIBLE_DEVICES": value}), "gpus")
-    assert result.verdict.value == verdict
+    assert result.severity.value == verdict
     assert verdict == "ok" or result.remedy == "unset HIP_VISIBLE_DEVICES"
 
 
@@ -40,7 +40,7 @@ def test_the_wrong_architecture(tmp_path):
     machine = mi325x(tmp_path)
     write(tmp_path, gpu_files(3, machines.PCI[3], arch=90010))
     result = check(machine, "arch")
-    assert result.verdict.value == "fail" and result.found == "7 x gfx942, 1 x gfx90a; the recipe is for gfx942"
+    assert result.severity.value == "fail" and result.found == "7 x gfx942, 1 x gfx90a; the recipe is for gfx942"
 
 
 def test_gpus_split_into_parts(tmp_path):
@@ -48,7 +48,7 @@ def test_gpus_split_into_parts(tmp_path):
     for index, pci in enumerate(machines.PCI):
         write(tmp_path, gpu_files(index, pci, current_compute_partition="CPX", current_memory_partition="NPS4"))
     result = check(machine, "partition")
-    assert (result.verdict.value, result.found) == ("fail", "8 x CPX/NPS4")
+    assert (result.severity.value, result.found) == ("fail", "8 x CPX/NPS4")
     assert "--compute-partition SPX" in result.remedy
 
 
@@ -56,13 +56,13 @@ def test_memory_that_another_process_holds(tmp_path):
     machine = mi325x(tmp_path)
     write(tmp_path, gpu_files(5, machines.PCI[5], used_mib=100 * 1024))
     result = check(machine, "hbm")
-    assert (result.verdict.value, result.found) == ("fail", "in use: GPU 5 100.0 GiB")
+    assert (result.severity.value, result.found) == ("fail", "in use: GPU 5 100.0 GiB")
 
 
 def test_gpus_that_are_too_small(tmp_path):
     needs = dataclasses.replace(EAGLE3, hbm=288 * GIB)
     result = check(mi325x(tmp_path), "hbm", needs)
-    assert result.verdict.value == "fail" and "288 GiB per GPU needed" in result.found
+    assert result.severity.value == "fail" and "288 GiB per GPU needed" in result.found
 
 
 def test_numa_is_derived_not_assumed(tmp_path):
@@ -72,7 +72,7 @@ def test_numa_is_derived_not_assumed(tmp_path):
     assert check(machine, "numa").found == "--numa-node 1 1 1 1 0 0 0 0"
     assert examine(machine, EAGLE3).as_json()["numa_node"] == [1, 1, 1, 1, 0, 0, 0, 0]
     fixed = check(machine, "numa", dataclasses.replace(EAGLE3, numa=[0, 0, 0, 0, 1, 1, 1, 1]))
-    assert fixed.verdict.value == "warn" and "but the recipe has 0 0 0 0 1 1 1 1" in fixed.found
+    assert fixed.severity.value == "warn" and "but the recipe has 0 0 0 0 1 1 1 1" in fixed.found
 
 
 def test_numa_is_a_question_where_the_firmware_does_not_say(tmp_path):
@@ -80,21 +80,21 @@ def test_numa_is_a_question_where_the_firmware_does_not_say(tmp_path):
     for index, pci in enumerate(machines.PCI):
         write(tmp_path, gpu_files(index, pci, numa_node="-1"))
     result = check(machine, "numa")
-    assert result.verdict.value == "warn" and "args.numa-node" in result.remedy
+    assert result.severity.value == "warn" and "args.numa-node" in result.remedy
 
 
 def test_numactl_is_wanted_where_sglang_binds_with_it(tmp_path):
     machine = mi325x(tmp_path, programs=frozenset())
     assert "numactl is missing" in check(machine, "numa").found
     free = dataclasses.replace(EAGLE3, environment={})
-    assert check(machine, "numa", free).verdict.value == "ok"
+    assert check(machine, "numa", free).severity.value == "ok"
 
 
 def test_numa_balancing(tmp_path):
     machine = mi325x(tmp_path)
     write(tmp_path, {"proc/sys/kernel/numa_balancing": "1"})
     result = check(machine, "numa_balancing")
-    assert result.verdict.value == "warn" and "sysctl kernel.numa_balancing=0" in result.remedy
+    assert result.severity.value == "warn" and "sysctl kernel.numa_balancing=0" in result.remedy
 
 
 def test_an_mi355x_is_named_and_is_not_the_recipes_gpu(tmp_path):
@@ -108,4 +108,4 @@ def test_an_mi355x_is_named_and_is_not_the_recipes_gpu(tmp_path):
         write(tmp_path, files)
     assert check(machine, "gpus").found.startswith("8 x MI35")
     arch = check(machine, "arch")
-    assert arch.verdict.value == "fail" and arch.found.startswith("8 x gfx950")
+    assert arch.severity.value == "fail" and arch.found.startswith("8 x gfx950")

@@ -36,7 +36,7 @@ def test_without_a_gpu_the_large_recipe_is_refused_with_reasons(monkeypatch):
     report = json.loads(output)
     assert code == 1 and report["verdict"] == "fail" and report["recipe"] == "eagle3-opt"
     checks = {check["name"]: check for check in report["checks"]}
-    assert checks["gpus"]["verdict"] == "fail" and "8 x gfx942 needed" in checks["gpus"]["found"]
+    assert checks["gpus"]["severity"] == "fail" and "8 x gfx942 needed" in checks["gpus"]["found"]
     assert "--recipe tiny" in checks["gpus"]["remedy"]
     assert sum(report["counts"].values()) == len(report["checks"])
 

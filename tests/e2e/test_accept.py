@@ -12,12 +12,12 @@ import pytest
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.finding import Severity
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.recipe.launch import load_recipe
 from kimi_w4a8_lab.accept import stages
 from kimi_w4a8_lab.accept.journal import AcceptResult
 from kimi_w4a8_lab.base.experiment import read_result
-from kimi_w4a8_lab.base.verdict import Verdict
 
 pytestmark = pytest.mark.server
 ALL_HERE = [f"tiny: {name}" for name in ("start", "smoke", "tools", "streams", "tiny-con2", "accuracy", "lossless")]
@@ -43,7 +43,7 @@ def test_a_taken_port_fails_one_stage_and_the_same_command_runs_that_one_alone(
     assert "timetable" in first.output and "min so far, about" in first.output
     (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
     found = read_result(folder, AcceptResult)
-    assert (found.names(Verdict.FAIL), found.names(Verdict.PASS)) == (["doctor"], ALL_HERE)
+    assert (found.names(Severity.FAIL), found.names(Severity.OK)) == (["doctor"], ALL_HERE)
     assert found.stages["kernels flydsl, TP 8"].found == "needs a gfx942 GPU"
     assert "needs 8" in found.stages["eagle3: con40"].found
     assert "TPOT" in found.stages["tiny: tiny-con2"].found

@@ -79,7 +79,7 @@ def test_only_an_engine_with_all_gpus_keeps_the_core_lists_of_the_base_image(set
     machine = Machine(tuple(replace(gpu, numa_node=i // 4) for i, gpu in enumerate(GPUS[:8])))
     launch = render(load_recipe("agent"), settings, machine=machine)
     assert launch.env.get("SGLANG_SET_CPU_AFFINITY") == value
-    assert any("SGLANG_SET_CPU_AFFINITY=0" in note.text for note in launch.notes) == (value is not None)
+    assert any("SGLANG_SET_CPU_AFFINITY=0" in note.found for note in launch.notes) == (value is not None)
     asked = render(load_recipe("agent"), [*settings, "env.SGLANG_SET_CPU_AFFINITY=1"], machine=machine)
     assert asked.env["SGLANG_SET_CPU_AFFINITY"] == "1"
 

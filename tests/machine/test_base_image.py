@@ -13,7 +13,7 @@ import pytest
 from support.machines import OF_THE_BASE, base_record, check, mi325x, write
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.severity import Note, Severity
+from kimi_w4a8_eagle3.base.finding import Finding, Severity
 from kimi_w4a8_eagle3.machine.base_image import RECORD, base_problem, classified, identified, read_base
 from kimi_w4a8_eagle3.machine.hardware import GIB, Device, Machine
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
@@ -77,7 +77,7 @@ def test_doctor_reports_the_base(tmp_path: Path, record: str | None, verdict: st
     if record is not None:
         write(tmp_path, {RECORD: record})
     result = check(machine, "base")
-    assert result.verdict.value == verdict and found in result.found
+    assert result.severity.value == verdict and found in result.found
 
 
 def test_commits_of_the_record_identify_versions_that_name_none(tmp_path: Path) -> None:
@@ -94,8 +94,8 @@ def test_serve_warns_without_a_record_of_its_own_image() -> None:
     eight = tuple(Device("gfx942", 304, "p", 0, 256 * GIB) for _ in range(8))
     problem = KimiError("no record of a base image", remedy="build the image")
     notes = render(load_recipe("agent"), machine=Machine(eight, base_problem=problem)).notes
-    assert Note("no record of a base image; build the image", Severity.WARN) in notes
-    assert not any("base image" in note.text for note in render(load_recipe("agent"), machine=Machine(eight)).notes)
+    assert Finding("no record of a base image; build the image", Severity.WARN) in notes
+    assert not any("base image" in note.found for note in render(load_recipe("agent"), machine=Machine(eight)).notes)
 
 
 def test_pinning_writes_the_digest_into_both_files(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_the_slope_is_that_of_the_planted_leak() -> None:
 def test_a_soak_that_is_too_short_gives_no_verdict_of_flat() -> None:
     [finding] = check_memory([0.0, 5.0, 10.0], {"router": [1.0, 1.0, 1.0]}, BOUNDS)
     assert not finding.passed
-    assert "longer" in finding.detail
+    assert "longer" in finding.found
 
 
 def test_descriptors_up_to_the_allowance_are_kept_connections_beyond_it_a_leak() -> None:
@@ -97,7 +97,7 @@ def test_descriptors_up_to_the_allowance_are_kept_connections_beyond_it_a_leak()
     assert check_level("fds", before, {"router": 28, "replica-0 engine": 38}, allowance=8).passed
     over = check_level("fds", before, {"router": 29, "replica-0 engine": 38}, allowance=8)
     assert not over.passed
-    assert "router: 20 -> 29" in over.detail
+    assert "router: 20 -> 29" in over.found
 
 
 def test_a_process_that_was_replaced_is_a_finding() -> None:
@@ -110,7 +110,7 @@ def test_a_process_that_was_replaced_is_a_finding() -> None:
 def test_a_slot_that_stays_taken_and_a_replica_that_is_silent_are_findings() -> None:
     both = ("replica-0", "replica-1")
     assert check_empty("KV slots", {"replica-0": 0.0, "replica-1": 0.0}, both).passed
-    assert "replica-1: 64" in check_empty("KV slots", {"replica-0": 0.0, "replica-1": 64.0}, both).detail
+    assert "replica-1: 64" in check_empty("KV slots", {"replica-0": 0.0, "replica-1": 64.0}, both).found
     assert not check_empty("KV slots", {"replica-0": 0.0, "replica-1": 64.0}, both).passed
     assert not check_empty("KV slots", {"replica-0": 0.0}, both).passed
     assert not check_empty("KV slots", {}, ()).passed

@@ -53,7 +53,7 @@ def test_it_passes(target: Path) -> None:
     report = preflight(target)
     assert report.ok and report.weight_format == "Quark MXFP4"
     (problem,) = preflight(target, tp=2).problems
-    assert problem.what == "TP 2 cuts a block of down_proj: 32 / 2 = 16 columns a rank"
+    assert problem.found == "TP 2 cuts a block of down_proj: 32 / 2 = 16 columns a rank"
 
 
 def tensor(name: str, change: Callable[[torch.Tensor], torch.Tensor | None]) -> Change:
@@ -115,5 +115,5 @@ ATTENTION = {f"{LAYER}.self_attn.o_proj.weight": torch.zeros(HIDDEN, HIDDEN // 2
 def test_what_is_refused(target: Path, change: Change, found: str, named: list[str]) -> None:
     change(target)
     (problem,) = preflight(target).problems
-    assert problem.what.startswith(found) and problem.tensors == named
+    assert problem.found.startswith(found) and problem.tensors == tuple(named)
     assert problem.expected and problem.remedy

@@ -21,7 +21,7 @@ KV_B = "midlayer.self_attn.kv_b_proj.weight"
 
 
 def messages(target: Path, draft: Path, tp: int = 1) -> list[str]:
-    return [problem.what for problem in preflight(target, draft, tp).problems]
+    return [problem.found for problem in preflight(target, draft, tp).problems]
 
 
 def _rename(tensors: dict[str, torch.Tensor], old: str, new: str) -> None:
@@ -218,7 +218,7 @@ def test_an_mla_draft_needs_an_sglang_that_has_its_class(quark_target: Path, mla
     (models / "llama_eagle3.py").write_text("class LlamaForCausalLMEagle3(nn.Module):\n")
     target, read = read_model_config(quark_target).text, read_checkpoint
     (found,) = check_draft(read_draft_config(mla_draft), read(mla_draft), target, 1, tmp_path / "sglang")
-    assert found.what == "the installed SGLang has no Eagle3DeepseekV2ForCausalLM" and "newer" in found.remedy
+    assert found.found == "the installed SGLang has no Eagle3DeepseekV2ForCausalLM" and "newer" in found.remedy
     here = installed_sglang()
     assert here is not None and (here / "srt/models/kimi_k25_eagle3.py").is_file()
 

@@ -51,7 +51,7 @@ def set_tensor(name: str, value: torch.Tensor) -> Change:
 def test_missing_tensor(target: Path, suffix: str) -> None:
     rewrite(target, lambda tensors: tensors.pop(GATE + suffix, None))
     problem = only_problem(target)
-    assert problem.what == f"weight{suffix} is missing" and problem.tensors == [GATE + suffix]
+    assert problem.found == f"weight{suffix} is missing" and problem.tensors == (GATE + suffix,)
     assert "kimi-w4a8 quantize" in problem.remedy
 
 
@@ -76,8 +76,8 @@ def test_scale_that_is_not_finite(target: Path, value: float, suffix: str) -> No
     rewrite(target, poison)
     problem = only_problem(target)
     total = INTER if suffix == "_scale_2" else 1
-    assert problem.what == f"NaN or Inf in 1 of {total} values"
-    assert problem.tensors == [GATE + suffix] and problem.where == str(target / SHARD)
+    assert problem.found == f"NaN or Inf in 1 of {total} values"
+    assert problem.tensors == (GATE + suffix,) and problem.where == str(target / SHARD)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -108,7 +108,7 @@ def test_every_small_tensor_is_read(tmp_path: Path, value: float) -> None:
 
         rewrite(broken, poison)
         problem = only_problem(broken)
-        assert problem.what.startswith("NaN or Inf in 1 of ") and problem.tensors == [name]
+        assert problem.found.startswith("NaN or Inf in 1 of ") and problem.tensors == (name,)
         shutil.rmtree(broken)
 
 
@@ -131,8 +131,8 @@ def test_a_draft_with_a_nan_is_refused(target: Path, draft: Path) -> None:
 def test_wrong_shape_or_dtype(target: Path, suffix: str, value: torch.Tensor, found: str, expected: str) -> None:
     rewrite(target, set_tensor(GATE + suffix, value))
     problem = only_problem(target)
-    assert (problem.what, problem.expected) == (found, expected)
-    assert problem.tensors == [GATE + suffix] and problem.where == str(target / SHARD)
+    assert (problem.found, problem.expected) == (found, expected)
+    assert problem.tensors == (GATE + suffix,) and problem.where == str(target / SHARD)
 
 
 def tensors(change: Change) -> Callable[[Path], None]:
@@ -206,7 +206,7 @@ def test_globs_in_the_exclude_list_count_as_the_loader_reads_them(target: Path) 
 
 def test_k_that_is_not_a_multiple_of_eight(target: Path) -> None:
     edit_json(target / "config.json", lambda found: found["text_config"].update(moe_intermediate_size=36))
-    messages = [p.what for p in preflight(target).problems]
+    messages = [p.found for p in preflight(target).problems]
     assert "K = moe_intermediate_size = 36 is not a multiple of 8" in messages
     assert "weight is I32 [32, 8]" in messages  # and every expert has other shapes than this config says
 
@@ -224,7 +224,7 @@ def test_k_that_is_not_a_multiple_of_eight(target: Path) -> None:
 def test_tensor_parallel_size(target: Path, tp: int, messages: list[str]) -> None:
     problems = preflight(target, tp=tp).problems
     assert len(problems) == len(messages)
-    assert all(message in problem.what for message, problem in zip(messages, problems, strict=True))
+    assert all(message in problem.found for message, problem in zip(messages, problems, strict=True))
 
 
 def test_several_problems_are_listed_together(target: Path) -> None:
@@ -239,7 +239,7 @@ def test_several_problems_are_listed_together(target: Path) -> None:
 
 @pytest.mark.parametrize(("draft", "where"), [(None, "model"), ("draft", "model, draft draft")])
 def test_of_many_problems_the_first_five_are_shown(draft: str | None, where: str) -> None:
-    problems = [Problem("files", f"problem {number}", expected="none") for number in range(7)]
+    problems = [Problem(f"problem {number}", name="files", expected="none") for number in range(7)]
     shown = [f"  - [files] problem {number}; expected none" for number in range(5)]
     for found, more in ((7, ["  - and 2 more"]), (5, [])):
         with pytest.raises(KimiError) as caught:
@@ -271,11 +271,11 @@ def test_config_that_is_missing_or_wrong(target: Path, content: str | None, mess
     if content is not None:
         path.write_text(content)
     problem = only_problem(target)
-    assert message in problem.what and problem.where == str(path)
+    assert message in problem.found and problem.where == str(path)
 
 
 def test_no_such_directory(tmp_path: Path) -> None:
-    assert only_problem(tmp_path / "absent").what == "no such model directory"
+    assert only_problem(tmp_path / "absent").found == "no such model directory"
     nothing = preflight(tmp_path, tp=0)
     assert {nothing.shards, nothing.tensors, nothing.nbytes, nothing.small_tensors_read, nothing.seconds} == {0}
 
@@ -303,7 +303,7 @@ def test_a_tower_whose_weights_are_missing(tmp_path: Path, suffix: str, count: i
     assert preflight(folder).ok
     rewrite(folder, without(suffix))
     problem = only_problem(folder)
-    assert problem.what == "weight of the vision tower is missing" and problem.count == count
+    assert problem.found == "weight of the vision tower is missing" and problem.count == count
     edit_json(folder / "config.json", lambda config: config.update(language_model_only=True))
     assert preflight(folder).ok
 
@@ -313,4 +313,4 @@ def test_a_tower_that_is_quantized(tmp_path: Path) -> None:
     name = "vision_tower.encoder.blocks.0.wqkv.weight"
     rewrite(folder, set_tensor(name, torch.zeros(72, 3, dtype=torch.int32)))
     problem = only_problem(folder)
-    assert problem.what == "excluded layer is quantized (I32)" and problem.tensors == [name]
+    assert problem.found == "excluded layer is quantized (I32)" and problem.tensors == (name,)

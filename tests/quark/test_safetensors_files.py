@@ -24,7 +24,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def problems(target: Path) -> list[str]:
-    return [problem.what for problem in preflight(target).problems]
+    return [problem.found for problem in preflight(target).problems]
 
 
 def test_header_agrees_with_the_library(quark_target: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from packaging.version import Version
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.severity import Severity
+from kimi_w4a8_eagle3.base.finding import Severity
 from kimi_w4a8_eagle3.doctor.software import SGLANG_NEWEST, SGLANG_PINNED
 from kimi_w4a8_eagle3.fleet.checks import checked
 from kimi_w4a8_eagle3.machine.hardware import GIB, Device, Machine
@@ -79,7 +79,7 @@ def test_a_refused_launch_does_not_start_until_a_person_accepts_it(version: str)
     accepted = launch("eagle3", f'options.accept_faults=["{name}"]', sglang=version)
     assert accepted.refused == []
     assert any(
-        note.severity is Severity.OVERRIDE and f"the known fault {name} is accepted" in note.text
+        note.severity is Severity.OVERRIDE and f"the known fault {name} is accepted" in note.found
         for note in accepted.notes
     )
 
@@ -96,12 +96,12 @@ def test_an_argument_that_was_not_given_is_set_and_another_value_is_warned_about
     speculated = launch("w4a8", *words)
     assert speculated.args["disable-custom-all-reduce"] is True
     assert any(
-        note.text.startswith("--disable-custom-all-reduce: ") and "29313" in note.text for note in speculated.notes
+        note.found.startswith("--disable-custom-all-reduce: ") and "29313" in note.found for note in speculated.notes
     )
     insisting = launch("eagle3", "disable-custom-all-reduce=false")
     assert insisting.args["disable-custom-all-reduce"] is False
-    assert any(note.severity is Severity.WARN and "29313" in note.text for note in insisting.notes)
-    assert not any("29313" in note.text for note in launch("eagle3").notes if note.severity is Severity.WARN)
+    assert any(note.severity is Severity.WARN and "29313" in note.found for note in insisting.notes)
+    assert not any("29313" in note.found for note in launch("eagle3").notes if note.severity is Severity.WARN)
 
 
 @pytest.mark.parametrize(
@@ -117,8 +117,8 @@ def test_an_fp8_cache_that_the_backend_cannot_hold_is_refused(settings: list[str
 
 def test_an_fp8_cache_is_warned_of_until_it_is_measured() -> None:
     found = launch("eagle3", "kv-cache-dtype=fp8_e4m3")
-    assert found.refused == [] and any("eval gsm8k --baseline" in note.text for note in found.notes)
-    assert not any("e4m3fnuz" in note.text for note in launch("eagle3").notes)
+    assert found.refused == [] and any("eval gsm8k --baseline" in note.found for note in found.notes)
+    assert not any("e4m3fnuz" in note.found for note in launch("eagle3").notes)
 
 
 @pytest.mark.parametrize("recipe", ["agent", "w4a16", "w4a8", "eagle3", "eagle3-mla", "eagle3-opt"])
@@ -130,7 +130,9 @@ def test_the_recipes_have_no_fault_but_the_published_all_reduce(recipe: str) -> 
     plain = recipe in ("w4a16", "w4a8")
     only = ("custom-all-reduce-race", Severity.WARN) if plain else ("drafts-differ-by-rank", Severity.NOTE)
     assert [(fault.id, fault.severity) for fault in concerned] == [only]
-    assert [note.severity for note in found.notes if "logits differ" in note.text] == ([] if plain else [Severity.NOTE])
+    assert [note.severity for note in found.notes if "logits differ" in note.found] == (
+        [] if plain else [Severity.NOTE]
+    )
 
 
 @pytest.mark.parametrize(
@@ -173,7 +175,7 @@ def test_no_recipe_inherits_the_quantized_reduction_of_the_base(recipe: str) -> 
     base = Machine(EIGHT, {}, {"ROCM_QUICK_REDUCE_QUANTIZATION": "INT8"})
     started = render(load_recipe(recipe), machine=base)
     assert started.env["ROCM_QUICK_REDUCE_QUANTIZATION"] == "NONE"
-    assert not any("40084" in note.text for note in started.notes if note.severity is Severity.WARN)
+    assert not any("40084" in note.found for note in started.notes if note.severity is Severity.WARN)
     inherited = resolve(load_recipe(recipe), [])
     env = {name: value for name, value in inherited.recipe.env.items() if value is not False}
     improve = {n: c for n, c in inherited.recipe.improve.items() if "QUICK_REDUCE" not in n}
@@ -192,8 +194,8 @@ def test_kv_in_host_memory_is_copied_directly_and_sized_by_the_machine() -> None
     found = render(load_recipe("agent"), ["enable-hierarchical-cache=true"], machine=machine)
     assert found.args["hicache-io-backend"] == "direct" and found.args["hicache-mem-layout"] == "layer_first"
     assert found.args["hicache-size"] == 167 and found.refused == []
-    assert any("2,376,479 KV tokens" in note.text and "8 GPUs keeps a copy" in note.text for note in found.notes)
-    assert any("1.59" in note.text and note.severity is Severity.WARN for note in found.notes)
+    assert any("2,376,479 KV tokens" in note.found and "8 GPUs keeps a copy" in note.found for note in found.notes)
+    assert any("1.59" in note.found and note.severity is Severity.WARN for note in found.notes)
     with pytest.raises(KimiError, match="host memory for"):
         render(load_recipe("agent"), ["enable-hierarchical-cache=true"], machine=replace(machine, free_host_bytes=GIB))
     kernel = launch("agent", "enable-hierarchical-cache=true", "hicache-ratio=2", "hicache-io-backend=kernel")

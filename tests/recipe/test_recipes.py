@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.severity import Note, Severity
+from kimi_w4a8_eagle3.base.finding import Finding, Severity
 from kimi_w4a8_eagle3.gates import read_gates
 from kimi_w4a8_eagle3.machine.aiter_regime import Regime
 from kimi_w4a8_eagle3.machine.hardware import GIB, Device, Machine, gpu_by_name
@@ -124,7 +124,7 @@ def test_plain_takes_the_draft_away_and_nothing_else(tmp_path: Path) -> None:
     assert plain.args["tool-call-parser"] == "kimi_k2" and plain.args["context-length"] == 131072
     assert plain.args["disable-radix-cache"] is False and plain.env == drafts.env
     assert (plain.name, plain.draft, plain.recipe.draft) == ("agent:plain", None, None)
-    assert any("options.speculation is 'off': the draft" in note.text for note in plain.notes)
+    assert any("options.speculation is 'off': the draft" in note.found for note in plain.notes)
     assert render(load_recipe("agent"), ["options.speculation=off"], machine=MI325X).args == plain.args
     path = write(tmp_path, 'extends = "agent"\nsummary = "s"\n[options]\nspeculation = "off"')
     assert render(load_recipe(path), machine=MI325X).args == plain.args
@@ -138,7 +138,7 @@ def test_deterministic_answers_take_other_kernels_and_say_why() -> None:
     assert value_of(launch.argv, "chunked-prefill-size") == "1024" and launch.env["SGLANG_USE_AITER"] == "0"
     assert launch.env["SGLANG_TRITON_PREFILL_TRUNCATION_ALIGN_SIZE"] == "1024"
     assert launch.refused == [] and launch.args["tool-call-parser"] == "kimi_k2"
-    assert any("--attention-backend triton" in note.text and "refuses AITER's" in note.text for note in launch.notes)
+    assert any("--attention-backend triton" in note.found and "refuses AITER's" in note.found for note in launch.notes)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_draft_with_the_one_stage_all_reduce_is_for_those_who_ask_for_it() -> 
     asked = ["options.deterministic=true", 'options.accept_faults=["eagle-custom-all-reduce"]']
     launch = render(load_recipe("agent"), asked, machine=MI325X)
     assert "--disable-custom-all-reduce" not in launch.argv and launch.refused == []
-    assert any("eagle-custom-all-reduce is accepted" in note.text for note in launch.notes)
+    assert any("eagle-custom-all-reduce is accepted" in note.found for note in launch.notes)
 
 
 def test_a_recipe_of_ones_own_extends_a_packaged_one(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_settings_and_trailing_arguments_win_and_are_shown() -> None:
     assert value_of(launch.argv, "tool-call-parser") == "kimi_k2" and "--enable-dp-lm-head" in launch.argv
     assert launch.env["AITER_FLYDSL_DEBUG"] == "1"
     for shown in ("--port 8000", "env.AITER_FLYDSL_DEBUG=1", "--watchdog-timeout 60", "--tool-call-parser kimi_k2"):
-        assert Note(shown, Severity.OVERRIDE) in launch.notes
+        assert Finding(shown, Severity.OVERRIDE) in launch.notes
 
 
 def test_other_spellings_of_an_argument_replace_it() -> None:
@@ -245,29 +245,29 @@ def test_numa_list_comes_from_the_machine() -> None:
     launch = render(load_recipe("eagle3"), machine=MI325X)
     at = launch.argv.index("--numa-node")
     assert launch.argv[at + 1 : at + 9] == [str(node) for node in NUMA]
-    assert any("from this machine's PCI" in note.text for note in launch.notes)
+    assert any("from this machine's PCI" in note.found for note in launch.notes)
 
 
 def test_numa_list_is_left_out_when_it_cannot_be_right() -> None:
     launch = render(load_recipe("w4a8"), ["tp-size=4"], machine=NO_GPU)
     assert "--numa-node" not in launch.argv
-    assert any(note.text.startswith("--numa-node left out") for note in launch.notes)
+    assert any(note.found.startswith("--numa-node left out") for note in launch.notes)
 
 
 def test_recipes_with_drafts_say_what_happens_to_temperature() -> None:
     for name, told in (("eagle3", 1), ("agent", 1), ("w4a8", 0)):
         launch = render(load_recipe(name), machine=NO_GPU)
-        assert sum("temperature" in note.text for note in launch.notes) == told
+        assert sum("temperature" in note.found for note in launch.notes) == told
         assert "--speculative-use-rejection-sampling" not in launch.argv
 
 
 def test_a_moving_revision_is_warned_about_and_a_pinned_one_passed() -> None:
-    assert sum("moving revision" in note.text for note in render(load_recipe("eagle3"), machine=NO_GPU).notes) == 2
+    assert sum("moving revision" in note.found for note in render(load_recipe("eagle3"), machine=NO_GPU).notes) == 2
     other = render(load_recipe("eagle3"), [], ["--model", "/models/x"], machine=NO_GPU)
-    assert sum("moving revision" in note.text for note in other.notes) == 1
+    assert sum("moving revision" in note.found for note in other.notes) == 1
     commit = "0123456789abcdef0123456789abcdef01234567"
     pinned = render(load_recipe("eagle3"), [f"model.revision={commit}"], machine=NO_GPU)
-    assert sum("moving revision" in note.text for note in pinned.notes) == 1
+    assert sum("moving revision" in note.found for note in pinned.notes) == 1
     assert value_of(pinned.argv, "revision") == commit
 
 
@@ -280,8 +280,8 @@ def test_a_moving_revision_is_warned_about_and_a_pinned_one_passed() -> None:
     ],
 )
 def test_missing_hardware_is_warned_about(machine: Machine, told: str) -> None:
-    assert Note(told, Severity.WARN) in render(load_recipe("eagle3"), machine=machine).notes
-    assert Note(told, Severity.WARN) not in render(load_recipe("eagle3"), machine=MI325X).notes
+    assert Finding(told, Severity.WARN) in render(load_recipe("eagle3"), machine=machine).notes
+    assert Finding(told, Severity.WARN) not in render(load_recipe("eagle3"), machine=MI325X).notes
 
 
 def test_with_a_draft_every_aiter_gives_the_same_pool_below_the_tried_ceiling() -> None:
@@ -290,7 +290,7 @@ def test_with_a_draft_every_aiter_gives_the_same_pool_below_the_tried_ceiling() 
     for regime in Regime:
         launch = render(load_recipe("eagle3"), machine=MI325X, regime=regime)
         pools.add((launch.args["mem-fraction-static"], launch.args["max-total-tokens"]))
-        assert any("at most 0.824 of the memory (options.memory_ceiling)" in note.text for note in launch.notes)
+        assert any("at most 0.824 of the memory (options.memory_ceiling)" in note.found for note in launch.notes)
     assert pools == {(0.824, 1_702_894)}
 
 
@@ -316,7 +316,7 @@ def test_the_pool_is_the_largest_that_is_safe(
     assert launch.args.get("max-total-tokens") == pool
     assert 0.80 < float(value_of(launch.argv, "mem-fraction-static")) <= 0.9
     assert fraction in (None, value_of(launch.argv, "mem-fraction-static"))
-    assert any(told in note.text for note in launch.notes)
+    assert any(told in note.found for note in launch.notes)
 
 
 def test_a_gpu_too_small_is_an_error_before_anything_is_loaded() -> None:
@@ -336,9 +336,9 @@ def test_a_gate_that_this_package_does_not_honour_is_warned_about() -> None:
     w4a16 = load_recipe("w4a16")
     triton = w4a16.model_copy(update={"env": {**w4a16.env, "KIMI_MOE_BACKEND": "triton"}})
     notes = render(triton, machine=MI325X).notes
-    assert any("FLYDSL_W4A16_HYBRID=w2_bf16 has no effect" in note.text for note in notes)
-    assert not any("has no effect" in note.text for note in render(w4a16, machine=MI325X).notes)
-    assert not any("has no effect" in note.text for note in render(load_recipe("eagle3-opt"), machine=MI325X).notes)
+    assert any("FLYDSL_W4A16_HYBRID=w2_bf16 has no effect" in note.found for note in notes)
+    assert not any("has no effect" in note.found for note in render(w4a16, machine=MI325X).notes)
+    assert not any("has no effect" in note.found for note in render(load_recipe("eagle3-opt"), machine=MI325X).notes)
 
 
 def test_adaptive_steps_come_with_a_table_that_fits_the_recipe(tmp_path: Path) -> None:

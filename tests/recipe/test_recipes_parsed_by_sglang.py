@@ -98,7 +98,7 @@ def test_eagle3_opt_has_the_published_environment_and_explains_what_it_adds() ->
         "ROCM_QUICK_REDUCE_QUANTIZATION": "NONE",
     }
     for name, value in added.items():
-        assert any(note.text.startswith(f"env.{name}={value} (") for note in launch.notes)
+        assert any(note.found.startswith(f"env.{name}={value} (") for note in launch.notes)
     assert render(recipe, ["env.SGLANG_WARMUP_TIMEOUT=60"], machine=Machine()).env["SGLANG_WARMUP_TIMEOUT"] == "60"
 
 

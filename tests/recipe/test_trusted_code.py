@@ -108,7 +108,7 @@ def test_accepted_code_runs_and_the_engine_may_download_nothing(folder, record, 
     allowed = require_trusted(launch, TrustRecord.load(record.path), cache)
     assert allowed.argv == launch.argv  # a directory has no revision
     assert allowed.env == {"A": "1", "HF_HUB_OFFLINE": "1"}
-    assert str(record.path) in allowed.notes[-1].text
+    assert str(record.path) in allowed.notes[-1].found
 
 
 @pytest.mark.parametrize("change", ["changed", "renamed", "added"])
@@ -291,10 +291,10 @@ def test_json_records_and_ends_as_the_table_does(folder, tmp_path, monkeypatch):
 def test_kimi_check_reports_code_that_serve_would_refuse(folder, tmp_path):
     environment = {"KIMI_TRUSTED_CODE": str(tmp_path / "code.json")}
     before = json.loads(kimi("http://127.0.0.1:9", tmp_path, "check", str(folder), "--json", **environment).stdout)
-    assert [p["what"] for p in before["problems"] if p["check"] == "code"]
+    assert [p["found"] for p in before["problems"] if p["name"] == "code"]
     TrustRecord(tmp_path / "code.json").add(code_of(Source(str(folder), folder), tmp_path))
     after = json.loads(kimi("http://127.0.0.1:9", tmp_path, "check", str(folder), "--json", **environment).stdout)
-    assert [p["check"] for p in after["problems"]] == [p["check"] for p in before["problems"] if p["check"] != "code"]
+    assert [p["name"] for p in after["problems"]] == [p["name"] for p in before["problems"] if p["name"] != "code"]
 
 
 def test_kimi_serve_refuses_before_anything_starts(folder, tmp_path, monkeypatch):

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.finding import Finding
 from kimi_w4a8_eagle3.doctor.needs import Needs
 from kimi_w4a8_eagle3.doctor.probe import Probe, RunningProcess
-from kimi_w4a8_eagle3.doctor.result import Report, Result
+from kimi_w4a8_eagle3.doctor.result import Report
 from kimi_w4a8_eagle3.doctor.runner import examine
 from kimi_w4a8_eagle3.doctor.software import SGLANG_PINNED
 from kimi_w4a8_eagle3.fetch.hub import HubUnreachable
@@ -229,12 +230,12 @@ def remove(root: Path, path: str) -> None:
         target.unlink()
 
 
-def check(machine: Recorded, name: str, needs: Needs = EAGLE3) -> Result:
+def check(machine: Recorded, name: str, needs: Needs = EAGLE3) -> Finding:
     return next(result for result in examine(machine, needs).results if result.name == name)
 
 
 def problems(report: Report) -> dict[str, str]:
-    return {r.name: r.verdict.value for r in report.results if r.verdict.value in ("warn", "fail")}
+    return {r.name: r.severity.value for r in report.results if r.severity.value in ("warn", "fail")}
 
 
 def fetch_pretended(machine: Recorded, needs: Needs = EAGLE3) -> None:
