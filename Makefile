@@ -86,4 +86,5 @@ eval: $(STAMP)
 	base=$$(ls -td runs/*-eval-tiny-math* | head -1) && \
 	$(TINY_MATH) --baseline $$base && $(TINY_MATH) $(GATES) --baseline $$base
 	$(BIN)/kimi-w4a8 eval lossless --recipe tiny --exact --num-prompts 63 --max-tokens 16
-	$(BIN)/kimi-w4a8 eval gsm8k --recipe tiny --limit 40 --max-tokens 128 --concurrency 40 $(addprefix --data-dir ,$(GSM8K_DIR)) || [ $$? = 6 ]  # measured, not judged
+	$(BIN)/kimi-w4a8 eval gsm8k --recipe tiny --limit 40 --max-tokens 128 --concurrency 40 --max-unusable 0.5 \
+	  $(addprefix --data-dir ,$(GSM8K_DIR)) || [ $$? = 6 ]  # measured, not judged; a third of the model's answers do not end
