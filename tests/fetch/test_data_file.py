@@ -22,6 +22,11 @@ def at_home(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("HF_TOKEN", TOKEN)
 
 
+def test_a_name_that_would_be_a_pattern(hub, repo):
+    repo.files["split[0]*.txt"] = b"0"
+    assert data_file(f"hf://datasets/{NAME}/split[0]*.txt", "").read_bytes() == b"0"
+
+
 def test_it_is_downloaded_once_and_the_rest_of_the_data_set_is_not(hub, repo, tmp_path):
     first, asked = data_file(ADDRESS, ""), len(hub.log)
     assert first.read_bytes() == repo.files[PATH] and first.is_relative_to(tmp_path / "hub/datasets--org--model")

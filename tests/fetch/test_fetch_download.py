@@ -44,10 +44,12 @@ def test_a_file_that_changed_since_then_is_hashed_again_and_replaced(hub, repo, 
     assert [len(hub.gets(path)) for path in SHARDS] == [1, 2, 1]
 
 
-def test_a_blob_of_the_wrong_size_is_replaced_before_anything_is_hashed(hub, repo, bring):
+def test_a_blob_of_the_wrong_size_is_replaced_before_anything_is_hashed(hub, repo, bring, wanted):
     shard = bring().snapshot.folder / SHARDS[1]
     shard.write_bytes(b"cut")
-    assert bring().fetched == len(repo.files[SHARDS[1]])
+    labels: list[str] = []
+    again = fetch(wanted, lambda label, total: (labels.append(label), quiet(label, total))[1])
+    assert again.fetched == len(repo.files[SHARDS[1]]) and labels[1:] == [f"hashing {NAME}"]
     assert shard.read_bytes() == repo.files[SHARDS[1]] and len(hub.gets(SHARDS[1])) == 2
 
 

@@ -146,6 +146,16 @@ def test_a_repository_that_is_not_here_is_refused_and_fetch_is_named(record, cac
         require_trusted(launch_of(NAME, "--revision", "v2"), record, cache)
 
 
+def test_a_snapshot_counts_as_here_with_all_its_python_files(record, cache, repo):
+    snapshot = cache / "models--org--kimi/snapshots" / repo.commit
+    accept(record, snapshot, cache, NAME)
+    (snapshot / "config.json").unlink()  # as after `hf download --include '*.py'`
+    assert require_trusted(launch_of(NAME), record, cache).args["revision"] == repo.commit
+    (snapshot / "helper.py").unlink()
+    with pytest.raises(KimiError, match="org/kimi at main is not on this disk"):
+        require_trusted(launch_of(NAME), record, cache)
+
+
 @pytest.mark.parametrize("what", ["draft", "tokenizer"])
 def test_draft_and_tokenizer_bring_code_too(what, folder, tmp_path, record, cache):
     plain = tmp_path / "plain"
