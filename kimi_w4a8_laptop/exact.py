@@ -32,7 +32,6 @@ from kimi_w4a8_lab.base.experiment import write_result
 from kimi_w4a8_lab.base.server_under_test import Target
 from kimi_w4a8_lab.base.verdict import Verdict
 
-KIND = "eval-exact"
 RETRACTED = "sglang:num_retracted_requests_total"
 REFUSED = "HTTP 400"  # stands in for the finish reason
 CONCURRENCIES = (1, 8, 40)
@@ -157,9 +156,9 @@ def run(sides: Sequence[ComparedServer], plan: ExactPlan, console: Console) -> t
         console.print(f"[green]✓[/] {side.label}: {report.seen[side.label]}")
     _judge(report, sides, asked, plan)
     servers = {side.label: side.target.base_url or side.target.recipe for side in sides}
-    write_json(folder / RECORD, record(KIND, servers, {}, plan=asdict(plan), model=model))
+    write_json(folder / RECORD, record(ExactResult.kind, servers, {}, plan=asdict(plan), model=model))
     result = ExactResult(
-        configuration=f"{len(sides)} servers, exact", model=model, verdict=report, plan=asdict(plan),
+        configuration=f"{len(sides)} servers, exact", model=model, verdict=report,
         asked=[asdict(request) for request in asked], expected=[answer.text for answer in expected],
     )  # fmt: skip
     write_result(folder, result)

@@ -16,8 +16,6 @@ from kimi_w4a8_eagle3.machine.hardware import Machine
 
 from ..base.experiment import read_result, write_result
 
-KIND = "accept"
-
 
 @dataclass(frozen=True)
 class Figure:
@@ -95,11 +93,11 @@ def open_run(runs: Path, sizes: str, restart: bool) -> tuple[Path, AcceptResult]
     Raises KimiError for an unreadable run and for one with other versions or sizes.
     """
     identity = {**installed_versions(), "commit": git_commit() or "none", "sizes": sizes}
-    earlier = sorted(runs.glob(f"*-{KIND}*/{RECORD}"))
+    earlier = sorted(runs.glob(f"*-{AcceptResult.kind}*/{RECORD}"))
     if restart or not earlier:
-        folder, result = new_run_dir(KIND, runs), AcceptResult(identity)
+        folder, result = new_run_dir(AcceptResult.kind, runs), AcceptResult(identity)
         gpus = [asdict(device) for device in Machine.detect().devices]
-        write_json(folder / RECORD, record(KIND, {}, {}, gpus=gpus))
+        write_json(folder / RECORD, record(AcceptResult.kind, {}, {}, gpus=gpus))
         write_result(folder, result)
         return folder, result
     folder = earlier[-1].parent

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from kimi_w4a8_eagle3.base import laptop
 from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
 
-from ..base.experiment import read_record, read_result, write_result
+from ..base.experiment import read_result, write_result
 from ..base.request_progress import request_progress
 from ..base.server_under_test import Target
-from .evaluation import RunOptions, evaluated
+from .evaluation import RunOptions, evaluated, require_same_plan
 from .harness import score
 from .judge import judge, load_references
 from .problems import problems
 from .results import AccuracyResult, AgentResult, ProblemOutcome, ProblemsResult, Reference
-from .tasks import GSM8K, METRICS, TASKS, TINY_MATH, Protocol, read_problems
-
-KIND = "eval-accuracy"
-_COMPARED = ("task", "chat", "shots", "seed")
+from .tasks import GSM8K, METRICS, TINY_MATH, Protocol, read_problems
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,14 +40,17 @@ def run(
     task, count = protocol.task, protocol.task.counts.get("test")
     if protocol.limit and count and protocol.limit > count:
         raise UsageError(f"{protocol.limit} problems were asked for", "--limit", f"at most {count}")
-    baseline = _baseline(options.baseline, protocol) if options.baseline else None
-    data = read_problems(options.data_dir) if options.data_dir and task is GSM8K else None
-    if task is TINY_MATH:
+    if options.baseline:
+        require_same_plan(options.baseline, protocol, ("task", "chat", "shots", "seed"))
+    baseline = load_outcomes(options.baseline) if options.baseline else None
+    data = read_problems(options.data_dir) if options.data_dir and task == GSM8K else None
+    if task == TINY_MATH:
         data = {"test": [{"question": p.question, "answer": p.solution} for p in problems(protocol.limit or 0)]}
     references, judged = references_for(protocol, options, target)
-    facts = {"protocol": describe(protocol), "data_dir": options.data_dir and str(options.data_dir.resolve())}
-    name = f"eval-{task.title.lower()}"
-    with evaluated(target, KIND, name, facts, options, console, resume) as evaluation:
+    name, data_dir = f"eval-{task.title.lower()}", options.data_dir and options.data_dir.resolve()
+    with evaluated(
+        target, AccuracyResult.kind, options, console, protocol, resume, name=name, data_dir=data_dir
+    ) as evaluation:
         server, folder, recorder = evaluation.server, evaluation.folder, evaluation.recorder
         console.print(f"{task.title}: {_size(protocol)} on {server.model} at {server.base_url}; {folder}")
         with request_progress(task.title, protocol.count, console) as shown:
@@ -62,15 +61,10 @@ def run(
     verdict = judge(outcomes, references, judged, baseline, options.margin, options.max_unusable)
     result = AccuracyResult(
         configuration=server.name, model=server.model, verdict=verdict, baseline=options.baseline,
-        requests=recorder.counts, judged_against=judged, task=task.title, protocol=describe(protocol),
-        lm_eval=figures, outcomes=outcomes,
+        requests=recorder.counts, judged_against=judged, task=task.title, lm_eval=figures, outcomes=outcomes,
     )  # fmt: skip
     write_result(folder, result)
     return folder
-
-
-def protocol_of(run: dict[str, Any]) -> Protocol:
-    return Protocol(**{**run["protocol"], "task": TASKS[run["protocol"]["task"]]})
 
 
 def load_outcomes(folder: Path) -> list[ProblemOutcome]:
@@ -79,22 +73,9 @@ def load_outcomes(folder: Path) -> list[ProblemOutcome]:
     return read_result(folder, *kinds).outcomes
 
 
-def _baseline(folder: Path, protocol: Protocol) -> list[ProblemOutcome]:
-    """Load the problems of a run with the same protocol; only those can be compared."""
-    ours, theirs = describe(protocol), read_record(folder, protocol_of)["protocol"]
-    for name in _COMPARED:
-        if ours[name] != theirs[name]:
-            raise KimiError(
-                f"the baseline used another protocol: {name} {theirs[name]}, this run has {ours[name]}",
-                where="--baseline",
-                expected="the same task, examples and prompt format in both runs",
-            )
-    return load_outcomes(folder)
-
-
 def references_for(protocol: Protocol, options: AccuracyOptions, target: Target) -> tuple[list[Reference], str | None]:
     """Return the published accuracies, and the configuration among them that decides the verdict (None: none does)."""
-    if protocol.task is TINY_MATH:
+    if protocol.task == TINY_MATH:
         found = _recorded_tiny()
         return found, found[0].configuration if found else None
     references = load_references()
@@ -107,10 +88,6 @@ def references_for(protocol: Protocol, options: AccuracyOptions, target: Target)
         return [], None  # another model, so these accuracies do not apply
     judged = options.published or (recipe if recipe in names and comparable else None)
     return references, judged
-
-
-def describe(protocol: Protocol) -> dict[str, Any]:
-    return {**asdict(protocol), "task": protocol.task.name}
 
 
 def _recorded_tiny() -> list[Reference]:

@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from rich.console import Console
 
-from kimi_w4a8_eagle3.base.errors import KimiError
-
-from ..base.experiment import read_record, write_result
+from ..base.experiment import write_result
 from ..base.request_progress import request_progress
 from ..base.server_under_test import Target
 from .accuracy import AccuracyOptions, load_outcomes
 from .bfcl import AgentTask, written
-from .evaluation import evaluated
+from .evaluation import evaluated, require_same_plan
 from .judge import judge
 from .recorder import CHAT, Answer
 from .results import AgentResult, ProblemOutcome, Status
 
-KIND = "eval-agent"
 SOLVED = "tasks solved"
 
 
@@ -125,10 +122,6 @@ class Conversation:
         )  # fmt: skip
 
 
-def plan_of(run: dict[str, Any]) -> AgentPlan:
-    return AgentPlan(**run["plan"])
-
-
 def run(
     target: Target, plan: AgentPlan, options: AccuracyOptions, harness: Harness, console: Console,
     resume: Path | None = None,
@@ -137,9 +130,11 @@ def run(
 
     Raises KimiError when the run cannot finish. Its answers are kept for `resume`.
     """
-    baseline = _baseline(options.baseline, plan) if options.baseline else None
+    if options.baseline:
+        require_same_plan(options.baseline, plan, ("category", "max_tokens", "steps", "extra"))
+    baseline = load_outcomes(options.baseline) if options.baseline else None
     conversations = [Conversation(task, list(task.turns[0])) for task in harness.tasks(plan.category, plan.limit)]
-    with evaluated(target, KIND, KIND, {"plan": asdict(plan)}, options, console, resume) as evaluation:
+    with evaluated(target, AgentResult.kind, options, console, plan, resume) as evaluation:
         server, folder, recorder = evaluation.server, evaluation.folder, evaluation.recorder
         console.print(f"{len(conversations)} conversations with {server.model} at {server.base_url}; {folder}")
         with request_progress("conversations", len(conversations), console) as shown:
@@ -152,16 +147,7 @@ def run(
     verdict = judge(outcomes, baseline=baseline, margin=options.margin, max_unusable=options.max_unusable)
     result = AgentResult(
         configuration=server.name, model=server.model, verdict=verdict, baseline=options.baseline,
-        requests=recorder.counts, plan=asdict(plan), outcomes=outcomes,
+        requests=recorder.counts, outcomes=outcomes,
     )  # fmt: skip
     write_result(folder, result)
     return folder
-
-
-def _baseline(folder: Path, plan: AgentPlan) -> list[ProblemOutcome]:
-    """Load the conversations of a run with the same plan; only those can be compared."""
-    theirs = plan_of(read_record(folder, plan_of))
-    for name in ("category", "max_tokens", "steps", "extra"):
-        if (ours := getattr(plan, name)) != (other := getattr(theirs, name)):
-            raise KimiError(f"the baseline has {name} {other}, this run has {ours}", "--baseline", "the same settings")
-    return load_outcomes(folder)

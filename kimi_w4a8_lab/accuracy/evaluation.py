@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, write_json
 
-from ..base.experiment import continuable
+from ..base.experiment import continuable, read_plan
 from ..base.server_under_test import Server, Target, record_of
 from .recorder import REQUESTS, Patience, Recorder
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,19 +44,29 @@ class Evaluation:
 
 @contextmanager
 def evaluated(
-    target: Target, kind: str, name: str, facts: Mapping[str, Any], options: RunOptions, console: Console,
-    resume: Path | None = None,
+    target: Target, kind: str, options: RunOptions, console: Console, plan: DataclassInstance | None = None,
+    resume: Path | None = None, name: str = "", **facts: object,
 ) -> Iterator[Evaluation]:  # fmt: skip
     """Yield the running server with the run's folder and recorder.
 
-    facts: recorded in run.json; a run with facts can be resumed, and a failure or a signal names the option for it.
+    plan: recorded in run.json; a run with a plan can be resumed, and a failure or a signal names the option for it.
     """
     target.check()
-    folder = resume or new_run_dir(name, options.runs)
+    folder = resume or new_run_dir(name or kind, options.runs)
     with ExitStack() as stack:
         server = stack.enter_context(target.running(folder / "server.log", console.print))
+        if plan is not None:
+            facts["plan"] = asdict(plan)
+            stack.enter_context(continuable(folder, console.print))
         if resume is None:
             write_json(folder / RECORD, record_of(kind, {"server": target}, model=server.model, **facts))
-        if facts:
-            stack.enter_context(continuable(folder, console.print))
         yield Evaluation(folder, server, Recorder(server.base_url, folder / REQUESTS, options.patience, server.api_key))
+
+
+def require_same_plan(baseline: Path, plan: DataclassInstance, names: Sequence[str]) -> None:
+    """Raise KimiError if the baseline has another value for one of these settings: only equal runs are compared."""
+    theirs = read_plan(baseline, type(plan))
+    for name in names:
+        if (ours := getattr(plan, name)) != (other := getattr(theirs, name)):
+            what = f"the baseline has {name} {other}, this run has {ours}"
+            raise KimiError(what, "--baseline", "the same task and settings in both runs")

@@ -27,7 +27,6 @@ from .results import Agreement, LosslessReport, LosslessResult
 from .sampling_match import Samples
 from .tokens import Prefill, TokenClient, Tokens
 
-KIND = "eval-lossless"
 CONCURRENCIES = (1, 8, 40)  # from the second on, prompts come from the prefix cache where there is one
 _PREFIX_TOKENS = 3
 _SAMPLES_PER_REQUEST = 25
@@ -85,7 +84,7 @@ def run(
     """
     reference.check()
     target.check()
-    folder = new_run_dir("eval-lossless", plan.runs)
+    folder = new_run_dir(LosslessResult.kind, plan.runs)
     asked = prompts(plan.prompts)
     with target.running(folder / "speculated.log", console.print) as server:
         found = _ask(server, asked, plan, None, console)
@@ -95,7 +94,7 @@ def run(
         expected = _ask(server, asked, plan, found, console)
     report = compare(asked, expected, found, plan)
     sides = {"reference": reference, "speculated": target}
-    write_json(folder / RECORD, record_of(KIND, sides, model=found.server.model, plan=asdict(plan)))
+    write_json(folder / RECORD, record_of(LosslessResult.kind, sides, model=found.server.model, plan=asdict(plan)))
     answers = {"reference": expected, "speculated": found}
     texts = {
         side: {level: [answer.text for answer in batch] for level, batch in given.greedy.items()}
@@ -103,7 +102,7 @@ def run(
     }
     result = LosslessResult(
         configuration=found.server.name, model=found.server.model, verdict=report, reference=expected.server.name,
-        plan=asdict(plan), prompts=[asdict(prompt) for prompt in asked], texts=texts,
+        prompts=[asdict(prompt) for prompt in asked], texts=texts,
     )  # fmt: skip
     write_result(folder, result)
     return folder, report

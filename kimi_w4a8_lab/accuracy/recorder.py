@@ -26,6 +26,8 @@ from kimi_w4a8_eagle3.base.tls import trusted
 from kimi_w4a8_eagle3.engine.client import bearer
 from kimi_w4a8_eagle3.engine.reply import Reply, events
 
+from ..base.experiment import first_error
+
 REQUESTS = "requests.jsonl"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 _RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -197,8 +199,7 @@ def read_answers(path: Path) -> dict[str, Answer]:
         for line in lines(path) if data else ():
             found.append(adapter.validate_json(line))
     except (OSError, UnicodeDecodeError, ValidationError) as error:
-        detail = error.errors()[0] if isinstance(error, ValidationError) else None
-        what = f"line {len(found) + 1}: {'.'.join(map(str, detail['loc']))} {detail['msg']}" if detail else str(error)
+        what = f"line {len(found) + 1}: {first_error(error)}" if isinstance(error, ValidationError) else str(error)
         raise KimiError(
             f"not the record of a run: {what}",
             where=str(path),

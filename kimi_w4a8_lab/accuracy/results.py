@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from kimi_w4a8_eagle3.base.finding import Finding
 
@@ -218,8 +218,13 @@ class ExactReport(Conclusion):
 
 @dataclass(kw_only=True)
 class EvalResult:
-    """result.json of an evaluation. configuration: the server's name. baseline: run that it was compared with."""
+    """result.json of an evaluation. configuration: the server's name. baseline: run that it was compared with.
 
+    meaning: what PASS says, where this is the same for every run.
+    """
+
+    title: ClassVar[str]
+    meaning: ClassVar[str] = ""
     configuration: str
     model: str
     verdict: Conclusion
@@ -246,24 +251,25 @@ class ProblemsResult(AnsweredResult):
 @dataclass(kw_only=True)
 class AccuracyResult(ProblemsResult):
     task: str
-    protocol: dict[str, Any]
     lm_eval: dict[str, Any]
     kind: Literal["eval-accuracy"] = "eval-accuracy"
+    title = "Accuracy"
 
 
 @dataclass(kw_only=True)
 class AgentResult(ProblemsResult):
-    plan: dict[str, Any]
     kind: Literal["eval-agent"] = "eval-agent"
+    title = "Conversations with tools"
 
 
 @dataclass(kw_only=True)
 class ToolsResult(AnsweredResult):
     verdict: Judgement
-    plan: dict[str, Any]
     checks: list[Finding]
     outcomes: list[ToolOutcome]
     kind: Literal["eval-tools"] = "eval-tools"
+    title = "Tool calls"
+    meaning = "every judged check holds, and tools are called as in the vendor's answers or the baseline"
 
 
 @dataclass(kw_only=True)
@@ -275,16 +281,19 @@ class SmokeResult(AnsweredResult):
     wanted: float
     problems: list[dict[str, Any]]
     kind: Literal["eval-smoke"] = "eval-smoke"
+    title = "Smoke test"
+    meaning = "every check holds"
 
 
 @dataclass(kw_only=True)
 class LosslessResult(EvalResult):
     verdict: LosslessReport
     reference: str
-    plan: dict[str, Any]
     prompts: list[dict[str, str]]
     texts: dict[str, dict[int, list[str]]]
     kind: Literal["eval-lossless"] = "eval-lossless"
+    title = "Lossless speculation"
+    meaning = "every token is the argmax of its own logits, and a prefill confirms it as well as without speculation"
 
 
 @dataclass(kw_only=True)
@@ -292,10 +301,11 @@ class ExactResult(EvalResult):
     """Result of `eval lossless --exact`. asked: the requests. expected: the reference's texts."""
 
     verdict: ExactReport
-    plan: dict[str, Any]
     asked: list[dict[str, Any]]
     expected: list[str]
     kind: Literal["eval-exact"] = "eval-exact"
+    title = "Lossless speculation, bit for bit"
+    meaning = "tokens and logprobs are equal bit for bit, with no rule for ties"
 
 
 RESULTS = (AccuracyResult, AgentResult, ToolsResult, SmokeResult, LosslessResult, ExactResult)

@@ -24,7 +24,6 @@ from .problems import problems as sample
 from .recorder import CHAT, Answer, Patience
 from .results import Conclusion, SmokeResult
 
-KIND = "eval-smoke"
 _NUMBER = re.compile(r"-?\d[\d,]*")
 _LOOP = re.compile(r"(.{4,60}?)\1{7,}", re.DOTALL)  # one piece of text eight times in a row
 _DRAFT_TOKENS = 4
@@ -48,7 +47,7 @@ def run(
     """Ask easy problems and return the run directory, pass or fail, and the checks."""
     problems = sample(floors.problems, seed=21)
     once = RunOptions(runs=runs, patience=Patience(attempts=1, server_away_s=0.0))
-    with evaluated(target, KIND, KIND, {}, once, console) as evaluation:
+    with evaluated(target, SmokeResult.kind, once, console) as evaluation:
         server = evaluation.server
         before = scrape(server.ops_url) if server.ops_url else None  # a router does not forward accept histograms
         settings = {"model": server.model, "max_tokens": floors.max_tokens, "temperature": 0.0}

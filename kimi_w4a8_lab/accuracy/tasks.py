@@ -27,6 +27,9 @@ class Task:
     max_tokens: int
     counts: dict[str, int]
 
+    def __str__(self) -> str:
+        return self.title
+
 
 GSM8K = Task("kimi_gsm8k", "GSM8K", 10, False, 512, {"train": 7473, "test": 1319})
 TINY_MATH = Task("tiny_math", "tiny-math", 0, True, 192, {})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,6 @@ from . import tool_requests, tool_scores, vendor_checks
 from .evaluation import RunOptions, evaluated
 from .recorder import CHAT
 from .results import ToolOutcome, ToolsResult
-
-KIND = "eval-tools"
 
 
 @dataclass(frozen=True)
@@ -51,10 +49,6 @@ class Judging(RunOptions):
     tokenizer: str | None = None
 
 
-def plan_of(run: dict[str, Any]) -> ToolPlan:
-    return ToolPlan(**run["plan"])
-
-
 def run(target: Target, plan: ToolPlan, judging: Judging, console: Console, resume: Path | None = None) -> Path:
     """Run one tool-call evaluation and return its run directory, whose result.json holds the verdict.
 
@@ -65,8 +59,7 @@ def run(target: Target, plan: ToolPlan, judging: Judging, console: Console, resu
     baseline = load_outcomes(judging.baseline) if judging.baseline else None
     requests = tool_requests.load(plan.data, plan.limit)
     count = vendor_checks.counter(judging.tokenizer) if judging.tokenizer else None
-    facts = {"plan": asdict(plan)}
-    with evaluated(target, KIND, KIND, facts, judging, console, resume) as evaluation:
+    with evaluated(target, ToolsResult.kind, judging, console, plan, resume) as evaluation:
         server, folder, recorder = evaluation.server, evaluation.folder, evaluation.recorder
         count = count or _own_counter(server)
         probes = vendor_checks.probes(server.model, plan.max_tokens)
@@ -85,7 +78,7 @@ def run(target: Target, plan: ToolPlan, judging: Judging, console: Console, resu
     verdict = tool_scores.judge(outcomes, checks, table, judged, baseline, judging.max_unusable)
     result = ToolsResult(
         configuration=server.name, model=server.model, verdict=verdict, baseline=judging.baseline,
-        requests=recorder.counts, judged_against=judged, plan=asdict(plan), checks=checks, outcomes=outcomes,
+        requests=recorder.counts, judged_against=judged, checks=checks, outcomes=outcomes,
     )  # fmt: skip
     write_result(folder, result)
     return folder

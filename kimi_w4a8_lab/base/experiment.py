@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, Union
+from typing import Annotated, Any, Generic, TypeVar, Union
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.run_dir import RECORD, write_json
@@ -19,6 +18,10 @@ _EXPECTED = "the unchanged folder of a run of `kimi-w4a8 bench`, `eval` or `acce
 R = TypeVar("R")
 
 
+class _Planned(BaseModel, Generic[R]):
+    plan: R
+
+
 def write_result(folder: Path, result: object) -> None:
     """Write result.json; a killed run leaves the earlier one."""
     write_json(folder / RESULT, TypeAdapter(type(result)).dump_python(result, mode="json"))
@@ -27,35 +30,39 @@ def write_result(folder: Path, result: object) -> None:
 def read_result(folder: Path, *kinds: type[R]) -> R:
     """Read result.json as the one of `kinds` that its field `kind` names. Raises KimiError for anything else."""
     one_of: Any = kinds[0] if len(kinds) == 1 else Annotated[Union[kinds], Field(discriminator="kind")]  # noqa: UP007
-    try:
-        found: R = TypeAdapter(one_of).validate_json((folder / RESULT).read_bytes())
-    except OSError as error:
-        raise KimiError(f"no finished run is here: {error.strerror}", str(folder / RESULT), _EXPECTED) from None
-    except ValidationError as error:
-        page = folder / "report.html"
-        again = "the run was cut off, or is of another version or kind: run it again"
-        remedy = f"open its own page, {page}, or run it again" if page.is_file() else again
-        raise KimiError(f"{RESULT} cannot be read: {_first(error)}", str(folder), _EXPECTED, remedy) from None
+    found: R = _read(folder / RESULT, one_of)
     return found
 
 
-def _first(error: ValidationError) -> str:
-    """Return the first error, or that of the kind: a result of another kind has many."""
+def read_record(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = _read(folder / RECORD, dict[str, Any])
+    return found
+
+
+def read_plan(folder: Path, kind: type[R]) -> R:
+    """Read the settings of an evaluation from its run.json. Raises KimiError for another kind of run."""
+    found: R = _read(folder / RECORD, _Planned[kind]).plan  # type: ignore[valid-type]
+    return found
+
+
+def _read(path: Path, kind: Any) -> Any:
+    try:
+        return TypeAdapter(kind).validate_json(path.read_bytes())
+    except OSError as error:
+        raise KimiError(f"no run is here: {error.strerror}", str(path), _EXPECTED) from None
+    except ValidationError as error:
+        page = path.with_name("report.html")
+        again = "the run was cut off, or is of another version or kind: run it again"
+        remedy = f"open its own page, {page}, or run it again" if page.is_file() else again
+        what = f"{path.name} cannot be read: {first_error(error)}"
+        raise KimiError(what, str(path.parent), _EXPECTED, remedy) from None
+
+
+def first_error(error: ValidationError) -> str:
+    """Describe the first error, or that of the kind: a result of another kind has many."""
     errors = error.errors()
     first = next((found for found in errors if found["loc"] == ("kind",)), errors[0])
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
-
-
-def read_record(folder: Path, read: Callable[[dict[str, Any]], object] = dict) -> dict[str, Any]:
-    """Read the run.json of a run. Raises KimiError if `read` cannot use it."""
-    path = folder / RECORD
-    try:
-        found: dict[str, Any] = json.loads(path.read_text())
-        read(found)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        what = f"not a run that can be used here: {type(error).__name__}: {error}"
-        raise KimiError(what, str(path), "a run directory of the same `kimi-w4a8` command") from error
-    return found
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import typer
 from pydantic import TypeAdapter, ValidationError
@@ -18,7 +18,7 @@ from kimi_w4a8_eagle3.commands.options import KEY_FILE, OPS_URL, RUNS, expanded,
 from kimi_w4a8_eagle3.door.settings import client_key
 
 from ..accuracy.results import RESULTS
-from ..base.experiment import read_record, read_result
+from ..base.experiment import read_plan, read_record, read_result
 from ..base.server_under_test import Target
 from ..report import evaluation
 from ..report.page import write_page
@@ -32,6 +32,7 @@ _HELP = """Accuracy with a verdict, and proof that speculation changes no answer
 Exit codes: 0 pass; 3 fail; 4 invalid (too many requests failed, or nothing was tested); 5 inconclusive (too few
 problems to tell); 6 measured, not judged (nothing to compare with).
 """
+P = TypeVar("P")
 app = typer.Typer(no_args_is_help=True, help=_HELP)
 
 
@@ -143,12 +144,8 @@ def tools(
     require_packages()
     from ..accuracy import tool_run  # optional: lm_eval
 
-    if kept.resume is None:
-        target = server.target()
-        plan = tool_run.ToolPlan(data, limit, stream, _object(extra), max_tokens, concurrency)
-    else:
-        earlier = read_record(kept.resume, tool_run.plan_of)
-        target, plan = _resumed(server, earlier), tool_run.plan_of(earlier)
+    asked = tool_run.ToolPlan(data, limit, stream, _object(extra), max_tokens, concurrency)
+    target, plan = _planned(server, kept.resume, asked)
     judging = tool_run.Judging(
         baseline=baseline, published=published, min_similarity=min_similarity, tokenizer=tokenizer,
         max_unusable=kept.max_unusable, runs=kept.runs,
@@ -186,12 +183,8 @@ def agent(
     if category not in bfcl.CATEGORIES:
         raise UsageError(f"no category {category!r}", "--category", ", ".join(bfcl.CATEGORIES))
     harness = bfcl.Bfcl()
-    if judged.resume is None:
-        target = server.target()
-        plan = agent_run.AgentPlan(category, limit, max_tokens, steps, concurrency, _object(extra))
-    else:
-        earlier = read_record(judged.resume, agent_run.plan_of)
-        target, plan = _resumed(server, earlier), agent_run.plan_of(earlier)
+    asked = agent_run.AgentPlan(category, limit, max_tokens, steps, concurrency, _object(extra))
+    target, plan = _planned(server, judged.resume, asked)
     options = AccuracyOptions(
         baseline=judged.baseline, margin=judged.margin, max_unusable=judged.max_unusable, runs=judged.runs
     )
@@ -260,13 +253,16 @@ def smoke(
     _end(folder)
 
 
-def _resumed(server: AnyServer, earlier: dict[str, Any]) -> Target:
-    """Return the server of a resumed run: its own, unless another is named."""
+def _planned(server: AnyServer, resume: Path | None, plan: P) -> tuple[Target, P]:
+    """Return the server and the plan of a run; those of the run to resume, unless another server is named."""
+    if resume is None:
+        return server.target(), plan
+    earlier, plan = read_record(resume), read_plan(resume, type(plan))
     model = server.model or earlier["model"]  # all answers of a run must come from one model
     if server.base_url is None and server.recipe is None:
         key = client_key(server.api_key_file, os.environ)
-        return Target(**{**earlier["targets"]["server"], "model": model, "api_key": key})
-    return replace(server, model=model).target()
+        return Target(**{**earlier["targets"]["server"], "model": model, "api_key": key}), plan
+    return replace(server, model=model).target(), plan
 
 
 def _accuracy(
@@ -274,12 +270,9 @@ def _accuracy(
 ) -> None:
     from ..accuracy import accuracy  # optional: lm_eval
 
-    if judged.resume is None:
-        target = server.target()
-    else:
-        earlier = read_record(judged.resume, accuracy.protocol_of)
-        target, protocol = _resumed(server, earlier), accuracy.protocol_of(earlier)
-        data_dir = data_dir or (Path(earlier["data_dir"]) if earlier["data_dir"] else None)
+    target, protocol = _planned(server, judged.resume, protocol)
+    if judged.resume and data_dir is None and (earlier := read_record(judged.resume).get("data_dir")):
+        data_dir = Path(earlier)
     options = accuracy.AccuracyOptions(
         data_dir=data_dir, baseline=judged.baseline, published=published, margin=judged.margin,
         max_unusable=judged.max_unusable, runs=judged.runs,

@@ -16,7 +16,6 @@ from ..accuracy.results import (
     Accuracy,
     AccuracyResult,
     AgainstReference,
-    AgentResult,
     AnsweredResult,
     EvalResult,
     ExactResult,
@@ -32,21 +31,6 @@ from ..base.verdict import Verdict
 from ..speed.statistics import Interval
 from .page import Page, Picture, Section, Table, Tone, Words
 
-TITLES: dict[type[EvalResult], str] = {
-    AccuracyResult: "Accuracy",
-    AgentResult: "Conversations with tools",
-    ToolsResult: "Tool calls",
-    SmokeResult: "Smoke test",
-    LosslessResult: "Lossless speculation",
-    ExactResult: "Lossless speculation, bit for bit",
-}
-_MEANINGS: dict[type[EvalResult], str] = {
-    LosslessResult: "every token is the argmax of its own logits, and a prefill confirms it as well as without "
-    "speculation",
-    ExactResult: "tokens and logprobs are equal bit for bit, with no rule for ties",
-    SmokeResult: "every check holds",
-    ToolsResult: "every judged check holds, and tools are called as in the vendor's answers or the baseline",
-}
 TONES: dict[Verdict | None, Tone] = {Verdict.PASS: "better", Verdict.FAIL: "worse", Verdict.INVALID: "worse"}
 Bars = list[tuple[str, str, bool, Interval]]  # group, side, published, percent
 _ACCURACIES = ("metric", "solved", "measured [95%]", "published [95%]", "by", "difference [90%]", "source")
@@ -58,9 +42,8 @@ _DIFFERENCE = ("server", "concurrency", "request", "kind", "token", "what differ
 
 
 def page(folder: Path, result: EvalResult) -> Page:
-    verdict, title = result.verdict, TITLES[type(result)]
-    if isinstance(result, AccuracyResult):
-        title = f"{title}: {result.task}"
+    verdict = result.verdict
+    title = f"{result.title}: {result.task}" if isinstance(result, AccuracyResult) else result.title
     meaning = f"PASS means: {found}." if (found := _meaning(result)) else ""
     about = " ".join(filter(None, (f"{folder.resolve().name}.", meaning, _versions(folder))))
     head = f"{verdict.state.headline}: {title}, {result.configuration}"
@@ -172,8 +155,8 @@ def _share(reference: Reference) -> ShareInterval:
 
 def _meaning(result: EvalResult) -> str:
     """Return the meaning of PASS in a sentence; empty when nothing was compared."""
-    if type(result) in _MEANINGS:
-        return _MEANINGS[type(result)]
+    if result.meaning:
+        return result.meaning
     margins = {f"{pair.margin * 100:g}" for pair in getattr(result.verdict, "paired", ())}
     if margins:
         return f"not worse: the 90% interval of the difference to the baseline lies above -{', '.join(margins)} points"
@@ -186,9 +169,9 @@ def _meaning(result: EvalResult) -> str:
 def _versions(folder: Path) -> str:
     """Return time, packages and commit of the run's record; empty without a record."""
     try:
-        record = read_record(folder, lambda found: (found["versions"], found["git_commit"], found["started"]))
+        record = read_record(folder)
     except KimiError:
         return ""
-    packages = [f"{name} {version}" for name, version in record["versions"].items()]
-    commit = [f"commit {record['git_commit'][:12]}"] if record["git_commit"] else []
-    return ", ".join([record["started"], *packages, *commit])
+    packages = [f"{name} {version}" for name, version in record.get("versions", {}).items()]
+    commit = f"commit {record['git_commit'][:12]}" if record.get("git_commit") else ""
+    return ", ".join(filter(None, [record.get("started"), *packages, commit]))

@@ -91,7 +91,7 @@ def test_two_servers_are_compared_task_by_task(tmp_path: Path) -> None:
     (paired,) = verdict["paired"]
     assert (paired["metric"], paired["n"], paired["only_base"]) == (SOLVED, 2, 2)
     with pytest.raises(KimiError, match="the baseline has steps"):
-        agent_run._baseline(base, replace(AgentPlan(), steps=3))
+        agent_run.require_same_plan(base, replace(AgentPlan(), steps=3), ("steps",))
 
 
 @pytest.mark.parametrize(

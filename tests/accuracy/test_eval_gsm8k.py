@@ -13,12 +13,12 @@ from support.openai_server import OpenAIServer, Reply, openai_server
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_lab.accuracy import accuracy, tasks
-from kimi_w4a8_lab.accuracy.accuracy import load_outcomes, protocol_of
+from kimi_w4a8_lab.accuracy.accuracy import load_outcomes
 from kimi_w4a8_lab.accuracy.recorder import Patience
 from kimi_w4a8_lab.accuracy.tasks import Protocol
 from kimi_w4a8_lab.base.experiment import RESULT, read_record
 from kimi_w4a8_lab.base.server_under_test import Target
-from kimi_w4a8_lab.commands.eval import AnyServer, _resumed
+from kimi_w4a8_lab.commands.eval import AnyServer, _planned
 
 LIMIT = 24
 KEY = "a-key-for-this-test"
@@ -163,20 +163,21 @@ def test_another_model_is_refused_before_anything_is_asked(data, tmp_path):
 
 
 def test_a_resumed_run_goes_on_with_its_own_model_only(resumed):
-    earlier = read_record(resumed.folder, protocol_of)
+    earlier = read_record(resumed.folder)
     other = AnyServer("http://127.0.0.1:1", None, None, [], None, False)
-    assert _resumed(other, earlier).model == "test-model"
-    assert _resumed(replace(other, base_url=None), earlier).base_url == earlier["targets"]["server"]["base_url"]
+    assert _planned(other, resumed.folder, PROTOCOL)[0].model == "test-model"
+    target, plan = _planned(replace(other, base_url=None), resumed.folder, replace(PROTOCOL, shots=3))
+    assert target.base_url == earlier["targets"]["server"]["base_url"] and plan == PROTOCOL
 
 
 def test_a_baseline_of_another_protocol_is_refused(resumed, data, tmp_path):
     options = accuracy.AccuracyOptions(data_dir=data, runs=tmp_path, baseline=resumed.folder)
     five_shot = Protocol(tasks.GSM8K, chat=False, shots=5, max_tokens=64, limit=LIMIT)
     with openai_server(answer) as server:
-        with pytest.raises(KimiError, match="another protocol: shots 10, this run has 5"):
+        with pytest.raises(KimiError, match="the baseline has shots 10, this run has 5"):
             accuracy.run(Target(base_url=server.base_url), five_shot, options, SILENT)
         options = accuracy.AccuracyOptions(data_dir=data, runs=tmp_path, baseline=tmp_path)
-        with pytest.raises(KimiError, match="not a run that can be used here"):
+        with pytest.raises(KimiError, match="no run is here"):
             accuracy.run(Target(base_url=server.base_url), PROTOCOL, options, SILENT)
     assert not list(tmp_path.iterdir())
 

@@ -163,5 +163,5 @@ def test_a_line_cut_by_a_crash_is_dropped_and_a_foreign_file_refused(path):
         assert server.asked == {"a": 1, "b": 2}
         assert len(read_answers(path)) == 2
         path.write_text(json.dumps({"other": 1}) + "\n")
-        with pytest.raises(KimiError, match="not the record of a run: line 1: key Field required"):
+        with pytest.raises(KimiError, match="not the record of a run: line 1: key: Field required"):
             Recorder(server.base_url, path, QUICK)

@@ -105,8 +105,8 @@ def test_the_page_escapes_answers_and_loads_no_outside_file(tmp_path):
 
 @pytest.mark.parametrize("kind", RESULTS)
 def test_every_kind_of_result_has_a_title_and_its_meaning_of_pass(kind):
-    assert evaluation.TITLES[kind]
-    assert kind in (AccuracyResult, AgentResult) or evaluation._MEANINGS[kind]
+    assert kind.title
+    assert kind in (AccuracyResult, AgentResult) or kind.meaning
 
 
 def smoke_result(passed=True):
@@ -137,7 +137,7 @@ def test_kimi_report_shows_evaluations_alone_and_at_the_end_of_a_benchmark_page(
 @pytest.mark.parametrize(
     ("content", "missing"),
     [
-        (None, "no finished run is here: No such file or directory"),
+        (None, "no run is here: No such file or directory"),
         ("{", "result.json cannot be read: Invalid JSON"),
         ('{"kind": "<b>another"}', "Input tag &#39;&lt;b&gt;another&#39; found"),
         (

@@ -94,10 +94,8 @@ def test_a_difference_fails_whatever_else_is_missing(retracted):
 def test_a_result_has_a_page_with_all_servers_and_differences(
     tmp_path: Path, state: str, differences: list[exact.Difference]
 ) -> None:
-    asked, plan = [asdict(request) for request in ASKED], asdict(exact.ExactPlan())
-    made = ExactResult(
-        configuration="x", model="m", verdict=judged(differences), plan=plan, asked=asked, expected=["abc"]
-    )
+    asked = [asdict(request) for request in ASKED]
+    made = ExactResult(configuration="x", model="m", verdict=judged(differences), asked=asked, expected=["abc"])
     write_result(tmp_path, made)
     text = write_page(evaluation.page(tmp_path, read_result(tmp_path, *RESULTS)), tmp_path).read_text()
     assert f"{state.upper()}: Lossless speculation, bit for bit" in text

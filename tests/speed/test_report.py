@@ -133,7 +133,7 @@ def test_a_run_of_another_kind_names_its_own_page(copies: Copies) -> None:
 
 
 def test_no_run_is_one_message(tmp_path: Path) -> None:
-    with pytest.raises(KimiError, match="no finished run is here"):
+    with pytest.raises(KimiError, match="no run is here"):
         read_run(tmp_path)
 
 

@@ -82,7 +82,7 @@ def evaluation_page(run: Path) -> Page:
 
 
 def accuracy_result(verdict: Judgement, server: str, **facts: Any) -> AccuracyResult:
-    asked: dict[str, Any] = {"requests": {"asked": 500}, "protocol": {}, "lm_eval": {}, "outcomes": []}
+    asked: dict[str, Any] = {"requests": {"asked": 500}, "lm_eval": {}, "outcomes": []}
     return AccuracyResult(
         configuration=server, model="kimi", verdict=verdict, **{"task": "tiny-math", **asked, **facts}
     )
