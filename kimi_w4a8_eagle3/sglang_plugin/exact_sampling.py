@@ -25,7 +25,7 @@ from sglang.srt.utils.async_probe import sanitize_nan_logits
 
 from ..base.errors import KimiError, or_end
 from ..sampling.draw import Filters, draw
-from ..sampling.penalties import Penalized, Penalties
+from ..sampling.penalties import CountTable, Penalized, Penalties
 from .hooks import Feature
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ FEATURE = Feature(
     ),
 )
 
-_tables: WeakKeyDictionary[ReqToTokenPool, torch.Tensor] = WeakKeyDictionary()
+_tables: WeakKeyDictionary[ReqToTokenPool, CountTable] = WeakKeyDictionary()
+_latest: WeakKeyDictionary[ReqToTokenPool, tuple[tuple[object, ...], Penalties]] = WeakKeyDictionary()
 
 
 @FEATURE.before("sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2.__init__")
@@ -141,15 +142,25 @@ def keep_penalties(
 
 
 def penalties_of(batch: ScheduleBatch, vocab_size: int) -> Penalties | None:
-    """Return the penalties of a ScheduleBatch, or None when no request has any."""
-    requests = [_penalized(req, row, batch) for row, req in enumerate(batch.reqs) if _is_penalized(req.sampling_params)]
-    if not requests:
+    """Return the penalties of a ScheduleBatch, or None when no request has any.
+
+    A batch with the same penalized requests at the same places as the pass before gets the same object.
+    """
+    mine = [(row, req) for row, req in enumerate(batch.reqs) if _is_penalized(req.sampling_params)]
+    if not mine:
         return None
     pool = batch.req_to_token_pool
     if pool not in _tables:
-        slots = pool.req_to_token.shape[0]
-        _tables[pool] = torch.zeros((slots, vocab_size), dtype=torch.int32, device=pool.req_to_token.device)
-    return Penalties(_tables[pool], batch.req_pool_indices, requests)
+        _tables[pool] = CountTable(vocab_size, pool.req_to_token.device)
+    placed = [(row, req, *_tables[pool].row(req)) for row, req in mine]
+    key = tuple((row, req.rid, counts) for row, req, counts, _ in placed)
+    # A prefill rebuilds the state: its request is new, was retracted, or is read in chunks whose draws are dropped.
+    prefill = batch.forward_mode.is_extend() and not batch.forward_mode.is_target_verify()
+    if prefill or any(new for *_, new in placed) or _latest.get(pool, ((), None))[0] != key:
+        decoding = (batch.decoding_reqs or ()) if prefill else batch.reqs
+        requests = [_penalized(req, row, counts, new or req not in decoding) for row, req, counts, new in placed]
+        _latest[pool] = key, Penalties(_tables[pool], requests)
+    return _latest[pool][1]
 
 
 def _is_penalized(params: SamplingParams) -> bool:
@@ -157,22 +168,21 @@ def _is_penalized(params: SamplingParams) -> bool:
     return not neutral or params.min_new_tokens > 0
 
 
-def _penalized(req: Req, row: int, batch: ScheduleBatch) -> Penalized:
+def _penalized(req: Req, row: int, counts: int, restored: bool) -> Penalized:
     params, tokenizer = req.sampling_params, req.tokenizer
     stops = {*(params.stop_token_ids or ()), *(req.eos_token_ids or ())}
     if tokenizer is not None:
         stops |= {*(tokenizer.additional_stop_token_ids or ()), tokenizer.eos_token_id}
-    # A prefill rebuilds the state: its request is new, was retracted, or is read in chunks whose draws are dropped.
-    restored = batch.forward_mode.is_extend() and not batch.forward_mode.is_target_verify()
     return Penalized(
         row=row,
+        counts=counts,
         frequency=params.frequency_penalty,
         presence=params.presence_penalty,
         repetition=params.repetition_penalty,
         min_new=params.min_new_tokens,
         prompt=len(req.origin_input_ids),
         stops=sorted(stops - {None}),
-        produced=list(req.output_ids) if restored and req not in (batch.decoding_reqs or ()) else None,
+        produced=list(req.output_ids) if restored else None,
     )
 
 

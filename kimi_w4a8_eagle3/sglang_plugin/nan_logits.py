@@ -31,9 +31,10 @@ class _Rows:
         if self._found is None:
             self._found = torch.zeros(1, dtype=torch.int64, device=logits.device)
             self._host = torch.zeros(1, dtype=torch.int64, pin_memory=logits.is_cuda)
-        self._found += logits.isnan().any(-1).sum()
+        self._found += logits.amax(-1).isnan().sum()  # amax keeps NaN and makes no tensor of the logits' size
         self._host.copy_(self._found, non_blocking=True)
-        new, self._reported = int(self._host) - self._reported, int(self._host)
+        seen = int(self._host)  # read once: the copy may land at any time
+        new, self._reported = seen - self._reported, seen
         return new
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kimi_w4a8_eagle3.sampling import triton_draw
+from kimi_w4a8_eagle3.sampling import triton_draw, triton_penalties
 from kimi_w4a8_eagle3.sampling.draw import draw_rows
+from kimi_w4a8_eagle3.sampling.penalties import penalize
 
 ALL = 1 << 30
 
@@ -31,3 +32,19 @@ def test_the_kernel_draws_what_the_definition_draws(size: int, monkeypatch: pyte
         drawn = triton_draw.launch(*tensors, filtered=filtered)
         assert drawn.dtype == torch.int64
         assert drawn.tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_the_kernel_penalizes_as_the_definition_does(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of three requests are penalized, with rows of the table in another order; a draft repeats another one."""
+    monkeypatch.setattr(triton_penalties, "BLOCK", 256)
+    generator, size = torch.Generator().manual_seed(n), 1001
+    logits = torch.randn(3 * n, size, generator=generator) * 3
+    counts = torch.randint(0, 3, (5, size), generator=generator, dtype=torch.int32)
+    weights = torch.tensor([[0.7, 0.3, 1.3], [-0.5, 0.0, 0.8]])
+    drafts = torch.tensor([[9, 9, 4, 9], [1000, 0, 1000, 1000]]) if n > 1 else None
+    wanted = logits.clone()
+    given = (n, torch.tensor([2, 0]), counts, torch.tensor([4, 1]), weights, drafts)
+    penalize(wanted, *given)
+    triton_penalties.launch(logits, *given)
+    assert torch.equal(logits, wanted)

@@ -1,4 +1,4 @@
-"""The Triton kernel of the draw, compiled for gfx942 without spills. tests/moe/triton executes draw_interpreted.py."""
+"""The Triton kernels of draw and penalties, compiled for gfx942; tests/moe/triton executes draw_interpreted.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from kimi_w4a8_eagle3.sampling import triton_draw
+from kimi_w4a8_eagle3.sampling import triton_draw, triton_penalties
 from proof.triton_compile import offline_driver, target_of
 
 KIMI_VOCABULARY = 163_840
@@ -29,3 +29,18 @@ def test_it_compiles_for_gfx942_without_spills(filters: bool) -> None:
     assert set(re.findall(r"(?:vgpr|sgpr)_spill_count:\s+(\d+)", code)) == {"0"}
     assert re.findall(r"ScratchSize: (\d+)", code) == ["0"]
     assert "buffer_load_dwordx4" in code  # four probabilities a lane and load
+
+
+def test_the_penalties_compile_for_gfx942_without_spills() -> None:
+    meta = torch.device("meta")
+    ints, size = torch.empty(40, dtype=torch.int64, device=meta), KIMI_VOCABULARY
+    with offline_driver(target_of("gfx942")):
+        compiled = triton_penalties.penalize_kernel.warmup(
+            torch.empty(160, size, device=meta), ints, torch.empty(48, size, dtype=torch.int32, device=meta), ints,
+            torch.empty(40, 3, device=meta), ints, size, size, N=4, BLOCK=triton_penalties.BLOCK,
+            num_warps=triton_penalties.WARPS, enable_fp_fusion=False, grid=(40, 4, 40),
+        )  # fmt: skip
+    code = compiled.asm["amdgcn"]
+    assert set(re.findall(r"(?:vgpr|sgpr)_spill_count:\s+(\d+)", code)) == {"0"}
+    assert re.findall(r"ScratchSize: (\d+)", code) == ["0"]
+    assert "load_dwordx4" in code  # four logits a lane and load

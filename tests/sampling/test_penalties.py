@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kimi_w4a8_eagle3.sampling.penalties import Penalized, Penalties
+from kimi_w4a8_eagle3.sampling.penalties import CountTable, Penalized, Penalties
 
 SIZE, PROMPT = 12, 5
 tokens = st.integers(0, SIZE - 1)
@@ -16,7 +16,13 @@ tokens = st.integers(0, SIZE - 1)
 
 def request(row: int, produced: Sequence[int] | None, **more: object) -> Penalized:
     given = {"frequency": 0.7, "presence": 0.3, "repetition": 1.3, "min_new": 0, "prompt": PROMPT, "stops": ()}
-    return Penalized(row=row, produced=produced, **given | more)
+    return Penalized(row=row, counts=row, produced=produced, **given | more)
+
+
+def table_of(counts: torch.Tensor) -> CountTable:
+    table = CountTable(SIZE, torch.device("cpu"))
+    table.counts = counts
+    return table
 
 
 def by_hand(logits: torch.Tensor, produced: Sequence[int], asked: Penalized) -> torch.Tensor:
@@ -37,8 +43,8 @@ def test_a_verify_step_has_the_state_of_each_position(
     """The request is the second of three in its batch; the others are not penalized. chain[0] is produced already."""
     produced = [*produced, chain[0]]
     asked = request(1, produced, min_new=min_new, stops=(2, 5))
-    table, slots = torch.full((6, SIZE), 9, dtype=torch.int32), torch.tensor([0, 4, 2])
-    penalties = Penalties(table, slots, [asked])
+    counts = torch.full((6, SIZE), 9, dtype=torch.int32)
+    penalties = Penalties(table_of(counts), [asked])
     logits = torch.randn(3 * 4, SIZE, generator=torch.Generator().manual_seed(1)) * 3
     first = PROMPT + len(produced) - 1
     positions = torch.arange(first, first + 4).repeat(3)
@@ -51,15 +57,30 @@ def test_a_verify_step_has_the_state_of_each_position(
     # What is accepted is counted; the next step goes on from there, without the tokens.
     drawn = [*chain[1 : accepted + 1], 7, *[-1] * (3 - accepted)]
     penalties.count(torch.tensor([[3] * 4, drawn, [3] * 4]))
-    later = Penalties(table, slots, [request(1, None, min_new=min_new, stops=(2, 5))])
+    later = Penalties(table_of(counts), [request(1, None, min_new=min_new, stops=(2, 5))])
     row, now = logits[:3].clone(), [*produced, *chain[1 : accepted + 1], 7]
     later.apply(row, torch.tensor([0, PROMPT + len(now) - 1, 0]))
     torch.testing.assert_close(row[1], by_hand(logits[1], now, asked))
-    assert (table[[0, 1, 2, 3, 5]] == 9).all()
+    assert (counts[[0, 2, 3, 4, 5]] == 9).all()
 
 
 def test_a_prefill_rebuilds_the_state() -> None:
     """The row belonged to another request, or this one was retracted."""
-    table = torch.full((2, SIZE), 3, dtype=torch.int32)
-    Penalties(table, torch.tensor([1]), [request(0, [4, 4])])
-    assert table[1].tolist() == [0, 0, 0, 0, 2, *[0] * 7] and (table[0] == 3).all()
+    counts = torch.full((2, SIZE), 3, dtype=torch.int32)
+    Penalties(table_of(counts), [request(1, [4, 4])])
+    assert counts[1].tolist() == [0, 0, 0, 0, 2, *[0] * 7] and (counts[0] == 3).all()
+
+
+def test_the_table_has_a_row_for_every_penalized_request_that_is_alive() -> None:
+    class Alive:
+        """A request."""
+
+    table = CountTable(SIZE, torch.device("cpu"))
+    requests = [Alive() for _ in range(17)]
+    assert [table.row(one) for one in requests] == [(row, True) for row in range(17)]
+    assert [table.row(one) for one in requests] == [(row, False) for row in range(17)]
+    assert table.counts.shape == (32, SIZE)
+    table.counts[16] = 5
+    del requests[3]
+    assert table.row(Alive()) == (3, True)
+    assert (table.counts[16] == 5).all() and len(table.counts) == 32

@@ -91,6 +91,59 @@ except RuntimeError as error:
 print(json.dumps(answer))
 """
 
+KEPT = """
+import json
+from types import SimpleNamespace
+
+import torch
+
+from kimi_w4a8_eagle3.sampling import penalties
+from kimi_w4a8_eagle3.sglang_plugin import exact_sampling
+
+
+class Pool:
+    req_to_token = torch.zeros(64, 8, dtype=torch.int32)
+
+
+class Req:
+    def __init__(self, rid, frequency):
+        self.rid, self.tokenizer, self.eos_token_ids = rid, None, None
+        self.origin_input_ids, self.output_ids = [1], [2, 2]
+        self.sampling_params = SimpleNamespace(
+            frequency_penalty=frequency, presence_penalty=0.0, repetition_penalty=1.0,
+            min_new_tokens=0, stop_token_ids=None,
+        )
+
+
+def batch(reqs, extend=False):
+    mode = SimpleNamespace(is_extend=lambda: extend, is_target_verify=lambda: False)
+    return SimpleNamespace(reqs=reqs, req_to_token_pool=pool, forward_mode=mode, decoding_reqs=None)
+
+
+sent, copy = 0, penalties.Penalties._sent
+def counted(*arguments, **more):
+    global sent
+    sent += 1
+    return copy(*arguments, **more)
+penalties.Penalties._sent = counted
+
+pool, reqs = Pool(), [Req("a", 0.0), Req("b", 0.5), Req("c", 0.5)]
+copies = []
+for one in (batch(reqs[:1]), batch(reqs, extend=True), batch(reqs), batch(reqs), batch(reqs[1:]), batch(reqs[1:]),
+            batch([reqs[2], Req("d", 0.1)])):
+    sent = 0
+    found = exact_sampling.penalties_of(one, 50)
+    copies.append(sent)
+rows = exact_sampling._tables[pool].counts
+print(json.dumps({"copies": copies, "rows": [int(row[2]) for row in rows[:3]]}))
+"""
+
+
+@BOTH
+def test_penalties_are_copied_to_the_device_only_when_the_batch_changes(newest: bool) -> None:
+    """Five tensors a change of the batch, and one for each request whose counts are made."""
+    assert found(KEPT, newest) == {"copies": [0, 7, 0, 0, 5, 0, 6], "rows": [2, 2, 2]}
+
 
 @BOTH
 def test_a_sampled_batch_is_verified_by_the_operator_as_it_is(newest: bool) -> None:
