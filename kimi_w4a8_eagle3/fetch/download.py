@@ -145,6 +145,7 @@ def _missing(wanted: Repository, files: Sequence[RemoteFile]) -> list[RemoteFile
 def _transfer(wanted: Repository, progress: ByteProgress, jobs: int, path: str | None) -> tuple[Snapshot, str]:
     """Let huggingface_hub bring all missing files, through broken connections, and without Xet if that fails."""
     stop, without_xet = threading.Event(), ""
+    is_xet_available()  # huggingface_hub looks hf_xet up once, and says "no" to other threads meanwhile
     for attempt in range(1, ATTEMPTS + 1):
         try:
             with hub_client(), _stopped_by_ctrl_c(stop):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import time
 from pathlib import Path
 
 import hf_xet
 import pytest
 from huggingface_hub import constants
+from huggingface_hub.utils import _runtime
 from support.fetch_helpers import SHARDS, TOKEN, content
 from support.hub_server import HubServer, Repo
 
@@ -43,6 +46,10 @@ def assert_whole(result: Fetched, repo: Repo) -> None:
 
 
 def test_shards_come_by_xet_and_not_by_http(xet_hub, repo, bring, monkeypatch):
+    """Also where the first look for hf_xet takes time, in which huggingface_hub calls it absent."""
+    version = importlib.metadata.version
+    monkeypatch.setattr(_runtime, "_package_versions", {})
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: (time.sleep(0.1), version(name))[1])
     repo.token = TOKEN
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     result = bring()

@@ -249,7 +249,9 @@ class _HubHandler(_Handler):
             return None
         if verb == "xet-read-token":
             store = {"x-xet-cas-url": self.hub.xet_storage, "x-xet-access-token": "short-lived"}
-            return self.reply(200, b"", store | {"x-xet-token-expiration": "4102444800"}, "xet-read-token")
+            body = {"casUrl": self.hub.xet_storage, "accessToken": "short-lived", "exp": 4102444800}
+            store |= {"x-xet-token-expiration": "4102444800"}
+            return self.reply(200, json.dumps(body).encode(), store, "xet-read-token")
         if verb == "tree":
             return self.tree(name, repo, revision, int(query.get("cursor", ["0"])[0]), "/".join([*parts[4:], ""]))
         siblings = [
