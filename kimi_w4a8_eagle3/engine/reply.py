@@ -1,4 +1,4 @@
-"""Assemble one chat answer from its stream: text, thinking, tool calls, finish reason and usage."""
+"""Read streams of server-sent events, and assemble a chat answer: text, thinking, tool calls, finish reason, usage."""
 
 from __future__ import annotations
 
@@ -8,26 +8,49 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _END = "data: [DONE]"
+_LAST = ("message_stop", "response.completed", "response.incomplete")  # of messages and responses, which may lack _END
+
+
+class EventReader:
+    """Reader of one stream of server-sent events, from its text, however the text is cut.
+
+    ended: True after the stream's last event.
+    """
+
+    def __init__(self) -> None:
+        self._rest = ""
+        self.ended = False
+
+    def feed(self, text: str) -> Iterator[dict[str, Any]]:
+        """Yield the events that this text completes; raise ValueError when the server reports an error."""
+        # splitlines and httpx's iter_lines would also cut at U+2028 and similar, which answers may contain.
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            if self.ended:
+                return
+            if line.rstrip() == _END:
+                self.ended = True
+            elif line.startswith("data: "):
+                event: dict[str, Any] = json.loads(line[6:])
+                if error := event.get("error") or (event.get("response") or {}).get("error"):
+                    raise ValueError(f"the server broke the answer off: {error}")
+                self.ended = event.get("type") in _LAST
+                yield event
+
+    def close(self) -> None:
+        """Raise ValueError if the stream ended early."""
+        if not self.ended:
+            raise ValueError("the stream ended without its last line")
 
 
 def events(text: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Yield the events of a stream from its text, however the text is cut.
-
-    Raises ValueError when the server reports an error or ends the stream early.
-    """
-    rest = ""
+    """Yield the events of a whole stream; raise ValueError as `EventReader` does."""
+    reader = EventReader()
     for part in text:
-        # splitlines and httpx's iter_lines would also cut at U+2028 and similar, which answers may contain.
-        *lines, rest = (rest + part).split("\n")
-        for line in lines:
-            if line.rstrip() == _END:
-                return
-            if line.startswith("data: "):
-                piece: dict[str, Any] = json.loads(line[6:])
-                if "error" in piece:
-                    raise ValueError(f"the server broke the answer off: {piece['error']}")
-                yield piece
-    raise ValueError("the stream ended without its last line")
+        yield from reader.feed(part)
+        if reader.ended:
+            return
+    reader.close()
 
 
 @dataclass

@@ -7,7 +7,6 @@ tokenizer, so the server's prefix cache finds what the recording's server found.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import Any, Protocol
 import httpx
 
 from kimi_w4a8_eagle3.base.tls import trusted
+from kimi_w4a8_eagle3.engine.reply import EventReader
 
 _WORDS = 4096
 _TIMEOUT_S = 6 * 3600.0
@@ -180,15 +180,13 @@ class Sender:
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
-    rest = ""
+    reader = EventReader()
     async for part in response.aiter_text():
-        *lines, rest = (rest + part).split("\n")
-        for line in lines:
-            if line.startswith("data: {"):
-                event: dict[str, Any] = json.loads(line[6:])
-                if event.get("error"):
-                    raise ValueError(f"the server broke the answer off: {event['error']}")
-                yield event
+        for event in reader.feed(part):
+            yield event
+        if reader.ended:
+            return
+    reader.close()
 
 
 def text_of(event: Mapping[str, Any]) -> str:

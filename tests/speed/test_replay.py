@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.null_server import null_server
+from support.scripted_server import scripted_server, streamed
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
@@ -119,6 +120,37 @@ def test_users_limit_sessions_and_not_their_subagents() -> None:
 
     asyncio.run(play())
     assert order == [(0, 0), (1, 0), (0, 1), (2, 0)]
+
+
+CHAT = [{"choices": [{"delta": {"content": "one"}}]}, {"choices": [], "usage": {"completion_tokens": 1}}]
+RESPONSES = [{"type": "response.output_text.delta", "delta": "one"}]
+MESSAGES = [{"type": "content_block_delta", "delta": {"text": "one"}}]
+FAILED = {"type": "response.failed", "response": {"error": {"message": "no memory"}}}
+
+
+@pytest.mark.parametrize(
+    ("path", "events", "error"),
+    [
+        ("/v1/chat/completions", [*CHAT, "[DONE]"], ""),
+        ("/v1/responses", [*RESPONSES, {"type": "response.completed", "response": {"error": None}}], ""),
+        ("/v1/messages", [*MESSAGES, {"type": "message_stop"}], ""),
+        ("/v1/chat/completions", CHAT[:1], "the stream ended without its last line"),
+        ("/v1/responses", RESPONSES, "the stream ended without its last line"),
+        ("/v1/messages", MESSAGES, "the stream ended without its last line"),
+        ("/v1/chat/completions", [*CHAT[:1], {"error": {"message": "no memory"}}], "no memory"),
+        ("/v1/responses", [*RESPONSES, FAILED], "no memory"),
+    ],
+)
+def test_a_stream_that_the_server_cut_off_is_a_failed_request(path: str, events: list[Any], error: str) -> None:
+    """Its last event is missing, although the connection ended properly."""
+    turn = Recorded(0, 0, True, 4, path=path, body={"messages": []})
+
+    async def play(base_url: str) -> Sent:
+        return await Sender(base_url, "m", 1, {}, TextMaker(None)).send([turn])  # type: ignore[arg-type]
+
+    with scripted_server(lambda number, body: streamed(events)) as server:
+        sent = asyncio.run(play(server.base_url))
+    assert sent.ttft > 0 and (error in sent.error if error else not sent.error)
 
 
 @pytest.mark.parametrize(
