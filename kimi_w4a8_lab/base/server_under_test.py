@@ -115,10 +115,8 @@ class Target:
 
     @cached_property
     def launch(self) -> Launch | None:
-        """Launch of the recipe on a free port; None without a recipe."""
-        if self.recipe is None:
-            return None
-        return render(load_recipe(self.recipe), [f"port={free_port()}", *self.settings])
+        """Launch of the recipe; None without a recipe."""
+        return None if self.recipe is None else render(load_recipe(self.recipe), self.settings)
 
     def plain(self) -> Target:
         """Return the same recipe without its draft."""
@@ -126,9 +124,12 @@ class Target:
             return self
         return replace(self, recipe=f"{self.recipe.removesuffix(':plain').removesuffix(':adaptive')}:plain")
 
-    def check(self) -> None:
-        """Raise KimiError, before a run directory exists, for a silent server, a wrong model or missing GPUs."""
-        _ = self._startable if self.base_url is None else self.connected
+    def check(self) -> Server | Launch:
+        """Return the running server, or the launch that can start.
+
+        Raises KimiError, before a run directory exists, for a silent server, a wrong model or missing GPUs.
+        """
+        return self._startable if self.base_url is None else self.connected
 
     @contextmanager
     def running(self, log: Path, say: Say) -> Iterator[Server]:
@@ -136,11 +137,14 @@ class Target:
         if self.base_url is not None:
             yield self.connected
             return
+        launch = self._startable
+        if not any(setting.startswith(("port=", "args.port=")) for setting in self.settings):
+            launch = launch.with_args(port=free_port())
         say(f"{self.name}: starting the server (log: {log})")
-        with self._startable.server(log, self.name) as engine:
+        with launch.server(log, self.name) as engine:
             seconds = engine.wait_ready(READY_TIMEOUT_S)
             say(f"{self.name}: ready after {seconds:.0f} s")
-            yield self._connect(engine.base_url, self._startable)
+            yield self._connect(engine.base_url, launch)
 
     @cached_property
     def _startable(self) -> Launch:

@@ -64,7 +64,6 @@ class SimulatedRequest:
 @cache
 def _configure() -> None:
     """Give SGLang a configuration, from which its classes read that features are off."""
-
     publish(ServerArgs(model_path="none", device="cpu"), role="scheduler")
 
 
@@ -72,14 +71,8 @@ class SimulatedScheduler:
     """Scheduler of one rank of an engine."""
 
     def __init__(self, limits: SchedulerLimits) -> None:
-
         _configure()
-        self.limits, self._policy_module, self._params, self._keys = (
-            limits,
-            schedule_policy,
-            base_prefix_cache,
-            radix_cache.RadixKey,
-        )
+        self.limits = limits
 
         def radix(units: int) -> tuple[Any, Any]:
             pool = TokenToKVPoolAllocator(units, torch.int64, "cpu", None, False)
@@ -112,7 +105,6 @@ class SimulatedScheduler:
 
     def add(self, name: str, prompt: array[int], answer: array[int], tag: Any) -> None:
         """Queue a request whose answer will have the units of `answer`."""
-
         sampling = SamplingParams(max_new_tokens=len(answer), ignore_eos=True)
         request = SimulatedRequest(Req(name, None, prompt, sampling), answer, tag)
         self._requests[id(request.req)] = request
@@ -127,7 +119,7 @@ class SimulatedScheduler:
             return []
         queue = [request.req for request in self.waiting]
         self.policy.calc_priority(queue)
-        adder = self._policy_module.PrefillAdder(
+        adder = schedule_policy.PrefillAdder(
             1, self.tree, self.pool, self, self.ratio.current, self.limits.max_prefill, self.limits.chunk
         )
         had_chunk = self.chunked is not None
@@ -141,8 +133,8 @@ class SimulatedScheduler:
                 break
             req.init_next_round_input(self.tree)
             found = adder.add_one_req(req, has_chunked_req=had_chunk, truncation_align_size=None)
-            if found != self._policy_module.AddReqResult.CONTINUE:
-                self.full = self.full or found == self._policy_module.AddReqResult.NO_TOKEN
+            if found != schedule_policy.AddReqResult.CONTINUE:
+                self.full = self.full or found == schedule_policy.AddReqResult.NO_TOKEN
                 break
         if adder.new_chunked_req is not None:
             self.chunked = self._requests[id(adder.new_chunked_req)]
@@ -210,7 +202,7 @@ class SimulatedScheduler:
 
     def _match(self, tree: Any, ids: array[int]) -> tuple[int, Any]:
         """Return the units of the longest prefix in the tree, and its node."""
-        found = tree.match_prefix(self._params.MatchPrefixParams(key=self._keys(ids)))
+        found = tree.match_prefix(base_prefix_cache.MatchPrefixParams(key=radix_cache.RadixKey(ids)))
         length = found.device_prefix_len if hasattr(found, "device_prefix_len") else len(found.device_indices)
         return int(length), found.last_device_node
 
@@ -222,11 +214,11 @@ class SimulatedScheduler:
             return 0
         tree.inc_lock_ref(node)
         if (more := missing - pool.available_size()) > 0:
-            tree.evict(self._params.EvictParams(num_tokens=more))
+            tree.evict(base_prefix_cache.EvictParams(num_tokens=more))
         taken = pool.alloc(missing)
         if taken is not None:
             values = torch.cat([torch.zeros(there, dtype=torch.int64), taken])
-            tree.insert(self._params.InsertParams(key=self._keys(ids), value=values))
+            tree.insert(base_prefix_cache.InsertParams(key=radix_cache.RadixKey(ids), value=values))
         tree.dec_lock_ref(node)
         return 0 if taken is None else missing
 
@@ -250,7 +242,7 @@ class SimulatedScheduler:
         """Allocate units of the pool, after eviction if needed."""
         missing = units - self.pool.available_size()
         if missing > 0:
-            self.tree.evict(self._params.EvictParams(num_tokens=missing))
+            self.tree.evict(base_prefix_cache.EvictParams(num_tokens=missing))
         taken = self.pool.alloc(units)
         if taken is None:
             return False
@@ -263,7 +255,7 @@ class SimulatedScheduler:
             return
         owned = torch.zeros(request.protected, dtype=torch.int64)  # the tree reads only what it does not have
         values = torch.cat([owned, request.held])
-        result = self.tree.insert(self._params.InsertParams(key=self._keys(ids), value=values))
+        result = self.tree.insert(base_prefix_cache.InsertParams(key=radix_cache.RadixKey(ids), value=values))
         _, node = self._match(self.tree, ids)
         kept = max(len(ids) - self.limits.eagle, 0)
         self.pool.free(values[request.protected : max(result.prefix_len, request.protected)])
