@@ -113,10 +113,10 @@ class EngineClient:
             accepted_histogram=tuple(details.get("spec_correct_drafts_histogram") or ()),
         )
 
-    def chat_all(self, contents: Sequence[str], max_tokens: int, concurrency: int) -> list[Generation]:
-        """Answer many messages greedily, `concurrency` at a time, and return the answers in order."""
+    def chat_all(self, contents: Sequence[str], max_tokens: int, concurrency: int, **more: Any) -> list[Generation]:
+        """Answer many messages, `concurrency` at a time, and return the answers in order; greedy like `chat`."""
         with ThreadPoolExecutor(concurrency) as pool:
-            return list(pool.map(lambda content: self.chat(content, max_tokens), contents))
+            return list(pool.map(lambda content: self.chat(content, max_tokens, **more), contents))
 
     def stream(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the pieces of a chat answer as the server sends them; `reply.Reply` assembles them.

@@ -22,6 +22,7 @@ VERIFY_CALLS = "sglang:spec_verify_calls_total"
 REQUESTS = "sglang:num_requests_total"
 CACHED_TOKENS = "sglang:cached_tokens_total"
 NAN_LOGITS = "kimi_nan_logits_total"  # the plugin's counter: rows of logits with a NaN
+FAILED_REQUESTS = "kimi_failed_requests_total"  # the plugin's counter: requests that ended by an error in the engine
 _NAMES = (GENERATION_TOKENS, PROMPT_TOKENS, VERIFY_CALLS, REQUESTS, CACHED_TOKENS)
 _PAUSE_S = 0.5
 _TIMEOUT_S = 10.0

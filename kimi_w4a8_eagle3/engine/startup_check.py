@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from http import HTTPStatus
+from typing import Any
 
 from ..base.errors import KimiError
-from .client import EngineClient, Generation
+from .client import EngineClient, Generation, Refused
 from .metrics import NAN_LOGITS, Acceptance, acceptance_from_histograms, read_once
 
 # Everyday prompts with predictable continuations: any draft trained for its target accepts some tokens on them.
@@ -21,11 +23,51 @@ PROMPTS = (
     "Mia has 12 pens and gives 5 pens to Leo. How many pens does Mia have left?",
     "Repeat this sentence three times: The train leaves at noon.",
 )
+# A request of each kind that goes its own way through sampling and verification.
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampled": {"temperature": 1.0},
+    "seeded": {"temperature": 1.0, "seed": 7},
+    "penalised": {"frequency_penalty": 0.5, "repetition_penalty": 1.1, "min_tokens": 4},
+    "grammar": {
+        "temperature": 1.0,
+        "chat_template_kwargs": {"thinking": False},  # a grammar begins after the thinking
+        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}},
+    },
+}
+_KIND_TOKENS = 8  # the first of a prefill, the others of verify or decode steps
+_TRIES = 3  # a client's bad request ends the requests in its batch, so one failure proves nothing
 _MAX_TOKENS = 48
 _OPENING = 4  # tokens that are compared; later ones may differ, because a GPU rounds differently in another batch
 FLOOR = 1.0  # accept length at which drafts only cost time
 
 Openings = tuple[tuple[int | str, ...], ...]
+
+
+class KindFails(KimiError):
+    """Every request of one kind failed inside the engine."""
+
+
+def require_kinds(client: EngineClient, groups: int = 1) -> None:
+    """Raise KindFails when the engine answers a kind of request with HTTP 500, in any group of ranks.
+
+    A kind that the server refuses for another reason is not served, or the server is full.
+    """
+    for kind, fields in KINDS.items():
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                client.chat_all([PROMPTS[0]] * groups, _KIND_TOKENS, groups, **fields)
+            except Refused as refused:
+                if refused.status == HTTPStatus.INTERNAL_SERVER_ERROR and tries_left:
+                    continue
+                if refused.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+                    raise KindFails(
+                        f"every {kind} request fails inside the engine: {refused.message}",
+                        where=client.base_url,
+                        expected="an answer to each kind of request",
+                        remedy="read the error in the engine's log",
+                    ) from refused
+            break
 
 
 def ask(client: EngineClient, groups: int = 1) -> list[Generation]:
@@ -73,7 +115,8 @@ def acceptance_fault(answers: Sequence[Generation], num_draft_tokens: int, group
 
 
 def require_answers(client: EngineClient, groups: int = 1) -> list[Generation]:
-    """Ask the prompts; raise KimiError for logits that are NaN and for answers without content."""
+    """Ask all kinds and the prompts; raise KimiError for failures, NaN logits and answers without content."""
+    require_kinds(client, groups)
     answers = ask(client, groups)
     nan = 0.0
     with suppress(KimiError):  # a server without metrics

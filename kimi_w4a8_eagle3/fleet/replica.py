@@ -132,7 +132,7 @@ class Replica:
             state.canary_at = time.time()
 
     def _watch(self, server: EngineServer) -> None:
-        """Return when asked to end; raise when the engine ends by itself or makes no progress."""
+        """Return when asked to end; raise when the engine ends by itself, makes no progress or is broken."""
         stalled = threading.Event()
         state, processes, lost = self.state, EngineProcesses(server.pid), None
         pulse, loop = Pulse(server.folder), Pulse(server.folder, LOOP)
@@ -158,6 +158,15 @@ class Replica:
                         where=str(self.log_path),
                         remedy="read the stacks at the end of its log; on ROCm a custom all-reduce may hang: "
                         "--set disable-custom-all-reduce=true, then restart",
+                    )
+                if state.broken:
+                    self._enter(Phase.STALLED, state.broken)
+                    server.stop(_STALLED_GRACE_S)
+                    raise KimiError(
+                        f"the engine is ended because {state.broken}",
+                        where=str(self.log_path),
+                        expected="answers to the canary's requests",
+                        remedy="read the error in its log; if it comes back after a restart, serve an earlier version",
                     )
         how = f" with exit code {server.poll()}" if lost is None else f": its process {lost} is gone"
         what = f"the engine ended by itself{how}"

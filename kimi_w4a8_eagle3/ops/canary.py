@@ -1,7 +1,8 @@
-"""Repeat the canary prompts while a replica serves; other answers or no acceptance make the replica not ready.
+"""Repeat the canary while a replica serves; failures, other answers or no acceptance make the replica not ready.
 
-The prompts are those of the start-up check. They run while the replica is idle and its acceptance is unknown, while its
-traffic accepts no draft token, or after new NaN logits. A client's text can cause these, so only the canary decides.
+The requests are those of the start-up check. They run while the replica is idle and its acceptance is unknown, while
+its traffic accepts no draft token, or after new NaN logits or failed requests. A client's text can cause these, so only
+the canary decides. When a kind of request fails in two canaries in a row, the supervisor ends the engine.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class Canary:
         self._state, self._connect, self._policy = state, connect, policy
         self._asked_at = 0.0
         self._collapsed_since: float | None = None  # `since` of the CHECKING that this object entered
-        self._nan_logits = state.nan_logits
+        self._alarms = state.alarms
 
     def step(self, recent: Acceptance | None, now: float) -> None:
         """Run the canary if it is due at Unix time `now`, and update the replica's phase."""
@@ -100,10 +101,17 @@ class Canary:
         if not (state.ready or collapsed):
             return
         last = max(self._asked_at, state.canary_at or since)
-        if not self._policy.due(now - last, recent, collapsed or state.nan_logits > self._nan_logits):
+        if not self._policy.due(now - last, recent, collapsed or state.alarms > self._alarms):
             return
-        self._asked_at, self._nan_logits = now, state.nan_logits
-        if not (answers := self._ask()):
+        self._asked_at, self._alarms = now, state.alarms
+        try:
+            answers = self._ask()
+        except startup_check.KindFails as failing:
+            self._take_out(since, collapsed, failing.what)
+            if collapsed:
+                state.broken = failing.what
+            return
+        if not answers:
             return
         reason = startup_check.fault_of(answers, state.openings)
         if state.num_draft_tokens and (found := startup_check.acceptance_of(answers, state.num_draft_tokens)):
@@ -113,7 +121,12 @@ class Canary:
         if reason is None:
             if collapsed and state.enter_unless_changed(since, Phase.READY, "the canary's answers are right again"):
                 logger.warning("replica %s is ready again: the canary's answers are right", state.name)
-        elif not collapsed and state.enter_unless_changed(since, Phase.CHECKING, reason):
+        else:
+            self._take_out(since, collapsed, reason)
+
+    def _take_out(self, since: float, collapsed: bool, reason: str) -> None:
+        state = self._state
+        if not collapsed and state.enter_unless_changed(since, Phase.CHECKING, reason):
             self._collapsed_since = state.since
             logger.error("replica %s is not ready: %s", state.name, reason)
 
@@ -121,7 +134,10 @@ class Canary:
         """Return no answers when the engine gave none; the progress watchdog decides whether it is alive."""
         try:
             with self._connect(self._state.base_url) as client:
+                startup_check.require_kinds(client, self._state.groups)
                 return startup_check.ask(client, self._state.groups)
+        except startup_check.KindFails:
+            raise
         except (KimiError, ValueError) as error:
             logger.warning("replica %s: the canary got no answer: %s", self._state.name, error)
             return []

@@ -19,7 +19,7 @@ from prometheus_client.samples import Sample
 
 from ..base.prometheus import Reading, parse
 from ..base.tls import trusted
-from ..engine.metrics import NAN_LOGITS, Acceptance
+from ..engine.metrics import FAILED_REQUESTS, NAN_LOGITS, Acceptance
 from .figures import Figures, FiguresWindow
 from .fleet_metrics import fleet_families
 from .replica_state import FleetView, ReplicaState
@@ -99,7 +99,7 @@ class FleetObserver:
                 reading = Reading.of(expositions[replica.name])
                 window.add(now, SpecTotals.of(reading))
                 self._loads.setdefault(replica.name, FiguresWindow()).add(now, reading)
-                replica.nan_logits = reading.total(NAN_LOGITS) or 0.0
+                replica.alarms = sum(reading.total(name) or 0.0 for name in (NAN_LOGITS, FAILED_REQUESTS))
 
     def _merged(self, replicas: Sequence[ReplicaState], engines: Mapping[str, Families], router: Families) -> bytes:
         recent = {replica.name: self.acceptance(replica.name) for replica in replicas}

@@ -35,8 +35,9 @@ class ReplicaState:
     name: label of its metrics. base_url: address of its engine. progress_timeout_s: the watchdog's timeout.
     num_draft_tokens: None without speculation. groups: of ranks with requests of their own (DP attention), else 1.
     least_accept_length: of the canary; at or below it the replica is not ready. openings: of its answers to the canary
-    prompts at its start. nan_logits: rows of NaN logits that it has counted. last_progress: time.monotonic() when a
-    token last advanced. history: the last phases with the time and reason of their start.
+    prompts at its start. alarms: rows of NaN logits and failed requests that it has counted. broken: the reason to end
+    it, when canary requests keep failing. last_progress: time.monotonic() when a token last advanced. history: the last
+    phases with the time and reason of their start.
     """
 
     name: str
@@ -51,7 +52,8 @@ class ReplicaState:
     canary: Acceptance | None = None
     canary_at: float | None = None
     openings: Openings | None = None
-    nan_logits: float = 0.0
+    alarms: float = 0.0
+    broken: str = ""
     last_progress: float | None = None
     stalls: int = 0
     restarts: Counter[str] = field(default_factory=partial(Counter, dict.fromkeys(RESTARTS, 0)))
@@ -77,7 +79,7 @@ class ReplicaState:
 
     def _set(self, phase: Phase, reason: str) -> None:
         if phase in (Phase.STARTING, Phase.DOWN):
-            self.last_progress = None  # its age would look like a stall of the new engine
+            self.last_progress, self.broken = None, ""  # of the engine that is gone
         self.phase, self.reason, self.since = phase, reason, time.time()
         self.history.append((self.since, phase, reason))
 

@@ -13,6 +13,7 @@ from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 from .hooks import Feature
+from .repeated_failures import count
 
 if TYPE_CHECKING:
     from sglang.srt.managers.io_struct import AbortReq, BatchStrOutput
@@ -103,6 +104,7 @@ def _end_alone(manager: TokenizerManager, recv_obj: BatchStrOutput, at: dict[str
     recv_obj.rids[: index + 1] = [HEALTH_CHECK_RID_PREFIX] * (index + 1)  # SGLang skips ids that it does not know
     reason = recv_obj.finished_reasons[index]
     refused = reason is not None and reason["type"] == "abort"  # keep the scheduler's reason
+    count(1, "output", error)
     logger.error("the output of request %s raised; the request ends with an error", rid, exc_info=error)
     if reason is None:
         manager.abort_request(rid)  # the scheduler still runs it

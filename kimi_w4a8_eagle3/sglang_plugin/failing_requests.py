@@ -9,7 +9,7 @@ The hooks differ by what is known when something raises:
   meet, and its group takes part in the pass with an idle batch. When a pass raises, the other groups wait inside its
   collectives, so the process ends.
 - Everything else ends the process as before: errors of the machine, of the pools or of one rank only, and an engine in
-  which batch after batch fails.
+  which one kind of batch fails again and again (`repeated_failures`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from .failing_outputs import OF_CONTENT, reason_of
 from .hooks import Feature
+from .repeated_failures import RepeatedFailures, count, features_of, mode_of
 
 if TYPE_CHECKING:
     from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
@@ -45,10 +46,9 @@ _POOLS = "sglang.srt.mem_cache"
 
 _OF_THE_DEVICE = ("HIP error", "CUDA error", "hipError", "cudaError")
 _RANKS_AGREE_S = 10.0  # if all ranks fail, they do so within one forward pass
-# The bad requests of one client alternate with healthy batches, and a broken engine has no healthy batch.
-_MAX_FAILED_BATCHES = 50
+_MAX_FAILED_BATCHES = 50  # in a row; long before, the supervisor's canary tells bad requests from a broken engine
 
-_failed_batches = 0  # in a row, in this process
+_failures = RepeatedFailures()
 _schedulers: list[Scheduler] = []  # this process's scheduler, for hooks that do not get it as an argument
 
 FEATURE = Feature(
@@ -83,7 +83,7 @@ def take_in(
             raise
         for queue in (scheduler.waiting_queue, scheduler.grammar_manager.grammar_queue):
             queue[:] = [req for req in queue if req.rid != recv_req.rid]
-        _log(error, [recv_req.rid], "it was received")
+        _log(error, [recv_req.rid], "it was received", "intake")
         _answer(scheduler, recv_req, reason_of(error))
 
 
@@ -178,7 +178,6 @@ def process_batch_result(
     original: Callable[..., None], scheduler: Scheduler, batch: ScheduleBatch, result: GenerationBatchResult
 ) -> None:
     """End a batch whose result raises while SGLang processes it."""
-    global _failed_batches
     if getattr(result, "kimi_ended", False):
         scheduler.maybe_send_health_check_signal()
         return
@@ -189,7 +188,7 @@ def process_batch_result(
             raise
         _end_batch(scheduler, batch, error, "their results were processed")
     else:
-        _failed_batches = 0
+        _failures.passed(batch)
 
 
 @FEATURE.after(f"{_PROCESSOR}._accept_grammar_tokens", f"{_PROCESSOR}._apply_prefill_grammar")
@@ -207,14 +206,13 @@ def refuse_dead_grammar(_: object, __: object, req: Req, *___: object, **____: o
 
 def _end_batch(scheduler: Scheduler, batch: ScheduleBatch, error: Exception, when: str) -> None:
     """Answer every open request of a batch and release its KV; raise `error` where that may not be safe."""
-    global _failed_batches
-    _failed_batches += 1
-    if _failed_batches >= _MAX_FAILED_BATCHES or not _is_simple(scheduler, batch):
+    in_a_row = _failures.failed(mode_of(batch), features_of(batch), type(error).__name__)
+    if in_a_row >= _MAX_FAILED_BATCHES or not _is_simple(scheduler, batch):
         raise error
     allocator = scheduler.token_to_kv_pool_allocator
     if getattr(allocator, "free_group", None) is not None:
         allocator.free_group_end()
-    _log(error, [req.rid for req in batch.reqs], when)
+    _log(error, [req.rid for req in batch.reqs], when, mode_of(batch))
     for req in batch.reqs:
         _end(scheduler, req, error)
     _require_pool_adds_up(scheduler, error)
@@ -356,7 +354,7 @@ def _fail(req: Req, error: Exception) -> None:
     from sglang.srt.disaggregation.utils import prepare_abort
     from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
-    _log(error, [req.rid], "its result was processed")
+    _log(error, [req.rid], "its result was processed", "result")
     req.kimi_failed = True
     reason = reason_of(error)
     if req.finished():
@@ -388,5 +386,10 @@ def _no_result() -> GenerationBatchResult:
     return result
 
 
-def _log(error: Exception, rids: list[str], when: str) -> None:
+def _log(error: Exception, rids: list[str], when: str, place: str) -> None:
+    """Log the error in each rank, and count the requests once."""
+    from sglang.srt.distributed.parallel_state import get_attn_tp_group  # SGLang's import order: hooks load before it
+
+    if get_attn_tp_group().rank_in_group == 0:
+        count(len(rids), place, error)
     logger.error("%d request(s) end with HTTP 500, which raised while %s: %s", len(rids), when, rids, exc_info=error)

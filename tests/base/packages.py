@@ -56,7 +56,7 @@ PACKAGES = {
 }  # fmt: skip
 SHARED = {"tests": "proof"}  # a package whose lines count with another one's
 ENGINE = ("sglang_plugin/__init__.py", "sglang_plugin/run_module.py")  # what an engine process starts with
-ENGINE_LINES = (9_500, 11_000)  # of ours that they import: the plan, and the most for now
+ENGINE_LINES = (9_500, 11_150)  # of ours that they import: the plan, and the most for now
 
 SOURCES = {
     name: (ROOT / name).read_text()

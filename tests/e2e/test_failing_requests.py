@@ -12,12 +12,17 @@ from collections.abc import Iterator
 import httpx
 import psutil
 import pytest
+from support.fleet_views import replica
 from support.sampled import BODIES, answers
 from support.tiny_servers import TWO_RANKS, tiny_launch, with_faults
 
+from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.prometheus import Reading
+from kimi_w4a8_eagle3.engine import startup_check
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.process import EngineServer
+from kimi_w4a8_eagle3.ops.canary import Canary, CanaryPolicy
+from kimi_w4a8_eagle3.ops.replica_state import Phase
 from kimi_w4a8_eagle3.ops.window import SpecTotals
 from kimi_w4a8_lab.accuracy.problems import parse_answer
 from proof import prefix_cache
@@ -32,14 +37,17 @@ QUESTION = {
     "temperature": 0,
     "chat_template_kwargs": {"thinking": False},  # its answer has no near tie at any token
 }
+DRAW = "int32"  # while this file exists, each sampled verify step fails
 # More tokens than bad requests take, so that it still runs when they end.
 LONG = {**QUESTION, "max_tokens": 40, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
 
 
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
-    launch = tiny_launch(settings=(*TWO_RANKS, *prefix_cache.SETTINGS))
-    yield from with_faults(launch, "support.planted_faults", tmp_path_factory.mktemp("faulty"))
+    folder = tmp_path_factory.mktemp("faulty")
+    planted = f"env.KIMI_PLANTED_DRAW={folder / DRAW}"
+    launch = tiny_launch(settings=(*TWO_RANKS, *prefix_cache.SETTINGS, planted))
+    yield from with_faults(launch, "support.planted_faults", folder)
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +141,33 @@ def test_where_the_guilty_one_is_unknown_its_batch_ends_and_the_next_is_right(
     assert bad.status_code == 500
     assert '"error"' in rest and "TypeError" in rest  # an error that its client sees, not a short answer
     assert ask(faulty).json()["choices"][0]["message"]["content"] == right
+    require_idle_and_whole(faulty)
+
+
+def test_sampled_verify_steps_that_always_fail_end_readiness_and_the_engine(
+    faulty: EngineServer, right: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Prefills and greedy requests succeed all the while."""
+    planted = next(tmp_path_factory.getbasetemp().glob("faulty*")) / DRAW
+    state = replica("0", faulty.base_url)
+    canary = Canary(state, EngineClient, CanaryPolicy(idle_s=0, retry_s=0))
+    with EngineClient(faulty.base_url) as client:
+        for fields in startup_check.KINDS.values():  # none is refused, so the canary skips none
+            assert client.chat("Count from one to five.", 8, **fields).token_ids
+        planted.touch()
+        with pytest.raises(KimiError, match=r"every sampled request fails inside the engine: .*ContractError"):
+            startup_check.require_answers(client)  # no replica becomes ready
+        canary.step(None, time.time() + 1)
+        assert (state.phase, state.broken) == (Phase.CHECKING, "") and "every sampled request" in state.reason
+        assert ask(faulty).json()["choices"][0]["message"]["content"] == right
+        canary.step(None, time.time() + 1)
+        assert "every sampled request" in state.broken  # `fleet/replica.py` ends the engine
+        counted = Reading.parse(httpx.get(f"{faulty.base_url}/metrics", follow_redirects=True).text)
+        # Three tries of two runs of the canary and of the start-up check, once each for all ranks.
+        assert counted.total("kimi_failed_requests_total", place="verify", error="ContractError") == 9
+        planted.unlink()
+        canary.step(None, time.time() + 1)
+        assert state.phase is Phase.READY
     require_idle_and_whole(faulty)
 
 

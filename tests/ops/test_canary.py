@@ -1,7 +1,11 @@
 """The canary's schedule and its phase changes; tests/e2e/test_ops.py runs it against a real engine."""
 
+import json
+from itertools import count
+
 import pytest
 from support.fleet_views import replica
+from support.scripted_server import Script, scripted_server, whole
 
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.metrics import Acceptance
@@ -62,3 +66,43 @@ def test_a_new_run_forgets_the_progress_of_the_last() -> None:
     assert state.last_progress == 1.0
     state.enter(Phase.STARTING)
     assert state.last_progress is None
+
+
+@pytest.mark.parametrize(("status", "fails"), [(500, 99), (500, 2), (400, 99), (503, 99)])
+def test_a_kind_that_always_fails_takes_the_replica_out_and_then_ends_it(status: int, fails: int) -> None:
+    """A bad request in the same batch makes one try fail, and a server that is full or refuses the kind is well."""
+    tries = count()
+
+    def answer(_: int, body: bytes) -> Script:
+        asked = json.loads(body) if body else {}
+        if "seed" in asked and next(tries) < fails:
+            return whole({"error": {"message": "ContractError"}}, status)
+        words = {"message": {"content": str(asked.get("messages"))}, "finish_reason": "stop"}
+        return whole({"data": [{"id": "m"}], "choices": [words]})
+
+    with scripted_server(answer) as server:
+        state = replica("0", server.base_url)
+        state.num_draft_tokens = None
+        canary = Canary(state, EngineClient, CanaryPolicy(idle_s=0, retry_s=0))
+        canary.step(None, state.since + 1)
+        if (status, fails) != (500, 99):
+            assert (state.phase, state.broken) == (Phase.READY, "")
+            return
+        assert (state.phase, state.broken) == (Phase.CHECKING, "")
+        canary.step(None, state.since + 1)
+        assert state.broken == "every seeded request fails inside the engine: ContractError"
+        state.enter(Phase.STARTING)
+        assert state.broken == ""
+
+
+def test_a_failed_request_brings_the_canary_forward() -> None:
+    def refuse(url: str) -> EngineClient:
+        raise ValueError("it asked")
+
+    state = replica("0", "http://127.0.0.1:1")
+    canary = Canary(state, refuse, CanaryPolicy())
+    canary.step(GOOD, state.since + 31)
+    assert canary._asked_at == 0
+    state.alarms += 1
+    canary.step(GOOD, state.since + 31)
+    assert canary._asked_at == state.since + 31

@@ -67,6 +67,15 @@ def forget_draft(original: Any, *args: Any, **named: Any) -> None:
 HookRegistry.register(
     "sglang.srt.mem_cache.pool_host.mha.MHATokenToKVPoolHost.load_to_device_per_layer", forget_draft, HookType.AROUND
 )
+
+
+def draw_int32(original: Any, *args: Any) -> Any:
+    """Draw what the operator that verifies refuses, while the file exists: every sampled verify step fails."""
+    planted = Path(os.environ.get("KIMI_PLANTED_DRAW", "/nowhere")).exists()
+    return original(*args).int() if planted else original(*args)
+
+
+HookRegistry.register("kimi_w4a8_eagle3.sglang_plugin.exact_sampling.draw", draw_int32, HookType.AROUND)
 for _target, _plant in {
     "sglang.srt.constrained.grammar_manager.GrammarManager.process_req_with_grammar": take_in,
     "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch": lambda _cls, batch, *_: building(
