@@ -10,7 +10,10 @@ from typing import TypeVar
 
 import torch
 
-from .contracts import CONTRACTS, Contract, Value
+from .aiter_contracts import AITER
+from .contracts import SGL_KERNEL, Contract, Value
+
+CONTRACTS = SGL_KERNEL | AITER
 
 _Operator = TypeVar("_Operator", bound=Callable[..., object])
 
@@ -37,10 +40,11 @@ def require(name: str, contract: Contract, values: Mapping[str, object], device:
         elif not isinstance(value, torch.Tensor):
             raise _refused(name, contract, argument, type(value).__name__, "a tensor")
         else:
-            if value.dtype is not rule.dtypes and (type(rule.dtypes) is not tuple or value.dtype not in rule.dtypes):
-                raise _refused(name, contract, argument, str(value.dtype), str(rule.dtypes))
-            if rule.contiguous and not value.is_contiguous():
-                raise _refused(name, contract, argument, f"strides {value.stride()}", "contiguous memory")
+            dtypes = _dtype_of(values.get(rule.dtypes)) if isinstance(rule.dtypes, str) else rule.dtypes
+            if value.dtype is not dtypes and (type(dtypes) is not tuple or value.dtype not in dtypes):
+                raise _refused(name, contract, argument, str(value.dtype), str(dtypes))
+            if not _laid_out(value, rule.layout):
+                raise _refused(name, contract, argument, f"strides {value.stride()}", f"layout {rule.layout}")
             if rule.shape is not None and not _fits(rule.shape, value.shape, sizes):
                 expected = f"[{rule.shape}] with {sizes}"
                 raise _refused(name, contract, argument, f"shape {list(value.shape)}", expected)
@@ -49,6 +53,17 @@ def require(name: str, contract: Contract, values: Mapping[str, object], device:
                 raise _refused(name, contract, argument, str(value.device), device or str(found))
     if unknown := values.keys() - contract.arguments.keys():
         raise _refused(name, contract, ", ".join(sorted(unknown)), "given", "no such argument")
+
+
+def _dtype_of(value: object) -> torch.dtype | None:
+    """Return the dtype of a tensor, None of anything else."""
+    return value.dtype if isinstance(value, torch.Tensor) else None
+
+
+def _laid_out(value: torch.Tensor, layout: str) -> bool:
+    if layout == "rows":
+        return value.dim() == 0 or value.stride(-1) == 1 or value.shape[-1] == 1
+    return layout == "any" or value.is_contiguous()
 
 
 def _fits(shape: str, found: tuple[int, ...], sizes: dict[str, int]) -> bool:
@@ -60,7 +75,7 @@ def _fits(shape: str, found: tuple[int, ...], sizes: dict[str, int]) -> bool:
             name = names[0]
             if name != "_" and sizes.setdefault(name, int(name) if name.isdigit() else size) != size:
                 return False
-        elif prod(sizes[name] for name in names) != size:
+        elif prod(int(name) if name.isdigit() else sizes[name] for name in names) != size:
             return False
     return True
 

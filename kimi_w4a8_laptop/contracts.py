@@ -1,62 +1,231 @@
-"""The contracts of the compiled operators on the path of the recipes, by the operators' names.
+"""The contracts of the compiled operators on the path of the recipes, by module and name of the operator.
 
-Read in SGLang 0.5.20 and AITER e4048607. A rule is as strict as the strictest build of the operator, and covers what
-its code reads without a check. `contract_check.py` checks calls.
+Read in SGLang 0.5.20 and AITER e4048607: from the C++ that checks and reads the arguments, and from SGLang's call where
+the C++ of that release was not at hand. A rule is as strict as the strictest build of the operator, and covers what the
+code reads without a check. `contract_check.py` checks calls, `aiter_contracts.py` has AITER's functions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
 
 
-@dataclass(frozen=True)
-class Tensor:
+class Tensor(NamedTuple):
     """A tensor argument.
 
-    shape: dimensions separated by spaces. A name has one value in the whole call, `a*b` is a product of names, a number
-    is itself, and `_` is any size. None allows any rank.
+    dtypes: one, several, or the name of another tensor argument, whose dtype this one has. shape: dimensions separated
+    by spaces. A name has one value in the whole call, `a*b` is a product of names and numbers, a number is itself, and
+    `_` is any size. None allows any rank. layout: "rows" asks for a contiguous last dimension only.
     """
 
-    dtypes: torch.dtype | tuple[torch.dtype, ...]
+    dtypes: torch.dtype | tuple[torch.dtype, ...] | str
     shape: str | None = None
-    contiguous: bool = True
+    layout: Literal["contiguous", "rows", "any"] = "contiguous"
     optional: bool = False
 
 
-@dataclass(frozen=True)
-class Value:
+class Value(NamedTuple):
     """An argument that is no tensor."""
 
     kinds: type | tuple[type, ...]
     optional: bool = False
 
 
-@dataclass(frozen=True)
-class Contract:
+Arguments = dict[str, Tensor | Value]
+
+
+class Contract(NamedTuple):
     """Arguments of one operator in their order, and the source that they were read from."""
 
-    arguments: Mapping[str, Tensor | Value]
+    arguments: Arguments
     source: str
 
 
-_INT, _LONG = torch.int32, torch.int64
+_INT, _LONG, _FLOAT = torch.int32, torch.int64, torch.float32
+_INDEX, _HALF = (_INT, _LONG), (torch.bfloat16, torch.float16)
+# The CPU build reads e4m3fn and e5m2. Our stand-in emulates gfx942, whose FP8 is e4m3fnuz.
+_CACHE = (*_HALF, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz)
+_NUMBER = Value((int, float))
+_INTEGER = Value(int)
+_CPU = "sgl-kernel/csrc/cpu"
+_TABLE: Arguments = {"req_pool_indices": Tensor(_INDEX, "batch"), "req_to_token": Tensor(_INT, "requests context")}
+_RANGES: Arguments = {
+    **_TABLE,
+    "start_offset": Tensor(_INDEX, "batch"),
+    "end_offset": Tensor("start_offset", "batch"),
+    "out_cache_loc": Tensor(_LONG, "_"),
+    "pool_len": _INTEGER,
+}
+_LINK = Tensor(_LONG, "batch drafts")
+_ATTENTION: Arguments = {
+    "sm_scale": _NUMBER,
+    "logit_cap": _NUMBER,
+    "is_cross_attn": Value(bool),
+    "sliding_window": _INTEGER,
+    "encoder_lens": Tensor(_LONG, "batch", optional=True),
+    "sinks": Tensor((*_HALF, _FLOAT), "heads", optional=True),
+}
 
-CONTRACTS: Mapping[str, Contract] = {
+# Missing on purpose: EAGLE's fast_topk is torch code of SGLang. AITER's fused_qk_rope_cat_and_cache_mla runs on gfx95
+# alone, and its unified_attention needs a sliding window or a paged draft.
+SGL_KERNEL: dict[str, Contract] = {
     # The GPU builds check types and shapes, and the CPU build checks the memory of the outputs as well.
-    "verify_tree_greedy": Contract(
+    "sgl_kernel.verify_tree_greedy": Contract(
         {
             "predicts": Tensor(_INT, "_"),
             "accept_index": Tensor(_INT, "batch steps"),
             "accept_token_num": Tensor(_INT, "batch"),
-            "candidates": Tensor(_LONG, "batch drafts"),
-            "retrive_index": Tensor(_LONG, "batch drafts"),
-            "retrive_next_token": Tensor(_LONG, "batch drafts"),
-            "retrive_next_sibling": Tensor(_LONG, "batch drafts"),
-            "target_predict": Tensor(_LONG, "batch drafts"),
+            "candidates": _LINK,
+            "retrive_index": _LINK,
+            "retrive_next_token": _LINK,
+            "retrive_next_sibling": _LINK,
+            "target_predict": _LINK,
         },
-        "sgl-kernel/csrc/speculative/eagle_utils.cu and csrc/cpu/speculative_decoding.cpp",
+        f"sgl-kernel/csrc/speculative/eagle_utils.cu and {_CPU}/spec.cpp",
+    ),
+    # The GPU builds check nothing and read these types; drafts of topk 1 need no parents.
+    "sgl_kernel.build_tree_kernel_efficient": Contract(
+        {
+            "parent_list": Tensor(_LONG, "batch _"),
+            "selected_index": Tensor(_LONG, "batch _"),
+            "verified_seq_len": Tensor(_LONG, "batch"),
+            "tree_mask": Tensor(torch.bool, "_"),
+            "positions": Tensor(_LONG, "_"),
+            "retrive_index": _LINK,
+            "retrive_next_token": _LINK,
+            "retrive_next_sibling": _LINK,
+            "topk": _INTEGER,
+            "depth": _INTEGER,
+            "draft_token_num": _INTEGER,
+            "tree_mask_mode": _INTEGER,
+        },
+        f"sgl-kernel/csrc/speculative/eagle_utils.cu and {_CPU}/spec.cpp",
+    ),
+    "sgl_kernel.assign_extend_cache_locs_cpu": Contract(_RANGES, f"{_CPU}/spec.cpp"),
+    "sgl_kernel.assign_req_to_token_pool_cpu": Contract(_RANGES, f"{_CPU}/spec.cpp"),
+    "sgl_kernel.assign_draft_cache_locs_contiguous_cpu": Contract(
+        {
+            **_TABLE,
+            "seq_lens": Tensor(_INDEX, "batch"),
+            "out_cache_loc": Tensor(_LONG, "_"),
+            "pool_len": _INTEGER,
+            "topk": _INTEGER,
+            "num_steps": _INTEGER,
+        },
+        f"{_CPU}/spec.cpp",
+    ),
+    "sgl_kernel.build_draft_decode_metadata_cpu": Contract(
+        {
+            "req_to_token": Tensor(_INT, "requests context"),
+            "req_pool_indices": Tensor(_INDEX, "batch"),
+            "seq_lens": Tensor(_INDEX, "batch"),
+            "topk": _INTEGER,
+            "num_steps": _INTEGER,
+            "pool_len": _INTEGER,
+        },
+        f"{_CPU}/spec.cpp",
+    ),
+    "sgl_kernel.fill_bonus_tokens_cpu": Contract(
+        {
+            "accept_tokens": Tensor(_INT),
+            "accept_lens": Tensor(_INT, "batch"),
+            "bonus_tokens": Tensor(_INT, "batch"),
+            "accept_stride": _INTEGER,
+        },
+        f"{_CPU}/spec.cpp",
+    ),
+    "sgl_kernel.fill_accept_out_cache_loc_cpu": Contract(
+        {
+            "accept_index": Tensor(_INDEX),
+            "out_cache_loc": Tensor(_LONG, "_"),
+            "accept_out_cache_loc": Tensor(_LONG, "_"),
+        },
+        f"{_CPU}/spec.cpp",
+    ),
+    "sgl_kernel.copy_all_layer_kv_cache_cpu": Contract(
+        {
+            "data_ptrs": Tensor(torch.uint64, "buffers"),
+            "strides": Tensor(_LONG, "buffers"),
+            "tgt_loc": Tensor(_INDEX, "slots"),
+            "src_loc": Tensor("tgt_loc", "slots"),
+        },
+        f"{_CPU}/store_cache.cpp",
+    ),
+    "sgl_kernel.decode_attention_cpu": Contract(
+        {
+            "query": Tensor(_HALF, "tokens heads _", "rows"),
+            "k_cache": Tensor(_CACHE, "slots kv_heads _", "rows"),
+            "v_cache": Tensor("k_cache", "slots kv_heads value", "rows"),
+            "k_scale": _NUMBER,
+            "v_scale": _NUMBER,
+            "output": Tensor("query", "tokens heads value"),
+            "key": Tensor("query", "batch kv_heads _", "rows", optional=True),
+            "value": Tensor("query", "batch kv_heads value", "rows", optional=True),
+            "loc": Tensor(_LONG, "_"),
+            "attn_logits": Tensor(_FLOAT, "batch heads _ _"),
+            "req_to_token": Tensor(_INDEX, "requests context"),
+            "req_pool_indices": Tensor(_LONG, "batch"),
+            "seq_lens": Tensor(_LONG, "batch"),
+            **_ATTENTION,
+        },
+        f"{_CPU}/decode.cpp",
+    ),
+    "sgl_kernel.extend_attention_cpu": Contract(
+        {
+            "q_extend": Tensor(_HALF, "tokens heads _", "rows"),
+            "k_extend": Tensor("q_extend", "tokens _ _", "rows", optional=True),
+            "v_extend": Tensor("q_extend", "tokens _ _", "rows", optional=True),
+            "o_extend": Tensor("q_extend", "tokens heads _"),
+            "k_buffer": Tensor(_CACHE, "slots kv_heads _", "rows"),
+            "v_buffer": Tensor("k_buffer", "slots kv_heads _", "rows"),
+            "k_scale": _NUMBER,
+            "v_scale": _NUMBER,
+            "req_to_token": Tensor(_INDEX, "requests context"),
+            "req_pool_indices": Tensor(_LONG, "batch"),
+            "seq_lens": Tensor(_LONG, "batch"),
+            "extend_seq_lens": Tensor("req_to_token", "batch"),
+            "extend_start_loc": Tensor("req_to_token", "batch"),
+            "max_len_extend": _INTEGER,
+            **_ATTENTION,
+            "tree_mask": Tensor(torch.bool, "_", optional=True),
+            "is_causal": Value(bool),
+        },
+        f"{_CPU}/extend.cpp",
+    ),
+    "sgl_kernel.transfer_kv_direct": Contract(
+        {
+            "src_layers": Value((list, tuple)),
+            "dst_layers": Value((list, tuple)),
+            "src_indices": Tensor(_LONG, "slots", "any"),
+            "dst_indices": Tensor(_LONG, "slots", "any"),
+            "page_size": _INTEGER,
+        },
+        "sgl-kernel/csrc/kvcacheio/transfer.cu",
+    ),
+    "sgl_kernel.apply_token_bitmask_inplace_cuda": Contract(
+        {
+            "logits": Tensor((_FLOAT, *_HALF), "rows _"),
+            "bitmask": Tensor(_INT, "_ _"),
+            "indices": Tensor(_INT, "_", optional=True),
+        },
+        "sgl-kernel/csrc/grammar/apply_token_bitmask_inplace_cuda.cu",
+    ),
+    "sgl_kernel.silu_and_mul": Contract(
+        {"input": Tensor((_FLOAT, *_HALF)), "out": Tensor("input", optional=True)},
+        "sgl-kernel/csrc/elementwise/activation.cu",
+    ),
+    # The kernel reads the cache in the type of the query.
+    "sgl_kernel.rotary_embedding": Contract(
+        {
+            "positions": Tensor(_LONG),
+            "query": Tensor((_FLOAT, *_HALF), layout="rows"),
+            "key": Tensor("query", layout="rows", optional=True),
+            "head_size": _INTEGER,
+            "cos_sin_cache": Tensor("query", "positions_limit rotary"),
+            "is_neox": Value(bool),
+        },
+        "sgl-kernel/csrc/elementwise/pos_enc.cu",
     ),
 }

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 
+from ..contract_check import takes
 from .batch_invariant import batched_rows, padded
 
 # Upper bound on the elements of a block of scores [requests, heads, queries, keys] with more than one request
@@ -48,6 +49,7 @@ def register() -> None:
         _library.impl(schema.partition("(")[0], function, "CPU")
 
 
+@takes("sgl_kernel.decode_attention_cpu")
 def decode_attention_cpu(
     query: torch.Tensor,
     k_cache: torch.Tensor,
@@ -72,14 +74,15 @@ def decode_attention_cpu(
     """Store this step's key and value, then attend: query [B, H, Dk] -> output [B, H, Dv]."""
     _require_plain(logit_cap, is_cross_attn, sliding_window, sinks)
     if key is not None and value is not None:
-        k_cache[loc] = key.view(-1, *k_cache.shape[1:]).to(k_cache.dtype)
+        k_cache[loc] = key.to(k_cache.dtype)
         # An MLA value is a view that begins where its key begins; an MHA pool may hold both in one allocation.
         if v_cache.data_ptr() != k_cache.data_ptr():
-            v_cache[loc] = value.view(-1, *v_cache.shape[1:]).to(v_cache.dtype)
+            v_cache[loc] = value.to(v_cache.dtype)
     new = [1] * len(seq_lens)
     _attend(query, k_cache, v_cache, output, req_to_token, req_pool_indices, seq_lens.tolist(), new, sm_scale)
 
 
+@takes("sgl_kernel.extend_attention_cpu")
 def extend_attention_cpu(
     q_extend: torch.Tensor,
     k_extend: torch.Tensor | None,

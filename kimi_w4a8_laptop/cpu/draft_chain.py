@@ -14,15 +14,16 @@ from .locations import require_chain
 OPERATORS = ("build_tree_kernel_efficient_cpu", "verify_tree_greedy_cpu")
 
 
+@takes("sgl_kernel.build_tree_kernel_efficient")
 def build_tree_kernel_efficient_cpu(
     parent_list: torch.Tensor,
     selected_index: torch.Tensor,
     verified_seq_len: torch.Tensor,
     tree_mask: torch.Tensor,
     positions: torch.Tensor,
-    retrieve_index: torch.Tensor,
-    retrieve_next_token: torch.Tensor,
-    retrieve_next_sibling: torch.Tensor,
+    retrive_index: torch.Tensor,
+    retrive_next_token: torch.Tensor,
+    retrive_next_sibling: torch.Tensor,
     topk: int,
     depth: int,
     draft_token_num: int,
@@ -33,14 +34,14 @@ def build_tree_kernel_efficient_cpu(
     batch, n = len(verified_seq_len), draft_token_num
     step = torch.arange(n)
     positions.view(batch, n).copy_(verified_seq_len.unsqueeze(1) + step)
-    retrieve_index.copy_(torch.arange(batch).unsqueeze(1) * n + step)
-    retrieve_next_token.copy_(torch.where(step + 1 < n, step + 1, -1).expand(batch, n))
-    retrieve_next_sibling.fill_(-1)
+    retrive_index.copy_(torch.arange(batch).unsqueeze(1) * n + step)
+    retrive_next_token.copy_(torch.where(step + 1 < n, step + 1, -1).expand(batch, n))
+    retrive_next_sibling.fill_(-1)
     causal = step.unsqueeze(0) <= step.unsqueeze(1)
-    tree_mask[: batch * n * n].view(batch, n, n).copy_(causal.expand(batch, n, n).to(tree_mask.dtype))
+    tree_mask[: batch * n * n].view(batch, n, n).copy_(causal.expand(batch, n, n))
 
 
-@takes("verify_tree_greedy")
+@takes("sgl_kernel.verify_tree_greedy")
 def verify_tree_greedy_cpu(
     predicts: torch.Tensor,
     accept_index: torch.Tensor,

@@ -11,9 +11,12 @@ from typing import Any
 
 import torch
 
+from ..contract_check import takes
+
 TARGET = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache.init_hicache"
 
 
+@takes("sgl_kernel.transfer_kv_direct")
 def copy(
     src_layers: Sequence[torch.Tensor],
     dst_layers: Sequence[torch.Tensor],

@@ -11,6 +11,8 @@ import ctypes
 import numpy as np
 import torch
 
+from ..contract_check import takes
+
 OPERATORS = (
     "assign_draft_cache_locs_contiguous_cpu",
     "assign_extend_cache_locs_cpu",
@@ -31,6 +33,7 @@ def _ragged(start: torch.Tensor, end: torch.Tensor) -> tuple[torch.Tensor, torch
     return rows, torch.arange(len(rows)) - first[rows] + start[rows]
 
 
+@takes("sgl_kernel.assign_extend_cache_locs_cpu")
 def assign_extend_cache_locs_cpu(
     req_pool_indices: torch.Tensor,
     req_to_token: torch.Tensor,
@@ -42,9 +45,10 @@ def assign_extend_cache_locs_cpu(
     """Read the KV slots of every request's positions [start, end) into `out_cache_loc`, packed."""
     rows, positions = _ragged(start_offset, end_offset)
     slots = req_to_token[req_pool_indices.long()[rows], positions]
-    out_cache_loc[: len(rows)] = slots.to(out_cache_loc.dtype)
+    out_cache_loc[: len(rows)] = slots.long()
 
 
+@takes("sgl_kernel.assign_req_to_token_pool_cpu")
 def assign_req_to_token_pool_cpu(
     req_pool_indices: torch.Tensor,
     req_to_token: torch.Tensor,
@@ -55,9 +59,10 @@ def assign_req_to_token_pool_cpu(
 ) -> None:
     """Write packed KV slots to every request's positions [start, end): the inverse of the read above."""
     rows, positions = _ragged(start_offset, end_offset)
-    req_to_token[req_pool_indices.long()[rows], positions] = out_cache_loc[: len(rows)].to(req_to_token.dtype)
+    req_to_token[req_pool_indices.long()[rows], positions] = out_cache_loc[: len(rows)].int()
 
 
+@takes("sgl_kernel.assign_draft_cache_locs_contiguous_cpu")
 def assign_draft_cache_locs_contiguous_cpu(
     req_pool_indices: torch.Tensor,
     req_to_token: torch.Tensor,
@@ -70,9 +75,10 @@ def assign_draft_cache_locs_contiguous_cpu(
     """Read the `topk * num_steps` slots that follow each request's committed tokens."""
     positions = seq_lens.long().unsqueeze(1) + torch.arange(topk * num_steps)
     slots = req_to_token[req_pool_indices.long().unsqueeze(1), positions]
-    out_cache_loc[: slots.numel()] = slots.reshape(-1).to(out_cache_loc.dtype)
+    out_cache_loc[: slots.numel()] = slots.reshape(-1).long()
 
 
+@takes("sgl_kernel.build_draft_decode_metadata_cpu")
 def build_draft_decode_metadata_cpu(
     req_to_token: torch.Tensor,
     req_pool_indices: torch.Tensor,
@@ -87,25 +93,26 @@ def build_draft_decode_metadata_cpu(
     return req_to_token[:, : min(width, pool_len)].index_select(0, req_pool_indices)
 
 
+@takes("sgl_kernel.fill_bonus_tokens_cpu")
 def fill_bonus_tokens_cpu(
     accept_tokens: torch.Tensor, accept_lens: torch.Tensor, bonus_tokens: torch.Tensor, accept_stride: int
 ) -> None:
     """Take each request's last committed token (`accept_lens` counts the bonus token)."""
     rows = torch.arange(len(accept_lens))
-    bonus_tokens[: len(rows)] = accept_tokens.reshape(-1)[rows * accept_stride + accept_lens.long() - 1].to(
-        bonus_tokens.dtype
-    )
+    bonus_tokens[: len(rows)] = accept_tokens.view(-1)[rows * accept_stride + accept_lens - 1]
 
 
+@takes("sgl_kernel.fill_accept_out_cache_loc_cpu")
 def fill_accept_out_cache_loc_cpu(
     accept_index: torch.Tensor, out_cache_loc: torch.Tensor, accept_out_cache_loc: torch.Tensor
 ) -> None:
     """Pack the KV slots of the accepted tokens (`accept_index` is -1 where a token was rejected)."""
-    accepted = accept_index.reshape(-1)
+    accepted = accept_index.view(-1)
     slots = out_cache_loc[accepted[accepted != -1].long()]
-    accept_out_cache_loc[: len(slots)] = slots.to(accept_out_cache_loc.dtype)
+    accept_out_cache_loc[: len(slots)] = slots
 
 
+@takes("sgl_kernel.copy_all_layer_kv_cache_cpu")
 def copy_all_layer_kv_cache_cpu(
     data_ptrs: torch.Tensor, strides: torch.Tensor, tgt_loc: torch.Tensor, src_loc: torch.Tensor
 ) -> None:

@@ -1,5 +1,7 @@
 """The draft chain and its greedy verification against a walk along each chain."""
 
+import inspect
+
 import pytest
 import torch
 from hypothesis import given
@@ -17,7 +19,7 @@ def chain(seq_lens: torch.Tensor) -> dict[str, torch.Tensor]:
     mask = torch.ones(batch * N * N, dtype=torch.bool)
     positions = torch.full((batch * N,), 99)
     draft_chain.build_tree_kernel_efficient_cpu(
-        torch.empty(batch, 0), torch.empty(batch, N - 1), seq_lens, mask, positions, *links, 1, N - 1, N, 1
+        *torch.zeros(2, batch, N - 1, dtype=torch.int64), seq_lens, mask, positions, *links, 1, N - 1, N, 1
     )
     return {"index": links[0], "next": links[1], "sibling": links[2], "mask": mask, "positions": positions}
 
@@ -62,4 +64,4 @@ def test_greedy_verification_accepts_the_agreeing_prefix(rows):
 
 def test_draft_trees_are_refused():
     with pytest.raises(NotImplementedError, match="topk 1"):
-        draft_chain.build_tree_kernel_efficient_cpu(*[torch.empty(1)] * 8, 2, 3, 4, 0)
+        inspect.unwrap(draft_chain.build_tree_kernel_efficient_cpu)(*[torch.empty(1)] * 8, 2, 3, 4, 0)

@@ -55,9 +55,9 @@ def test_draft_slots_follow_the_committed_tokens():
 
 
 def test_bonus_token_is_the_last_committed_one():
-    tokens = torch.tensor([10, 11, 12, 13, 20, 21, 22, 23])
-    bonus = torch.zeros(2, dtype=torch.int64)
-    locations.fill_bonus_tokens_cpu(tokens, torch.tensor([4, 1]), bonus, accept_stride=4)
+    tokens = torch.tensor([10, 11, 12, 13, 20, 21, 22, 23], dtype=torch.int32)
+    bonus, lengths = torch.zeros(2, dtype=torch.int32), torch.tensor([4, 1], dtype=torch.int32)
+    locations.fill_bonus_tokens_cpu(tokens, lengths, bonus, accept_stride=4)
     assert bonus.tolist() == [13, 20]
 
 
@@ -74,7 +74,7 @@ def test_rows_move_in_every_layer_also_in_place():
     for layer in expected:
         layer[torch.tensor([1, 2])] = layer[torch.tensor([2, 4])]
     locations.copy_all_layer_kv_cache_cpu(
-        torch.tensor([layer.data_ptr() for layer in layers]),
+        torch.tensor([layer.data_ptr() for layer in layers], dtype=torch.uint64),
         torch.tensor([layer.stride(0) * 4 for layer in layers]),
         torch.tensor([1, 2]),
         torch.tensor([2, 4]),

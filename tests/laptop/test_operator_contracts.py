@@ -1,77 +1,152 @@
-"""Calls that differ from an operator's contract in one argument are refused by name."""
+"""Calls that differ from an operator's contract in one argument are refused by name, for every operator."""
 
 from __future__ import annotations
 
+from itertools import count
+from math import prod
+from typing import Any
+
 import pytest
 import torch
-from laptop.contract_check import ContractError, require, takes
-from laptop.contracts import Contract, Tensor, Value
 
-from kimi_w4a8_laptop.cpu import draft_chain
+from kimi_w4a8_laptop.contract_check import CONTRACTS, ContractError, require, takes
+from kimi_w4a8_laptop.contracts import Contract, Tensor, Value
+from kimi_w4a8_laptop.cpu import attention, draft_chain, host_cache, locations
 
-B, N = 2, 4
+TENSORS = [
+    (name, key) for name, c in CONTRACTS.items() for key, rule in c.arguments.items() if isinstance(rule, Tensor)
+]
+# What an AITER tensor would not need is not planted.
+OF_KIND = {int: 1, float: 1.0, bool: True, str: "auto", tuple: (-1, -1), list: [], torch.dtype: torch.bfloat16}
+
+
+def right(contract: Contract) -> dict[str, Any]:
+    """Arguments that fit, with a size of its own for each name of a dimension."""
+    sizes: dict[str, int] = {}
+    fresh = count(2)
+    values: dict[str, Any] = {}
+    for name, rule in contract.arguments.items():
+        if isinstance(rule, Value):
+            kind = rule.kinds[0] if isinstance(rule.kinds, tuple) else rule.kinds
+            values[name] = OF_KIND[kind]
+        else:
+            shape = [
+                prod(int(part) if part.isdigit() else sizes.setdefault(part, next(fresh)) for part in names.split("*"))
+                for names in (rule.shape or "_ _").replace("_ ", "_free ").split()
+            ]
+            values[name] = torch.empty(shape, dtype=_dtype(contract, rule))
+    return values
+
+
+def _dtype(contract: Contract, rule: Tensor) -> torch.dtype:
+    if isinstance(rule.dtypes, str):
+        other = contract.arguments[rule.dtypes]
+        assert isinstance(other, Tensor)
+        return _dtype(contract, other)
+    return rule.dtypes[0] if isinstance(rule.dtypes, tuple) else rule.dtypes
+
+
+@pytest.mark.parametrize("name", CONTRACTS)
+def test_what_fits_a_contract_is_accepted_with_and_without_optional_arguments(name: str) -> None:
+    contract = CONTRACTS[name]
+    whole = right(contract)
+    require(name, contract, whole, device="cpu")
+    needed = {key: value for key, value in whole.items() if not contract.arguments[key].optional}
+    require(name, contract, needed)
+    if any(isinstance(rule, Tensor) for rule in contract.arguments.values()):
+        with pytest.raises(ContractError, match="is cpu, expected cuda"):
+            require(name, contract, whole, device="cuda")
+    with pytest.raises(ContractError, match="other is given, expected no such argument"):
+        require(name, contract, {**whole, "other": 1})
+
+
+@pytest.mark.parametrize(("name", "argument"), TENSORS)
+def test_each_planted_mismatch_of_each_tensor_is_refused(name: str, argument: str) -> None:
+    contract = CONTRACTS[name]
+    whole, rule = right(contract), contract.arguments[argument]
+    assert isinstance(rule, Tensor)
+    value = whole[argument]
+    wrong: dict[str, Any] = {"dtype": value.to(torch.complex64), "kind": 1.5}
+    if not rule.optional:
+        wrong["missing"] = None
+    if rule.shape is not None:
+        wrong["rank"] = value.unsqueeze(0)
+    if rule.layout != "any":  # every second element of a row: neither contiguous nor contiguous in its last dimension
+        wrong["layout"] = torch.empty(*value.shape, 2, dtype=value.dtype)[..., 0]
+        if value.shape[-1] == 1:
+            del wrong["layout"]
+    for planted in wrong.values():
+        with pytest.raises(ContractError) as error:
+            require(name, contract, {**whole, argument: planted})
+        assert contract.source in str(error.value)
+        assert argument in str(error.value) or "expected" in str(error.value)
+    # The device of the first tensor is the one that counts.
+    with pytest.raises(ContractError, match="meta"):
+        require(name, contract, {**whole, argument: value.to("meta")}, device="cpu")
 
 
 def verification() -> dict[str, torch.Tensor]:
     """Arguments of verify_tree_greedy as SGLang and the plugin make them."""
-    chain = torch.arange(B * N).view(B, N)
+    batch, drafts = 2, 4
     return {
-        "predicts": torch.zeros(B * N, dtype=torch.int32),
-        "accept_index": torch.full((B, N), -1, dtype=torch.int32),
-        "accept_token_num": torch.empty(B, dtype=torch.int32),
-        "candidates": torch.zeros(B, N, dtype=torch.int64),
-        "retrive_index": chain,
-        "retrive_next_token": torch.tensor([[1, 2, 3, -1]] * B),
-        "retrive_next_sibling": torch.full((B, N), -1),
-        "target_predict": torch.zeros(B, N, dtype=torch.int64),
+        "predicts": torch.zeros(batch * drafts, dtype=torch.int32),
+        "accept_index": torch.full((batch, drafts), -1, dtype=torch.int32),
+        "accept_token_num": torch.empty(batch, dtype=torch.int32),
+        "candidates": torch.zeros(batch, drafts, dtype=torch.int64),
+        "retrive_index": torch.arange(batch * drafts).view(batch, drafts),
+        "retrive_next_token": torch.tensor([[1, 2, 3, -1]] * batch),
+        "retrive_next_sibling": torch.full((batch, drafts), -1),
+        "target_predict": torch.zeros(batch, drafts, dtype=torch.int64),
     }
 
 
 @pytest.mark.parametrize("argument", list(verification()))
-def test_each_argument_of_the_verification_is_checked(argument: str) -> None:
-    right = verification()
-    draft_chain.verify_tree_greedy_cpu(**right)
-    draft_chain.verify_tree_greedy_cpu(*right.values())
-    value = right[argument]
-    other = torch.int64 if value.dtype == torch.int32 else torch.int32
-    wide = torch.zeros(*value.shape, 2, dtype=value.dtype)[..., 0]
-    for wrong in (value.to(other), wide, value.unsqueeze(0), None):
-        with pytest.raises(ContractError, match=rf"verify_tree_greedy: {argument} is .*eagle_utils\.cu"):
-            draft_chain.verify_tree_greedy_cpu(**{**right, argument: wrong})
+def test_a_stand_in_checks_each_call(argument: str) -> None:
+    fits = verification()
+    draft_chain.verify_tree_greedy_cpu(**fits)
+    draft_chain.verify_tree_greedy_cpu(*fits.values())
+    other = torch.int64 if fits[argument].dtype == torch.int32 else torch.int32
+    for wrong in (fits[argument].to(other), None):
+        with pytest.raises(ContractError, match=rf"sgl_kernel.verify_tree_greedy: {argument} is .*eagle_utils\.cu"):
+            draft_chain.verify_tree_greedy_cpu(**{**fits, argument: wrong})
     with pytest.raises(ContractError, match=f"{argument} is missing"):
-        draft_chain.verify_tree_greedy_cpu(**{name: value for name, value in right.items() if name != argument})
+        draft_chain.verify_tree_greedy_cpu(**{name: value for name, value in fits.items() if name != argument})
 
 
-def test_sizes_devices_and_unknown_arguments_are_checked() -> None:
-    right = verification()
-    with pytest.raises(ContractError, match=r"target_predict is shape \[2, 3\], expected \[batch drafts\]"):
-        draft_chain.verify_tree_greedy_cpu(**{**right, "target_predict": torch.zeros(B, 3, dtype=torch.int64)})
-    with pytest.raises(ContractError, match="candidates is meta, expected cpu"):
-        draft_chain.verify_tree_greedy_cpu(**{**right, "candidates": right["candidates"].to("meta")})
-    with pytest.raises(ContractError, match="topk is given, expected no such argument"):
-        draft_chain.verify_tree_greedy_cpu(**right, topk=1)
+def test_each_stand_in_checks_its_contract() -> None:
+    stand_ins = [getattr(module, name) for module in (locations, draft_chain) for name in module.OPERATORS]
+    stand_ins += [attention.decode_attention_cpu, attention.extend_attention_cpu, host_cache.copy]
+    for stand_in in stand_ins:
+        with pytest.raises(ContractError, match="is missing"):
+            stand_in()
 
 
 def test_the_rules_of_a_contract() -> None:
     contract = Contract(
-        {"x": Tensor((torch.int32, torch.int64), "a b"), "flat": Tensor(torch.int32, "a*b 3 _", contiguous=False),
-         "scale": Value(float), "bias": Tensor(torch.float32, optional=True)}, "a source"
-    )  # fmt: skip
-    right = {"x": torch.zeros(2, 3, dtype=torch.int64), "flat": torch.zeros(6, 3, 1, dtype=torch.int32), "scale": 1.0}
-    require("op", contract, right, device="cpu")
-    require("op", contract, {**right, "bias": None})
+        {
+            "x": Tensor((torch.int32, torch.int64), "a b"),
+            "y": Tensor("x", "2*a"),
+            "flat": Tensor(torch.int32, "a*b 3 _"),
+            "scale": Value(float),
+        },
+        "a source",
+    )
+    x, y = torch.zeros(2, 3, dtype=torch.int64), torch.zeros(4, dtype=torch.int64)
+    fits = {"x": x, "y": y, "flat": torch.zeros(6, 3, 1, dtype=torch.int32), "scale": 1.0}
+    require("op", contract, fits)
     for name, wrong, message in (
+        ("y", y.int(), r"torch.int32, expected torch.int64 \(a source\)"),
+        ("y", y[:3], r"shape \[3\], expected \[2\*a\] with {'a': 2, 'b': 3}"),
         ("flat", torch.zeros(5, 3, 1, dtype=torch.int32), r"shape \[5, 3, 1\]"),
         ("flat", torch.zeros(6, 2, 1, dtype=torch.int32), r"shape \[6, 2, 1\]"),
-        ("scale", torch.zeros(1), "is Tensor, expected <class 'float'>"),
-        ("x", [[1]], "is list, expected a tensor"),
+        ("scale", torch.zeros(1), "Tensor, expected <class 'float'>"),
+        ("x", [[1]], "list, expected a tensor"),
+        ("x", torch.zeros(3, 2, dtype=torch.int64).T, r"strides \(1, 2\), expected layout contiguous"),
     ):
-        with pytest.raises(ContractError, match=f"op: {name}.*{message}"):
-            require("op", contract, {**right, name: wrong})
-    with pytest.raises(ContractError, match="x is cpu, expected cuda"):
-        require("op", contract, right, device="cuda")
+        with pytest.raises(ContractError, match=f"op: {name} is {message}"):
+            require("op", contract, {**fits, name: wrong})
 
 
 def test_a_stand_in_has_the_arguments_of_its_operator() -> None:
     with pytest.raises(TypeError, match="takes"):
-        takes("verify_tree_greedy")(lambda predicts: None)
+        takes("sgl_kernel.verify_tree_greedy")(lambda predicts: None)

@@ -1,6 +1,6 @@
 """The hooks of exact sampling on both releases: all apply or nothing is served, and unknown verification is refused.
 
-The operators below SGLang are stand-ins that refuse what `laptop/contracts.py` does not allow.
+The operators below SGLang are stand-ins that refuse what `kimi_w4a8_laptop/contracts.py` does not allow.
 """
 
 from __future__ import annotations

@@ -1,6 +1,11 @@
-"""The CPU's two attention operators with the arguments that the built-in model never sets."""
+"""The CPU's two attention operators with the arguments that the built-in model never sets.
+
+Without the check of the contract: the operators take bfloat16, and float32 shows their arithmetic.
+"""
 
 from __future__ import annotations
+
+from inspect import unwrap
 
 import torch
 
@@ -20,7 +25,7 @@ def decode(
     """Attend from one query of each request. new: its key, its value, and their places in the cache."""
     out, nothing = torch.empty(*q.shape[:2], v.shape[-1]), torch.empty(0)
     key, value, place = new or (None, None, nothing)
-    attention.decode_attention_cpu(
+    unwrap(attention.decode_attention_cpu)(
         q, k, v, 1.0, 1.0, out, key, value, place, nothing, table, pool, lengths, scale, 0.0, False, 0, None, None
     )
     return out
@@ -40,7 +45,7 @@ def extend(
     scale: float = 0.3,
 ) -> None:
     """Attend from the last `new` tokens of each request, packed."""
-    attention.extend_attention_cpu(
+    unwrap(attention.extend_attention_cpu)(
         q, k_new, v_new, out, k, v, 1.0, 1.0, table, pool, lengths, new, new.cumsum(0) - new, int(new.max()), scale,
         0.0, False, 0, None, None, None, True,
     )  # fmt: skip

@@ -1,0 +1,286 @@
+"""The contracts of AITER's functions on the path of the recipes; see `contracts.py`.
+
+SGLang's AITER attention, layer norms, sampler, routing and unquantized linear layers call them. Most of these functions
+read pointers without a check.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .contracts import Arguments, Contract, Tensor, Value
+
+_INT, _FLOAT, _BF16, _FP8 = torch.int32, torch.float32, torch.bfloat16, torch.float8_e4m3fnuz
+_HALF, _QUERY = (_BF16, torch.float16), (_BF16, _FP8)
+_ANY = (_FLOAT, *_HALF)
+_NUMBER, _INTEGER, _FLAG, _DTYPE = Value((int, float)), Value(int), Value(bool), Value(torch.dtype)
+_INDEX, _MAYBE_INDEX = Tensor(_INT, "_"), Tensor(_INT, "_", optional=True)
+_MAYBE_INTEGER, _MAYBE_NUMBER = Value(int, optional=True), Value((int, float), optional=True)
+_MAYBE_FLAG, _MAYBE_DTYPE, _MAYBE_PAIR = (Value(kind, optional=True) for kind in (bool, torch.dtype, tuple))
+_MAYBE_FLOATS = Tensor(_FLOAT, optional=True)
+_MAYBE_OUT = Tensor((*_HALF, _FP8), optional=True)
+
+_MLA: Arguments = {
+    "q": Tensor(_QUERY, "tokens heads head"),
+    "kv_buffer": Tensor(_QUERY, "pages _ 1 head"),
+    "o": Tensor(_BF16, "tokens heads value"),
+    "qo_indptr": Tensor(_INT, "bounds"),
+    "kv_indptr": Tensor(_INT, "bounds"),
+    "kv_indices": _INDEX,
+    "kv_last_page_lens": _INDEX,
+    "max_seqlen_q": _INTEGER,
+}
+# Sizes and types are those that get_mla_metadata_info_v1 returns.
+_PLAN = ("work_indptr", "work_info_set", "reduce_indptr", "reduce_final_map", "reduce_partial_map")
+_NORM: Arguments = {
+    "input": Tensor(_ANY, "rows hidden", "rows"),
+    "weight": Tensor("input", "hidden"),
+    "epsilon": _NUMBER,
+}
+_TOPK: Arguments = {
+    "topk_weights": Tensor(_FLOAT, "tokens topk", "rows"),
+    "topk_ids": Tensor(_INT, "tokens topk", "rows"),
+}
+
+AITER: dict[str, Contract] = {
+    "aiter.mla.mla_decode_fwd": Contract(
+        {
+            **_MLA,
+            "page_size": _MAYBE_INTEGER,
+            "nhead_kv": _MAYBE_INTEGER,
+            "sm_scale": _MAYBE_NUMBER,
+            "logit_cap": _MAYBE_NUMBER,
+            "num_kv_splits": _MAYBE_INTEGER,
+            "num_kv_splits_indptr": _MAYBE_INDEX,
+            "work_meta_data": Tensor(torch.uint64, optional=True),
+            **{name: Tensor(_INT, optional=True) for name in _PLAN},
+            "q_scale": _MAYBE_FLOATS,
+            "kv_scale": _MAYBE_FLOATS,
+            "intra_batch_mode": _MAYBE_FLAG,
+            "return_logits": _MAYBE_FLAG,
+            "return_lse": _MAYBE_FLAG,
+            "g_kv_indptr": _MAYBE_INDEX,
+            "cp_world_size": _MAYBE_INTEGER,
+            "cp_rank": _MAYBE_INTEGER,
+            "causal": _MAYBE_FLAG,
+        },
+        "aiter/mla.py and csrc/py_itfs_cu/asm_mla.cu",
+    ),
+    "aiter.mla.mla_prefill_fwd": Contract(
+        {
+            **_MLA,
+            "q": Tensor(_BF16, "tokens heads head"),
+            "kv_buffer": Tensor(_BF16, "pages _ 1 head"),
+            "sm_scale": _MAYBE_NUMBER,
+            "logit_cap": _MAYBE_NUMBER,
+            "num_kv_splits": _MAYBE_INTEGER,
+        },
+        "aiter/mla.py and csrc/py_itfs_cu/asm_mla.cu",
+    ),
+    "aiter.get_mla_metadata_info_v1": Contract(
+        {
+            "batch_size": _INTEGER,
+            "max_seqlen_qo": _INTEGER,
+            "num_head_qo": _INTEGER,
+            "q_dtype": _DTYPE,
+            "kv_dtype": _DTYPE,
+            "is_sparse": _FLAG,
+            "fast_mode": _MAYBE_FLAG,
+            "num_kv_splits": _MAYBE_INTEGER,
+            "intra_batch_mode": _MAYBE_FLAG,
+            "max_split_per_batch": _MAYBE_INTEGER,
+        },
+        "aiter/ops/attention.py",
+    ),
+    "aiter.get_mla_metadata_v1": Contract(
+        {
+            "seqlens_qo_indptr": Tensor(_INT, "bounds"),
+            "seqlens_kv_indptr": Tensor(_INT, "bounds"),
+            "kv_last_page_lens": _INDEX,
+            "num_heads_per_head_k": _INTEGER,
+            "num_heads_k": _INTEGER,
+            "is_causal": _FLAG,
+            "work_metadata_ptrs": Tensor(torch.uint64),
+            "work_info_set": Tensor(_INT),
+            "work_indptr": Tensor(_INT),
+            "reduce_indptr": Tensor(_INT),
+            "reduce_final_map": Tensor(_INT),
+            "reduce_partial_map": Tensor(_INT),
+            **dict.fromkeys(("page_size", "kv_granularity", "max_seqlen_qo", "uni_seqlen_qo"), _MAYBE_INTEGER),
+            "fast_mode": _MAYBE_FLAG,
+            "topk": _MAYBE_INTEGER,
+            "max_split_per_batch": _MAYBE_INTEGER,
+            "intra_batch_mode": _MAYBE_FLAG,
+            "is_cp_round_robin": _MAYBE_FLAG,
+            "mla_version": _MAYBE_INTEGER,
+            **{f"dtype_{part}": _MAYBE_DTYPE for part in ("q_nope", "q_rope", "kv_nope", "kv_rope", "q", "kv")},
+        },
+        "aiter/ops/attention.py and csrc/kernels/mla/metadata.cu",
+    ),
+    "aiter.flash_attn_varlen_func": Contract(
+        {
+            "q": Tensor((*_HALF, _FP8), "tokens heads head", "rows"),
+            "k": Tensor("q", "keys kv_heads head", "rows"),
+            "v": Tensor("q", "keys kv_heads _", "rows"),
+            "cu_seqlens_q": Tensor(_INT, "bounds"),
+            "cu_seqlens_k": Tensor(_INT, "bounds"),
+            "max_seqlen_q": _INTEGER,
+            "max_seqlen_k": _INTEGER,
+            "min_seqlen_q": _MAYBE_INTEGER,
+            "dropout_p": _MAYBE_NUMBER,
+            "softmax_scale": _MAYBE_NUMBER,
+            "logits_soft_cap": _MAYBE_NUMBER,
+            "causal": _MAYBE_FLAG,
+            "window_size": _MAYBE_PAIR,
+            "bias": Tensor(_ANY, "_ _", "rows", optional=True),
+            "alibi_slopes": Tensor(_FLOAT, layout="rows", optional=True),
+            "deterministic": _MAYBE_FLAG,
+            "return_lse": _MAYBE_FLAG,
+            "return_attn_probs": _MAYBE_FLAG,
+            "how_v3_bf16_cvt": _MAYBE_INTEGER,
+            "block_table": Tensor(_INT, "_ _", "rows", optional=True),
+            "out": _MAYBE_OUT,
+            "cu_seqlens_q_padded": _MAYBE_INDEX,
+            "cu_seqlens_k_padded": _MAYBE_INDEX,
+            "sink_ptr": Tensor(_FLOAT, "heads", optional=True),
+        },
+        "aiter/ops/mha.py and csrc/py_itfs_ck/mha_varlen_fwd_kernels.cu",
+    ),
+    # Keys and values are linear with 3 or 4 dimensions, or vectorised with 5.
+    "aiter.mha_batch_prefill_func": Contract(
+        {
+            "q": Tensor((*_HALF, _FP8), "tokens heads head", "rows"),
+            "k": Tensor("q", layout="rows"),
+            "v": Tensor("q", layout="rows"),
+            "cu_seqlens_q": Tensor(_INT, "bounds"),
+            "kv_indptr": Tensor(_INT, "bounds"),
+            "kv_page_indices": Tensor(_INT),
+            "max_seqlen_q": _INTEGER,
+            "max_seqlen_k": _INTEGER,
+            "dropout_p": _MAYBE_NUMBER,
+            "softmax_scale": _MAYBE_NUMBER,
+            "logits_soft_cap": _MAYBE_NUMBER,
+            "causal": _MAYBE_FLAG,
+            "window_size": _MAYBE_PAIR,
+            "alibi_slopes": Tensor(_FLOAT, layout="rows", optional=True),
+            "deterministic": _MAYBE_FLAG,
+            "return_lse": _MAYBE_FLAG,
+            "return_attn_probs": _MAYBE_FLAG,
+            "out": _MAYBE_OUT,
+            "kv_last_page_lens": _MAYBE_INDEX,
+            "block_table": Tensor(_INT, "_ _", "rows", optional=True),
+            "seqlen_k": _MAYBE_INDEX,
+            "q_descale": _MAYBE_FLOATS,
+            "k_descale": _MAYBE_FLOATS,
+            "v_descale": _MAYBE_FLOATS,
+            "kv_block_descale": Tensor(_FLOAT, "_ _ 2", optional=True),
+            "sink_ptr": Tensor(_FLOAT, "heads", optional=True),
+            "sink_size": _MAYBE_INTEGER,
+        },
+        "aiter/ops/mha.py and csrc/py_itfs_ck/mha_batch_prefill_kernels.cu",
+    ),
+    "aiter.paged_attention_ragged": Contract(
+        {
+            "out": Tensor(_HALF, "tokens heads head"),
+            "workspace_buffer": Tensor(torch.uint8),
+            "query": Tensor(_HALF, "tokens heads head", "rows"),
+            "key_cache": Tensor((*_HALF, _FP8, torch.uint8), layout="rows"),
+            "value_cache": Tensor("key_cache", layout="rows"),
+            "scale": _NUMBER,
+            "kv_indptr": _INDEX,
+            "kv_page_indices": _INDEX,
+            "kv_last_page_lens": _INDEX,
+            "block_size": _INTEGER,
+            "max_num_partitions": _INTEGER,
+            "alibi_slopes": Tensor(_FLOAT, "heads", optional=True),
+            "kv_cache_dtype": Value(str),
+            "kv_cache_layout": Value(str),
+            "logits_soft_cap": _NUMBER,
+            "k_scale": Tensor(_FLOAT),
+            "v_scale": Tensor(_FLOAT),
+            "fp8_out_scale": _MAYBE_FLOATS,
+            "partition_size": _MAYBE_INTEGER,
+            "mtp": _MAYBE_INTEGER,
+        },
+        "aiter/ops/attention.py",
+    ),
+    "aiter.rmsnorm2d_fwd": Contract(
+        {**_NORM, "use_model_sensitive_rmsnorm": _MAYBE_INTEGER},
+        "aiter/ops/rmsnorm.py and csrc/kernels/rmsnorm_quant_kernels.cu",
+    ),
+    "aiter.rmsnorm2d_fwd_with_add": Contract(
+        {
+            "out": Tensor("input", "rows hidden", "rows"),
+            "input": _NORM["input"],
+            "residual_in": Tensor("input", "rows hidden", "rows"),
+            "residual_out": Tensor("input", "rows hidden", "rows"),
+            "weight": _NORM["weight"],
+            "epsilon": _NUMBER,
+            "gemma_norm": _MAYBE_FLAG,
+            "use_model_sensitive_rmsnorm": _MAYBE_INTEGER,
+        },
+        "aiter/ops/rmsnorm.py and csrc/kernels/rmsnorm_quant_kernels.cu",
+    ),
+    "aiter.layernorm2d_fwd": Contract(
+        {
+            "input": _NORM["input"],
+            "weight": _NORM["weight"],
+            "bias": Tensor("input", "hidden"),
+            "epsilon": _MAYBE_NUMBER,
+            "x_bias": Tensor("input", "hidden", optional=True),
+        },
+        "aiter/ops/norm.py",
+    ),
+    "aiter.silu_and_mul": Contract(
+        {"out": Tensor("input", "tokens half"), "input": Tensor(_ANY, "tokens 2*half"), "limit": _MAYBE_NUMBER},
+        "aiter/ops/activation.py and csrc/kernels/activation_kernels.cu",
+    ),
+    "aiter.ops.sample.greedy_sample": Contract(
+        {"out": Tensor(_INT, "rows"), "input": Tensor(_ANY, "rows vocabulary", "rows")},
+        "csrc/kernels/sample_kernels.cu",
+    ),
+    "aiter.biased_grouped_topk": Contract(
+        {
+            "gating_output": Tensor(_ANY, "tokens experts", "rows"),
+            "correction_bias": Tensor("gating_output", "experts"),
+            **_TOPK,
+            "num_expert_group": _INTEGER,
+            "topk_group": _INTEGER,
+            "need_renorm": _FLAG,
+            "routed_scaling_factor": _MAYBE_NUMBER,
+        },
+        "aiter/ops/topk.py and csrc/kernels/topk_softmax_kernels_group.cu",
+    ),
+    "aiter.fused_moe.fused_topk": Contract(
+        {
+            "hidden_states": Tensor(_ANY, "tokens _", "rows"),
+            "gating_output": Tensor(_ANY, "tokens experts", "rows"),
+            "topk": _INTEGER,
+            "renormalize": _FLAG,
+            "topk_ids": Tensor(_INT, "_ topk", optional=True),
+            "topk_weights": Tensor(_FLOAT, "_ topk", optional=True),
+        },
+        "aiter/fused_moe.py",
+    ),
+    "aiter.tuned_gemm.tgemm.mm": Contract(
+        {
+            "inp": Tensor((*_HALF, _FP8), layout="rows"),
+            "weights": Tensor("inp", "n k", "rows"),
+            "bias": Tensor((*_HALF, _FLOAT), "n", optional=True),
+            "otype": _MAYBE_DTYPE,
+            **dict.fromkeys(("scale_a", "scale_b", "scale_c"), _MAYBE_FLOATS),
+        },
+        "aiter/tuned_gemm.py",
+    ),
+    "aiter.ops.shuffle.shuffle_weight": Contract(
+        {
+            "x": Tensor((*_HALF, _FP8, torch.int8, torch.uint8)),
+            "layout": _MAYBE_PAIR,
+            "use_int4": _MAYBE_FLAG,
+            "is_guinterleave": _MAYBE_FLAG,
+            "gate_up": _MAYBE_FLAG,
+            "pad_k_to": _MAYBE_INTEGER,
+        },
+        "aiter/ops/shuffle.py",
+    ),
+}
