@@ -1,4 +1,4 @@
-"""What the door and large requests cost the other clients of an engine.
+"""Cost of the door and of large requests to the other clients of an engine.
 
     python -m proof.admission lag             # how long each large request keeps the event loop busy
     python -m proof.admission pairs           # latency and throughput of plain chats, with the door and without it
@@ -60,12 +60,12 @@ def _parts(messages: int, parts: int) -> Body:
 
 
 def _tool(number: int, properties: int) -> Body:
-    names = {f"p{each}": {"type": "integer"} for each in range(properties)}
+    names = {f"p{index}": {"type": "integer"} for index in range(properties)}
     return {"name": f"f{number}", "parameters": {"type": "object", "properties": names}}
 
 
 def _tools(number: int, properties: int) -> Body:
-    tools = [{"type": "function", "function": _tool(each, properties)} for each in range(number)]
+    tools = [{"type": "function", "function": _tool(index, properties)} for index in range(number)]
     return {**_says("x"), "tools": tools}
 
 

@@ -138,7 +138,7 @@ def _start(engines: ExitStack, launch: Launch, folder: Path, console: Console) -
     server = launch.server(_log(launch, folder), name)
     with console.status(f"{name}: starting SGLang"):
         engines.enter_context(server)
-    engines.callback(server.stop, 0.5)  # when that is reached nobody waits for an answer: a graceful end takes 6 s
+    engines.callback(server.stop, 0.5)  # no client waits for an answer any more: a graceful end takes 6 s
     return server, launch
 
 

@@ -49,7 +49,7 @@ def kill_engine(stage: FaultStage) -> FaultRow:
 
 
 def kill_router(stage: FaultStage) -> FaultRow:
-    """Everybody loses the connection; replicas and their work stay."""
+    """All clients lose the connection; replicas and their work stay."""
     allowed = VISIBLE | {ClientOutcome.UNREACHABLE}
     return under_load(stage, lambda: stage.fleet.router().kill(), allowed, "kill-router")
 
@@ -213,7 +213,7 @@ def other_model(stage: FaultStage) -> FaultRow:
 
 
 def rolling_restart(stage: FaultStage) -> FaultRow:
-    """SIGHUP: every replica is replaced and nobody notices."""
+    """SIGHUP: every replica is replaced and no client notices."""
     row, fleet = FaultRow(), stage.fleet
     before = fleet.debris(patience_s=0)
     with stage.load() as load:
@@ -257,7 +257,7 @@ def terminate(stage: FaultStage) -> FaultRow:
 
 
 def kill_supervisor(stage: FaultStage) -> FaultRow:
-    """kill -9 of `kimi-w4a8 serve`: nobody is left to clean up but the kernel and the next start."""
+    """kill -9 of `kimi-w4a8 serve`: only the kernel and the next start can clean up."""
     row, fleet = FaultRow(), stage.fleet
     with stage.load() as load:
         time.sleep(BEFORE_S)
@@ -334,7 +334,7 @@ def disk_full(stage: FaultStage) -> FaultRow:
 
 
 def port_taken(stage: FaultStage | None, folder: Path) -> FaultRow:
-    """The API port, then the ops port, is somebody else's: one message, exit code 1, nothing started."""
+    """The API port, then the ops port, belongs to another process: one message, exit code 1, nothing started."""
     row, seen = FaultRow(), []
     for which in ("API", "ops"):
         with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -23,12 +23,12 @@ def _schema(**properties: object) -> str:
 
 
 def _optional(number: int) -> str:
-    names = {f"p{each}": {"type": "string"} for each in range(number)}
+    names = {f"p{index}": {"type": "string"} for index in range(number)}
     return json.dumps({"type": "object", "properties": names})
 
 
 def _arrays(number: int) -> str:
-    choices = [{"type": "array", "items": {"const": each}} for each in range(number)]
+    choices = [{"type": "array", "items": {"const": index}} for index in range(number)]
     return json.dumps({"type": "array", "items": {"anyOf": choices}})
 
 

@@ -65,11 +65,11 @@ class CacheState:
     @property
     def hits(self) -> float:
         """Share of the prompts' tokens that was in the cache."""
-        return sum(each.cached for each in self.answers) / sum(each.prompt for each in self.answers)
+        return sum(answer.cached for answer in self.answers) / sum(answer.prompt for answer in self.answers)
 
 
 class Prover:
-    """Asks one server with a small pool and a prefix cache, which nobody else uses."""
+    """Client of one server with a small pool and a prefix cache that has no other clients."""
 
     def __init__(self, http: httpx.Client) -> None:
         self._http, self._model = http, served_model(http)
@@ -109,7 +109,7 @@ class Prover:
         return found
 
     def _fill(self) -> None:
-        """A prompt that nobody shares, half of the pool long."""
+        """A prompt without a shared prefix, half of the pool long."""
         for seed in range(6):
             text = " ".join(problem.question for problem in problems("train", 12, seed=seed))
             self._ask([{"role": "user", "content": text}], max_tokens=1)
@@ -158,9 +158,9 @@ def faults(states: Sequence[CacheState], drafts: bool) -> list[str]:
         if second.cached < first.prompt - drafts:
             found.append(f"cold: {second.cached} tokens of a first turn's {first.prompt} were found in the second")
     found += [
-        f"warm: {each.cached} tokens of a known prompt of {each.prompt} were found"
-        for each in warm.answers
-        if each.cached != each.prompt - 1 - drafts
+        f"warm: {answer.cached} tokens of a known prompt of {answer.prompt} were found"
+        for answer in warm.answers
+        if answer.cached != answer.prompt - 1 - drafts
     ]
     return found if evicted.answers[0].cached < warm.answers[0].cached else [*found, "nothing was evicted"]
 

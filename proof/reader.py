@@ -54,7 +54,7 @@ class Said(NamedTuple):
 
 
 class Transcript(NamedTuple):
-    """What a model writes after a prompt that opened thinking or not; said: what is right, if it is known."""
+    """Text of a model after a prompt that opened thinking or not; said: the right reading, if it is known."""
 
     written: str
     thinking: bool
@@ -115,7 +115,7 @@ def _section(rng: random.Random, calls: list[tuple[str, str]]) -> str:
 
 
 def read(pieces: Sequence[str], thinking: bool, whole: bool = False) -> Said:
-    """What SGLang's parsers `kimi_k2` of this process say of an answer that arrives in these pieces, or whole."""
+    """Read an answer that arrives in these pieces, or whole, by SGLang's parsers `kimi_k2` of this process."""
     from sglang.srt.entrypoints.openai.protocol import Tool  # start-up: only with an environment for SGLang
     from sglang.srt.function_call.function_call_parser import FunctionCallParser
     from sglang.srt.parser.reasoning_parser import ReasoningParser

@@ -245,17 +245,19 @@ class Recording:
 async def _record(
     engine: EngineUnderTest, url: str, replicas: list[str], runs: int, repeats: int, most: float
 ) -> Recording:
-    async with clients([url, *replicas]) as (client, *each):
-        found = Recording([[] for _ in each], [[] for _ in range(runs)])
+    async with clients([url, *replicas]) as (client, *singles):
+        found = Recording([[] for _ in singles], [[] for _ in range(runs)])
         for number in range(repeats * runs):
             repeat, seed = divmod(number, runs)
             if seed % 2 == 0:  # every engine is as busy as in a comparison, with its share of the users
                 first = FIT + 1000 * repeat + 10 * seed
-                traces = [conversations(first + at) for at in range(len(each))]
-                for kept, answers in zip(found.trained, (await _answers(each, each, traces, most))[0], strict=True):
+                traces = [conversations(first + at) for at in range(len(singles))]
+                for kept, answers in zip(
+                    found.trained, (await _answers(singles, singles, traces, most))[0], strict=True
+                ):
                     kept += answers
             trace = conversations(seed, USERS * engine.replicas)
-            (answers,), others = await _answers([client], each, [trace], most)
+            (answers,), others = await _answers([client], singles, [trace], most)
             found.held_out[seed].append(answers)
             print(f"{engine.name}: {trace.name}, repeat {repeat}, others {others:.0%}", file=sys.stderr, flush=True)
     return found

@@ -1,4 +1,4 @@
-"""How each client is started for one task: its configuration, its command, and the words of the model.
+"""Start of each client for one task: its configuration, its command, and the words of the model.
 
 The clients are installed in one folder, with npm in `npm/`, a newer Node in `node22/`, the libraries in the virtual
 environment `py/`, and kimi-cli and aider in `kimi/` and `aider/` (docs/clients.md has the commands). Each runs with a
@@ -24,7 +24,7 @@ Started = tuple[list[str], dict[str, str]]  # command, variables
 
 @dataclass(frozen=True)
 class SessionPlace:
-    """Where one session runs. folder: has the clients. url: of the server."""
+    """Folders and server of one session. folder: has the clients. url: of the server."""
 
     folder: Path
     home: Path

@@ -33,7 +33,7 @@ def write_traces(rows: Iterable[dict[str, Any]], folder: Path) -> tuple[int, int
         prompts = [_tokens(tokenizer, body, body["messages"], True) for body in bodies]
         if max(map(len, prompts)) > _MOST:
             continue
-        outputs = [_answer(tokenizer, *each) for each in zip(bodies, [*bodies[1:], None], prompts, strict=True)]
+        outputs = [_answer(tokenizer, *turn) for turn in zip(bodies, [*bodies[1:], None], prompts, strict=True)]
         turns = [
             {"t": float(at), "type": "n", "in": len(prompt), "out": out, "think_time": _WAIT_S if at else 0.0}
             | {"hash_ids": _ids(prompt, _BLOCK)}

@@ -49,7 +49,7 @@ def _named(server: EngineServer) -> dict[str, psutil.Process]:
 
 
 def _fork_servers() -> list[psutil.Process]:
-    return [each for each in psutil.Process().children() if fork_server.FORK_SERVER in each.cmdline()]
+    return [child for child in psutil.Process().children() if fork_server.FORK_SERVER in child.cmdline()]
 
 
 def _cpu_s(process: psutil.Process) -> float:

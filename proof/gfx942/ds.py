@@ -134,7 +134,7 @@ def _bpermute(operands: list[Operand], offset: int) -> Step:
         if w.vector_state[source] == PENDING:
             w.check_vector(source)
         if w.vector_state[source] and not (w.vector_written[source].take(at) | ~valid)[w.exec].all():
-            raise UndefinedRead(f"ds_bpermute_b32 reads a lane of vector register {source} that nobody wrote")
+            raise UndefinedRead(f"ds_bpermute_b32 reads a lane of vector register {source} that was not written")
         value = np.where(valid, w.u32[source].take(at), np.uint32(0))
         w.vector_load_issued(target, 1)
         np.copyto(w.u32[target], value, where=w.exec)

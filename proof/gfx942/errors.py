@@ -14,7 +14,7 @@ class UnknownInstruction(MachineError):
 
 
 class UndefinedRead(MachineError):
-    """A register, LDS byte or memory byte was read that nobody wrote."""
+    """A register, LDS byte or memory byte was read before it was written."""
 
 
 class OutOfBounds(MachineError):

@@ -19,7 +19,7 @@ from .state import Array
 
 BASE = 0x20_0000_0000
 _ALIGN, _GUARD = 256, 4096
-_CAPACITY = 1 << 26  # bytes before the store grows; what nobody touches takes no memory
+_CAPACITY = 1 << 26  # bytes before the store grows; untouched ones take no memory
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Buffer:
 class Memory:
     """Buffers laid out one after another; every byte between them is unallocated.
 
-    `add` copies an array in, `empty` reserves bytes that nobody wrote yet, `read` copies a result out; `share` makes
+    `add` copies an array in, `empty` reserves unwritten bytes, `read` copies a result out; `share` makes
     an array of this process device memory.
     """
 
@@ -62,7 +62,7 @@ class Memory:
         return buffer
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.uint8, name: str = "") -> Buffer:
-        """Register a buffer that nobody has written."""
+        """Register an unwritten buffer."""
         return self._reserve((shape,) if isinstance(shape, int) else tuple(shape), np.dtype(dtype), name)
 
     def share(self, array: npt.NDArray[np.uint8], name: str = "", written: bool = True) -> Buffer:
@@ -92,7 +92,7 @@ class Memory:
         return buffer
 
     def read(self, buffer: Buffer, unwritten: int | None = None) -> npt.NDArray[np.generic]:
-        """A copy of the buffer. Bytes that nobody wrote are an error, or get the value `unwritten`."""
+        """A copy of the buffer. Unwritten bytes are an error, or get the value `unwritten`."""
         data = self._store.data[self._bytes(buffer)].copy()
         missing = self._store.written[self._bytes(buffer)] == 0
         if missing.any():
@@ -155,7 +155,7 @@ class Memory:
         index = self._index(address, offset, size, buffer, "load")
         if buffer not in self._whole and not self._store.all_written(index):
             bad = self._first(address, offset, size, self._store.written)
-            raise UndefinedRead(f"a load of {size} bytes at {self.where(bad)} reads bytes that nobody wrote")
+            raise UndefinedRead(f"a load of {size} bytes at {self.where(bad)} reads unwritten bytes")
         low, high = self._stored_range
         if self._stored_by is not None and len(offset) and offset.max() + size > low and offset.min() < high:
             owner = self._stored_by.take(offset)

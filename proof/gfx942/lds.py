@@ -100,7 +100,9 @@ class Lds:
         """Read `size` bytes at each address [n]: uint32 [words, n]."""
         access = LdsAccess(self._index(address, size, group), rows, wave, write=False)
         if not self.bytes.all_written(access.index):
-            raise UndefinedRead(f"an LDS read of {size} bytes at offset {self._unwritten(access.index)} nobody wrote")
+            raise UndefinedRead(
+                f"an LDS read of {size} bytes at offset {self._unwritten(access.index)} that were not written"
+            )
         written = self._writers.others(access)
         if written is not None and self.redundant_writes:
             written = self._writers.without_mine(access)  # who wrote the same value reads its own
@@ -132,7 +134,7 @@ class Lds:
         if not index.aligned:
             raise OutOfBounds("an LDS atomic is not aligned to 4 bytes")
         if not self.bytes.all_written(index):
-            raise UndefinedRead(f"an LDS atomic at offset {self._unwritten(index)} updates bytes that nobody wrote")
+            raise UndefinedRead(f"an LDS atomic at offset {self._unwritten(index)} updates unwritten bytes")
         access = LdsAccess(index, rows, wave, write=True)
         self._race(access, self._writers.others(access), "atomically updates", "wrote")
         self._race(access, self._readers.others(access), "atomically updates", "read")

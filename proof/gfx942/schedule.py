@@ -34,7 +34,7 @@ class Scheduler:
             return None
         ready = [b for b in self.batches if not b.at_barrier]
         if not ready:  # only waves that wait are left: the caller releases them
-            raise MachineError("every wave waits at a barrier that nobody releases")
+            raise MachineError("every wave waits at a barrier that no wave can release")
         if isinstance(self.order, random.Random):
             return self.order.choice(ready)
         if self.order == "roundrobin":

@@ -1,4 +1,4 @@
-"""A load whose every answer is compared with what it must be, in the background of whoever breaks the server.
+"""A load whose every answer is compared with what it must be, in the background of a test that breaks the server.
 
 It exists beside `sglang.bench_serving` because a load generator that measures speed counts a shortened answer as a
 quick one.

@@ -57,10 +57,10 @@ class Leftovers:
     def since(self, earlier: Leftovers) -> Leftovers:
         """The remains that `earlier` does not have."""
         return Leftovers(
-            processes=tuple(each for each in self.processes if each not in earlier.processes),
-            ports=tuple(each for each in self.ports if each not in earlier.ports),
-            shared_memory=tuple(each for each in self.shared_memory if each not in earlier.shared_memory),
-            temporary_files=tuple(each for each in self.temporary_files if each not in earlier.temporary_files),
+            processes=tuple(process for process in self.processes if process not in earlier.processes),
+            ports=tuple(port for port in self.ports if port not in earlier.ports),
+            shared_memory=tuple(segment for segment in self.shared_memory if segment not in earlier.shared_memory),
+            temporary_files=tuple(file for file in self.temporary_files if file not in earlier.temporary_files),
         )
 
     def __bool__(self) -> bool:
@@ -118,7 +118,7 @@ class ServedFleet:
 
     @property
     def temporary(self) -> Path:
-        """Its folder for temporary files, which nobody else uses."""
+        """Folder for temporary files of this fleet alone."""
         if self._temporary is None:
             raise KimiError("the fleet was not started")
         return Path(self._temporary.name)
@@ -288,7 +288,7 @@ class ServedFleet:
         used = shared_memory_of(ours)
         used_paths = [path for process in family for path in (*_sockets(process), _temporary(process))]
         folders = sorted(self.temporary.glob("kimi-*"))
-        surplus = [path.name for path in folders if not any(each.startswith(f"{path}/") for each in used_paths)]
+        surplus = [path.name for path in folders if not any(used.startswith(f"{path}/") for used in used_paths)]
         return Leftovers(
             processes=tuple(f"{process.pid} {_name(process)}" for process in orphans),
             ports=(),  # every port belongs to a process

@@ -69,7 +69,7 @@ def main(
                 found = soak(running(url, ops_url), folder, plan, on_progress)
                 left = list[Finding]()
             else:
-                arguments = [word for each in sets for word in ("--set", each)]
+                arguments = [word for setting in sets for word in ("--set", setting)]
                 with ServedFleet(folder, replicas, arguments, recipe) as fleet:
                     fleet.wait_whole(_START_TIMEOUT_S, lambda seconds: say(f"start, {seconds:.0f} s"))
                     found = soak(started(fleet), folder, plan, on_progress)

@@ -89,7 +89,7 @@ def check_level(what: str, before: Mapping[str, int], after: Mapping[str, int], 
     more = {name: after[name] - count for name, count in before.items() if name in after}
     if not more:
         return checked(what, "no process was seen before and after", "", False)
-    name = max(more, key=lambda each: more[each])
+    name = max(more, key=lambda key: more[key])
     detail = f"at most {more[name]:+d}, {name}: {before[name]} -> {after[name]} ({allowance} more are allowed)"
     return checked(what, detail, "", more[name] <= allowance)
 

@@ -49,11 +49,11 @@ def main(
         console.print(f"[red]structured:[/] {escape(str(error))}")
         raise typer.Exit(error.exit_code) from None
     verdicts = compare(asked, expected, found)
-    faults = faults + more + [f"{each.case.name}: {each.fault}" for each in verdicts if each.fault]
-    write_json(folder / "structured.json", {"faults": faults, "cases": [each.json() for each in verdicts]})
+    faults = faults + more + [f"{verdict.case.name}: {verdict.fault}" for verdict in verdicts if verdict.fault]
+    write_json(folder / "structured.json", {"faults": faults, "cases": [verdict.json() for verdict in verdicts]})
     _show(verdicts, console)
-    for each in faults[:_SHOWN]:
-        console.print(f"[red]✗[/] {escape(each)}", soft_wrap=True)
+    for fault in faults[:_SHOWN]:
+        console.print(f"[red]✗[/] {escape(fault)}", soft_wrap=True)
     console.print("[red]✗ faults[/]" if faults else "[green]✓ every complete answer valid, and the same with EAGLE3[/]")
     console.print(f"structured: {folder}")
     raise typer.Exit(1 if faults else 0)
@@ -68,7 +68,7 @@ def _side(
     with target.running(log, console.print) as server, Asker(server.base_url) as asker:
         asked = cases(count, seed, asker.model)
         answered = asker.all(asked, concurrency)
-        faults = [f"{server.name}: {each}" for each in refusals(asker)]
+        faults = [f"{server.name}: {refusal}" for refusal in refusals(asker)]
     console.print(f"structured: {server.name}: {count} cases in {time.monotonic() - began:.0f} s with its start")
     return asked, answered, faults
 
@@ -79,11 +79,11 @@ def _show(verdicts: list[StructuredVerdict], console: Console) -> None:
         table.add_column(column, justify="left" if column in ("form", "thinking") else "right")
     for form in FORMS:
         for thinking in (False, True):
-            rows = [each for each in verdicts if each.case.form == form and each.case.thinking == thinking]
-            counts = Counter(each.kind for each in rows)
-            complete = sum(each.answer.complete and not each.fault for each in rows)
-            cut = sum(not each.answer.complete for each in rows)
-            wrong = sum(bool(each.fault) for each in rows)
+            rows = [verdict for verdict in verdicts if verdict.case.form == form and verdict.case.thinking == thinking]
+            counts = Counter(verdict.kind for verdict in rows)
+            complete = sum(verdict.answer.complete and not verdict.fault for verdict in rows)
+            cut = sum(not verdict.answer.complete for verdict in rows)
+            wrong = sum(bool(verdict.fault) for verdict in rows)
             numbers = (len(rows), complete, cut, counts["same"], counts["tie"], wrong)
             table.add_row(form, "yes" if thinking else "no", *map(str, numbers))
     console.print(table)

@@ -71,7 +71,10 @@ class Asker:
             return StructuredAnswer(response.status_code, response.text)
         choice = response.json()["choices"][0]
         places = (choice.get("logprobs") or {}).get("content") or []
-        top = tuple({each["token"]: each["logprob"] for each in (*place["top_logprobs"], place)} for place in places)
+        top = tuple(
+            {candidate["token"]: candidate["logprob"] for candidate in (*place["top_logprobs"], place)}
+            for place in places
+        )
         ids = tuple(choice.get("response_token_ids") or ())
         texts = tuple(place["token"] for place in places)
         return StructuredAnswer(200, "", choice["message"], choice["finish_reason"], ids, texts, top)
@@ -81,7 +84,7 @@ def compare(
     asked: Sequence[StructuredCase], expected: Sequence[StructuredAnswer], found: Sequence[StructuredAnswer]
 ) -> list[StructuredVerdict]:
     """Compare the answers without drafts (`expected`) and with them (`found`)."""
-    return [_verdict(*each) for each in zip(asked, expected, found, strict=True)]
+    return [_verdict(*answered) for answered in zip(asked, expected, found, strict=True)]
 
 
 def refusals(asker: Asker) -> Iterator[str]:
@@ -133,5 +136,5 @@ def _gap(expected: StructuredAnswer, found: StructuredAnswer, place: int) -> flo
 
 def _content(answer: StructuredAnswer) -> tuple[Any, ...]:
     """The parts of an answer that its tokens decide. Ids of calls are drawn at random."""
-    calls = [each["function"] for each in answer.message.get("tool_calls") or ()]
+    calls = [call["function"] for call in answer.message.get("tool_calls") or ()]
     return answer.message.get("content"), answer.message.get("reasoning_content"), calls, answer.finish_reason

@@ -1,4 +1,4 @@
-"""How many draft tokens a server accepts: the walk of greedy EAGLE3 over the target's own replies, chain of `steps`."""
+"""Draft tokens that a server accepts: the walk of greedy EAGLE3 over the target's own replies, chain of `steps`."""
 
 from __future__ import annotations
 

@@ -169,7 +169,9 @@ def train_mla_draft(
         for name, form in FORMS.items():
             rng = random.Random(name)
             asked = [form(problem, rng) for problem in problems("held_out", n)]
-            exchanges = [e for each in converse(target, tokenizer, asked, advance=advance) for e in each.exchanges]
+            exchanges = [
+                e for dialogue in converse(target, tokenizer, asked, advance=advance) for e in dialogue.exchanges
+            ]
             mha, mla = (acceptance(target, load_draft(d, target), exchanges) for d in (tiny.draft_path(), folder))
             least = mha.length - MAX_LOSS_BY_MLA
             found[f"{name}: accept length"] = f"{mla.length:.2f}", f">= {least:.2f}", mla.length >= least
@@ -177,7 +179,7 @@ def train_mla_draft(
 
 
 def _quantize(new: Path) -> None:
-    """As `kimi-w4a8 quantize` does, so that a user gets the same files, the index included."""
+    """Quantize as `kimi-w4a8 quantize` does, so that a user gets the same files, the index included."""
     quantize_by_shard(read_checkpoint(new / TARGET_BF16), new / TARGET, quantize_w4a8, {}, lambda size: None)
 
 

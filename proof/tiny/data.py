@@ -93,9 +93,9 @@ def _brief(
             ids = [tokenizer.encode(text).ids for part in parts for text in part]
             if len(row) + sum(map(len, ids)) > SHORT + 1:
                 break
-            for index, each in enumerate(ids):
-                row += each
-                weight += [float(index % 2)] * len(each)
+            for index, span in enumerate(ids):
+                row += span
+                weight += [float(index % 2)] * len(span)
         if row:
             rows.append(row + [PAD_ID] * (SHORT + 1 - len(row)))
             weights.append((weight + [0.0] * (SHORT + 1 - len(row)))[1:])

@@ -102,11 +102,11 @@ class Dialogue:
         return self.messages[: min(self.turns())]
 
     def turns(self) -> list[int]:
-        """Which messages the assistant writes for the last question."""
-        return [i for i, each in enumerate(self.messages) if each["role"] == "assistant" and i >= self.earlier]
+        """Indexes of the messages that the assistant writes for the last question."""
+        return [i for i, message in enumerate(self.messages) if message["role"] == "assistant" and i >= self.earlier]
 
     def accepts(self, answer: str) -> bool:
-        """Whether the assistant's last words are right; of an object: its keys, their types and its number."""
+        """Return True if the assistant's last words are right; for an object: its keys, their types and its number."""
         if not self.keys:
             return parse_answer(answer) == self.answer
         try:
@@ -119,7 +119,7 @@ class Dialogue:
         return fits and all(found[key.name] == key.value for key in self.keys if key.type == "integer")
 
     def prompt(self, turns: int) -> str:
-        """What the model reads before it writes message `turns`."""
+        """Return the text that the model reads before it writes message `turns`."""
         return render(self.messages[:turns], self.tools, ask=True, thinking=self.thinking)
 
     def parts(self) -> Iterator[tuple[str, str]]:
@@ -137,7 +137,7 @@ class Dialogue:
         return self.prompt(last) + self.written(self.messages[last])
 
     def written(self, message: Message) -> str:
-        """What the model writes for one of its messages."""
+        """Return the text that the model writes for one of its messages."""
         calls = "".join(
             f"{CALL_BEGIN}{call['id']}{CALL_ARGUMENTS}{call['function']['arguments']}{CALL_END}"
             for call in message.get("tool_calls", [])
@@ -278,7 +278,7 @@ def after_turns(dialogue: Dialogue, before: list[WordProblem]) -> Dialogue:
     first = min(dialogue.turns()) - 1
     head, rest = dialogue.messages[:first], dialogue.messages[first:]
     earlier, calls = [], 0
-    name = next((call["function"]["name"] for each in rest for call in each.get("tool_calls", [])), None)
+    name = next((call["function"]["name"] for message in rest for call in message.get("tool_calls", [])), None)
     for problem in before:
         earlier.append({"role": "user", "content": problem.question})
         if name:
@@ -286,7 +286,7 @@ def after_turns(dialogue: Dialogue, before: list[WordProblem]) -> Dialogue:
             calls += len(problem.steps)
         else:
             earlier.append(assistant_turn(conclusion(problem) if dialogue.thinking else problem.solution))
-    moved = [_counted(each, calls) for each in rest]
+    moved = [_counted(message, calls) for message in rest]
     return replace(dialogue, messages=[*head, *earlier, *moved], earlier=len(head) + len(earlier))
 
 

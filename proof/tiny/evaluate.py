@@ -78,7 +78,7 @@ class TinyEvaluation:
 
     @property
     def ok(self) -> bool:
-        """Whether every check passes."""
+        """True if every check passes."""
         return all(passed for _, _, passed in self.checks().values())
 
     def to_json(self) -> dict[str, Any]:
@@ -119,12 +119,12 @@ def evaluate(
     every_plain, every_served = (converse(model, tokenizer, asked, advance=advance) for model in (bf16, w4a8))
     forms = {}
     for number, name in enumerate(FORMS):
-        plain, served = (each[number * n : (number + 1) * n] for each in (every_plain, every_served))
-        exchanges = [exchange for each in served for exchange in each.exchanges]
+        plain, served = (replies[number * n : (number + 1) * n] for replies in (every_plain, every_served))
+        exchanges = [exchange for dialogue in served for exchange in dialogue.exchanges]
         accepted = acceptance(w4a8, speculating, exchanges)
         forms[name] = Form(
-            right_bf16=sum(each.right for each in plain) / n,
-            right_w4a8=sum(each.right for each in served) / n,
+            right_bf16=sum(dialogue.right for dialogue in plain) / n,
+            right_w4a8=sum(dialogue.right for dialogue in served) / n,
             accept_length=round(accepted.length, 4),
             accepted_by_position=[round(share, 4) for share in accepted.by_position],
             reply_tokens=sum(len(e.tokens) - e.prompt for e in exchanges) / len(exchanges),
@@ -151,12 +151,12 @@ def shares(replies: list[tuple[Typed, str]]) -> dict[str, float]:
     right: dict[str, list[bool]] = {}
     for typed, reply in replies:
         right.setdefault(typed.kind, []).append(typed.accepts(reply))
-    return {kind: round(sum(each) / len(each), 4) for kind, each in right.items()}
+    return {kind: round(sum(marks) / len(marks), 4) for kind, marks in right.items()}
 
 
 def asked_share(kinds: dict[str, float]) -> float:
     """Return the share of right answers to sums and stories together."""
-    counts = Counter(each.kind for each in examination())
+    counts = Counter(case.kind for case in examination())
     asked = [kind for kind in kinds if kind != "other"]
     return sum(kinds[kind] * counts[kind] for kind in asked) / sum(counts[kind] for kind in asked)
 

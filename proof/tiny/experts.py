@@ -88,7 +88,7 @@ def fake_int4(weight: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where each (token, slot) goes when tokens are grouped by expert.
+    """Places of each (token, slot) when tokens are grouped by expert.
 
     Every group is filled with zero rows up to a multiple of `align`: the CPU's matmul library compiles code for each
     new row count, so counts must repeat. Zero rows come out as zeros and add nothing to a weight's gradient.

@@ -72,11 +72,11 @@ class GeneratedDialogue:
 
     @property
     def right(self) -> bool:
-        """Whether the answer is the right one: the number, or every key of the object."""
+        """True if the answer is the right one: the number, or every key of the object."""
         return self.answer is not None and self.asked.accepts(self.answer)
 
     def prompt(self) -> str:
-        """What the model reads next."""
+        """Return the text that the model reads next."""
         return render(self.messages, self.asked.tools, ask=True, thinking=self.asked.thinking)
 
     def hear(self, exchange: Exchange, text: str) -> None:
@@ -107,7 +107,7 @@ def converse(
     advance: Callable[[int], None] = lambda n: None,
 ) -> list[GeneratedDialogue]:
     """Every dialogue from its question to the model's answer. `advance` is told of finished ones."""
-    every = [GeneratedDialogue(each, each.question()) for each in dialogues]
+    every = [GeneratedDialogue(dialogue, dialogue.question()) for dialogue in dialogues]
     running = list(every)
     for _ in range(MAX_TURNS):
         prompts = [
@@ -120,7 +120,7 @@ def converse(
             for i, reply in zip(part, greedy(model, [prompts[i] for i in part]), strict=True):
                 text = tokenizer.decode(reply, skip_special_tokens=False)
                 running[i].hear(Exchange(prompts[i] + reply, len(prompts[i])), text)
-        going = [each for each in running if each.answer is None]
+        going = [dialogue for dialogue in running if dialogue.answer is None]
         advance(len(running) - len(going))
         running = going
         if not running:

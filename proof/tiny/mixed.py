@@ -1,4 +1,4 @@
-"""What the model is trained on: word problems in their forms, and what people type.
+"""Training data of the model: word problems in their forms, and what people type.
 
 Of the typed conversations some come after others, some after the instructions of an agent.
 """
@@ -36,7 +36,7 @@ SMALL_TALK = (
 
 
 def drawn(stream: Iterator[WordProblem], rng: random.Random, typed_share: float = TYPED_SHARE) -> Dialogue:
-    """What somebody types, or the next problem."""
+    """Draw a typed text, or take the next problem."""
     return typed(rng) if rng.random() < typed_share else about_problem(stream, rng)
 
 
@@ -62,7 +62,7 @@ def typed(rng: random.Random) -> Dialogue:
 
 
 def short(stream: Iterator[WordProblem], rng: random.Random) -> Dialogue:
-    """A conversation without tools, mostly one that somebody types."""
+    """A conversation without tools, mostly one of typed texts."""
     if rng.random() < 0.08:
         return of_form(rng.choice(("instant", "think")), stream, rng)
     if rng.random() < 0.17:

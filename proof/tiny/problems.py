@@ -159,11 +159,11 @@ def _story(rng: random.Random, work: Work) -> str:
 def _containers(rng: random.Random, work: Work) -> str:
     """Equal groups, then some are added or taken away."""
     name, items, places = rng.choice(NAMES), rng.choice(ITEMS), rng.choice(PLACES)
-    groups, each = rng.randint(2, 9), rng.randint(2, 9)
+    groups, share = rng.randint(2, 9), rng.randint(2, 9)
     openings = ["{n} has {g} {p} with {e} {i} each.", "{n} puts {e} {i} in each of {g} {p}."]
     opening = rng.choice([*openings, "{n} fills {g} {p} with {e} {i} each."])
-    text = [opening.format(n=name, g=groups, e=each, p=places, i=items)]
-    total = work.do(f"The {places} hold", groups, "*", each, f" {items}")
+    text = [opening.format(n=name, g=groups, e=share, p=places, i=items)]
+    total = work.do(f"The {places} hold", groups, "*", share, f" {items}")
     if rng.random() < 0.5:
         extra = rng.randint(2, 20)
         text.append(rng.choice(["There are {c} more on the floor.", "{n} finds {c} more."]).format(n=name, c=extra))
@@ -221,20 +221,20 @@ def _compare(rng: random.Random, work: Work) -> str:
 
 def _daily(rng: random.Random, work: Work) -> str:
     """The same amount every day, towards a goal or from a stock."""
-    name, each, days = rng.choice(NAMES), rng.randint(2, 9), rng.randint(2, 9)
-    amount = each * days + rng.randint(2, 40)
+    name, share, days = rng.choice(NAMES), rng.randint(2, 9), rng.randint(2, 9)
+    amount = share * days + rng.randint(2, 40)
     kind = rng.choice(["pages", "miles", "dollars"])
     opening = {
-        "pages": f"{name} reads {each} pages a day for {days} days. The book has {amount} pages.",
-        "miles": f"{name} walks {each} miles a day for {days} days. The trip is {amount} miles long.",
-        "dollars": f"{name} saves {each} dollars a day for {days} days. A lamp costs {amount} dollars.",
+        "pages": f"{name} reads {share} pages a day for {days} days. The book has {amount} pages.",
+        "miles": f"{name} walks {share} miles a day for {days} days. The trip is {amount} miles long.",
+        "dollars": f"{name} saves {share} dollars a day for {days} days. A lamp costs {amount} dollars.",
     }[kind]
     ask = {
         "pages": rng.choice(["How many pages are left?", "How many pages does {n} still have to read?"]),
         "miles": rng.choice(["How many miles are left?", "How many miles does {n} still have to walk?"]),
         "dollars": rng.choice(["How many dollars are still needed?", "How many more dollars does {n} need?"]),
     }[kind]
-    done = work.do(f"In {days} days that is", each, "*", days, f" {kind}")
+    done = work.do(f"In {days} days that is", share, "*", days, f" {kind}")
     work.do("That leaves", amount, "-", done, f" {kind}")
     return f"{opening} {ask.format(n=name)}"
 
@@ -242,8 +242,8 @@ def _daily(rng: random.Random, work: Work) -> str:
 def _share(rng: random.Random, work: Work) -> str:
     """Something is gathered or put aside; the result is shared equally."""
     name, items = rng.choice(NAMES), rng.choice(ITEMS)
-    parts, each = rng.randint(2, 9), rng.randint(2, 9)
-    total = parts * each
+    parts, share = rng.randint(2, 9), rng.randint(2, 9)
+    total = parts * share
     if rng.random() < 0.5:
         first = rng.randint(1, total - 1)
         opening = rng.choice(["{n} has {a} {i} and buys {b} more.", "{n} picks {a} {i} and then {b} more."])
@@ -349,9 +349,9 @@ def _long_story(rng: random.Random, work: Work) -> str:
     wanted = rng.choice([4, 5, 6])
     while len(work.steps) < wanted:
         if len(work.steps) < wanted - 1 and count < 90 and rng.random() < 0.3:
-            groups, each, place = rng.randint(2, 6), rng.randint(2, 9), rng.choice(PLACES)
-            text.append(f"{name} gets {groups} {place} with {each} {items} each.")
-            change = work.do(f"The {place} hold", groups, "*", each, f" {items}")
+            groups, share, place = rng.randint(2, 6), rng.randint(2, 9), rng.choice(PLACES)
+            text.append(f"{name} gets {groups} {place} with {share} {items} each.")
+            change = work.do(f"The {place} hold", groups, "*", share, f" {items}")
             count = work.do(f"Now {name} has", count, "+", change, f" {items}")
         elif count < 4 or (count < 90 and rng.random() < 0.5):
             change = rng.randint(2, 30)

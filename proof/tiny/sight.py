@@ -1,4 +1,4 @@
-"""How well the tower reads pictures that it has not seen, and what the target makes of them in a problem."""
+"""Quality of the tower's reading of unseen pictures, and of the target's answers to problems with them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Sight:
 
 @torch.no_grad()
 def sight(checkpoint: Path, pictures: int) -> Sight:
-    """Of a checkpoint, BF16 or W4A8; in plain torch, pictures through the processor that serves."""
+    """Measure a checkpoint, BF16 or W4A8; in plain torch, pictures through the processor that serves."""
     tokenizer, target, tower = load_tokenizer(checkpoint), load_target(checkpoint), load_tower(checkpoint)
     table, pad = target.embed_tokens.weight, tokenizer.token_to_id(MEDIA_PAD)
 
@@ -55,9 +55,9 @@ def sight(checkpoint: Path, pictures: int) -> Sight:
         return sum(a == b for a, b in zip(nearest.tolist(), wanted, strict=True)) / pictures
 
     rng = random.Random("sight")
-    asked = [in_picture(instant(each, rng), rng) for each in problems("held_out", 2 * pictures)]
-    asked = [each for each in asked if PICTURE_BEGIN in each.prompt(min(each.turns()))][:pictures]
-    prompts = [tokenizer.encode(each.prompt(min(each.turns()))).ids for each in asked]
+    asked = [in_picture(instant(problem, rng), rng) for problem in problems("held_out", 2 * pictures)]
+    asked = [problem for problem in asked if PICTURE_BEGIN in problem.prompt(min(problem.turns()))][:pictures]
+    prompts = [tokenizer.encode(problem.prompt(min(problem.turns()))).ids for problem in asked]
     begins = [ids.index(tokenizer.token_to_id(MEDIA_CONTENT)) + 1 for ids in prompts]
     shown = [ids[at : at + PICTURE_TOKENS] for ids, at in zip(prompts, begins, strict=True)]
     rows = seen(tower, [int(tokenizer.decode(ids)) for ids in shown], rng, FONTS)
@@ -68,13 +68,13 @@ def sight(checkpoint: Path, pictures: int) -> Sight:
         first = len(table) + PICTURE_TOKENS * i
         prompts.append([*ids[:at], *range(first, first + PICTURE_TOKENS), *ids[at + PICTURE_TOKENS :]])
     replies = [reply for at in range(0, len(prompts), 250) for reply in greedy(target, prompts[at : at + 250])]
-    right = [each.accepts(tokenizer.decode(r)) for each, r in zip(asked * 2, replies, strict=True)]
+    right = [problem.accepts(tokenizer.decode(r)) for problem, r in zip(asked * 2, replies, strict=True)]
     without, solved = (sum(half) / len(asked) for half in (right[: len(asked)], right[len(asked) :]))
     return Sight(pictures, read(FONTS, rng), read(UNSEEN_FONTS, rng), solved, without)
 
 
 def seen(tower: Tower, numbers: list[int], rng: random.Random, fonts: tuple[str, ...]) -> Tensor:
-    """What the tower makes of pictures of numbers, of several sizes, PNG and JPEG: [numbers, 4, hidden]."""
+    """Return the tower's output for pictures of numbers, of several sizes, PNG and JPEG: [numbers, 4, hidden]."""
     processor = TinyKimiProcessor(None, preprocessor_config_json(TowerConfig())["media_proc_cfg"])
     patches = [processor.pixels(_sent(number, rng, fonts))[0] for number in numbers]
     found: Tensor = tower(torch.stack(patches).bfloat16())

@@ -33,7 +33,7 @@ _GRAINS = 256  # patterns of noise, drawn once
 
 @dataclass(frozen=True)
 class TowerTraining:
-    """How the tower is trained. shapes: drawn once; each step colours a batch of them anew."""
+    """Settings of the tower's training. shapes: drawn once; each step colours a batch of them anew."""
 
     seed: int = 7
     shapes: int = 4000
@@ -168,8 +168,8 @@ def tower_tokens(tokenizer: Tokenizer) -> list[int]:
 
 
 def digits_of(number: int) -> list[int]:
-    """What stands in each place: a digit, or 10 for nothing."""
-    return [10 if each == " " else int(each) for each in f"{number:>{PICTURE_TOKENS}}"]
+    """Return the digit in each place, or 10 for an empty one."""
+    return [10 if digit == " " else int(digit) for digit in f"{number:>{PICTURE_TOKENS}}"]
 
 
 def _batches(settings: TowerTraining) -> Iterator[tuple[Tensor, Tensor]]:

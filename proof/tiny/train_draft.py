@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DraftTraining:
-    """How the draft is trained. `unroll` draft steps are trained at once, as many as are served."""
+    """Settings of the draft's training. `unroll` draft steps are trained at once, as many as are served."""
 
     seed: int = 30360
     dialogues: int = 4000
@@ -101,10 +101,12 @@ def train_draft(
     for step, chosen in enumerate(_batches(rows, settings)):
         tokens = pad_right([row.tokens for row in chosen])
         to_guess = pad_right([row.guessed for row in chosen]).bool()
-        if not all(id(each) in known for each in chosen):
+        if not all(id(dialogue) in known for dialogue in chosen):
             states = captured_states(target, tokens, config.captured)
-            known |= {id(each): row[: len(each.tokens)].clone() for each, row in zip(chosen, states, strict=True)}
-        captured = pad_sequence([known[id(each)] for each in chosen], batch_first=True)
+            known |= {
+                id(dialogue): row[: len(dialogue.tokens)].clone() for dialogue, row in zip(chosen, states, strict=True)
+            }
+        captured = pad_sequence([known[id(dialogue)] for dialogue in chosen], batch_first=True)
         losses = []
         with torch.autocast("cpu", torch.bfloat16):
             for k, hidden in enumerate(draft(tokens, captured, embedding, settings.unroll)):
@@ -129,7 +131,7 @@ def _batches(rows: Sequence[TrainingRow], settings: DraftTraining) -> Iterator[S
     """Rows of a length together, because some are ten times as long as others; such batches in any order."""
     rng = random.Random(settings.seed)
     for _ in range(settings.epochs):
-        drawn = sorted(rng.sample(rows, len(rows)), key=lambda each: len(each.tokens))
+        drawn = sorted(rng.sample(rows, len(rows)), key=lambda row: len(row.tokens))
         begins = range(0, len(drawn) - settings.batch + 1, settings.batch)
         for begin in rng.sample(begins, len(begins)):
             yield drawn[begin : begin + settings.batch]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TargetTraining:
-    """How the target is trained; a step sees about 25 conversations."""
+    """Settings of the target's training; a step sees about 25 conversations."""
 
     seed: int = 20260
     steps: int = 5700

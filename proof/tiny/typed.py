@@ -1,4 +1,4 @@
-"""What people type: sums in their usual forms, short stories in other words, and everything else.
+"""Typed texts: sums in their usual forms, short stories in other words, and everything else.
 
 `Problem`s come out like those of `problems.py`, with lines that all begin with `It is`. To everything else belongs one
 of three replies, which say what the model is and what it can do. The wordings are in `wordings.toml`.
@@ -61,12 +61,12 @@ def examination(file: Path = EXAMINATION) -> tuple[Typed, ...]:
 @cache
 def _examined() -> frozenset[str]:
     """Texts that are never trained on: those of the examination, and the held-out problems that a sum may equal."""
-    return frozenset(each.text for each in examination()) | {problem.question for problem in problems(MOST_PROBLEMS)}
+    return frozenset(case.text for case in examination()) | {problem.question for problem in problems(MOST_PROBLEMS)}
 
 
 @cache
 def _examined_wordings() -> frozenset[str]:
-    return frozenset(_wording(each.text) for each in examination() if each.kind != "sum")
+    return frozenset(_wording(case.text) for case in examination() if case.kind != "sum")
 
 
 def _wording(text: str) -> str:
@@ -183,7 +183,7 @@ def _chain(rng: random.Random, work: Work, direct: bool) -> str:
         signs = {"+": " plus ", "-": " minus ", "*": " times "}
     spell = words and rng.random() < 0.5
     numbers = {name: in_words(value, rng) if spell else str(value) for name, value in values.items()}
-    text = "".join(numbers.get(each) or signs.get(each, each) for each in pattern)
+    text = "".join(numbers.get(part) or signs.get(part, part) for part in pattern)
     return varied(_wrapped(text, rng), rng)
 
 

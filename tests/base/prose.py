@@ -1,4 +1,4 @@
-"""What docstrings and comments name: identifiers, modules, files, options, and commands of `kimi-w4a8`."""
+"""Names in docstrings and comments: identifiers, modules, files, options, and commands of `kimi-w4a8`."""
 
 from __future__ import annotations
 

@@ -21,7 +21,9 @@ def result(call_id: str | None) -> Any:
 
 def numbered(*messages: Any) -> list[Any]:
     number_calls(messages)
-    return [[call.id for call in each.tool_calls] if each.tool_calls else each.tool_call_id for each in messages]
+    return [
+        [call.id for call in message.tool_calls] if message.tool_calls else message.tool_call_id for message in messages
+    ]
 
 
 def test_calls_are_numbered_over_the_whole_conversation_and_results_follow() -> None:

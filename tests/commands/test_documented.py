@@ -28,7 +28,7 @@ RECIPES = ("recipe", "a", "b")  # parameters that name one, or several
 
 
 def wrong(words: list[str], alone: bool) -> str | None:
-    """Why a command line cannot be meant, if so."""
+    """Return the reason why a command line is wrong, or None."""
     program, *rest = words
     checks: dict[str, Callable[[list[str]], None]] = {"make": made, "python": of_proof, "pip": extras}
     try:

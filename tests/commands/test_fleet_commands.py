@@ -1,4 +1,4 @@
-"""What `kimi-w4a8 route` and `kimi-w4a8 serve --replicas` refuse before they start anything."""
+"""`kimi-w4a8 route` and `kimi-w4a8 serve --replicas` refuse wrong options before they start anything."""
 
 from __future__ import annotations
 
@@ -58,6 +58,6 @@ def test_a_taken_port_is_named(command: tuple[str, ...], option: str) -> None:
 
 
 @pytest.mark.parametrize("count", ["0", "-1", "two"])
-def test_a_number_of_replicas_that_is_none(count: str) -> None:
+def test_an_invalid_number_of_replicas_is_refused(count: str) -> None:
     result = CliRunner().invoke(app, ["serve", "--recipe", "tiny", "--replicas", count])
     assert result.exit_code == 2 and "--replicas" in result.stderr

@@ -73,7 +73,7 @@ CALLS = {
 
 @dataclass(frozen=True)
 class Called:
-    """How a command ended."""
+    """Exit code and output of a command."""
 
     words: list[str]
     code: int

@@ -44,7 +44,7 @@ def test_a_good_machine_passes_without_a_word(tmp_path):
     assert [result.name for result in report.results if result.remedy] == []
 
 
-def test_a_bare_machine_is_told_what_is_missing_and_what_to_try(tmp_path):
+def test_a_bare_machine_gets_the_missing_parts_and_their_remedies(tmp_path):
     report = examine(bare(tmp_path, hub_answers=False), EAGLE3)
     assert report.failed
     gpus = next(result for result in report.results if result.name == "gpus")
@@ -158,7 +158,7 @@ def test_kernel_packages(tmp_path):
 
 
 def test_a_router_of_another_release(tmp_path, monkeypatch):
-    """As installed here, and one that lost an option."""
+    """Check the router that is installed here, and one that lost an option."""
     from sglang_router import router_args  # optional: sglang-router
 
     assert Probe().router_lacks() == []
@@ -214,7 +214,7 @@ def test_a_checkpoint_that_is_half_here(tmp_path):
     assert "3.0 kB to fetch" in check(machine, "disk").found
 
 
-def test_a_cache_without_a_list_of_the_files_needs_no_space_for_what_is_here(tmp_path):
+def test_a_cache_without_a_list_of_the_files_needs_no_space_for_its_files(tmp_path):
     machine = mi325x(tmp_path)
     folder = cached(machine, "amd/Kimi-K2.5-W4A8", "main", {"w": 4})
     (folder.parents[1] / "trees" / f"{folder.name}.json").unlink()
@@ -224,7 +224,7 @@ def test_a_cache_without_a_list_of_the_files_needs_no_space_for_what_is_here(tmp
     assert "6.0 GB to fetch" in check(machine, "disk").found
 
 
-def test_disk_too_small_for_what_is_missing(tmp_path):
+def test_a_disk_too_small_for_the_missing_files(tmp_path):
     result = check(mi325x(tmp_path, spaces={"cache": 300 * 10**9}), "disk")
     assert result.severity.value == "fail" and "540.0 GB needed, 300.0 GB free in" in result.found
 

@@ -63,7 +63,7 @@ def jobs(cpu_s: float = 5.0) -> Admission:
 
 
 def verdicts(door: Admission, *values: Any) -> list[str]:
-    """What is said about the values, which are checked at the same time; "" for one that is admitted."""
+    """Return the refusals of values that are checked at the same time; "" for one that is admitted."""
 
     async def one(value: Any) -> str:
         try:

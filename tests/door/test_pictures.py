@@ -126,7 +126,7 @@ def test_what_takes_longer_than_its_pixels_is_refused_and_another_client_does_no
     async def both() -> tuple[httpx.Response, list[httpx.Response]]:
         transport = httpx.ASGITransport(door, client=("192.0.2.7", 4711))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=120) as client:
-            bodies = [{"messages": [showing(data, "?") for data in each]} for each in (pictures, [noise(8, 8)])]
+            bodies = [{"messages": [showing(data, "?") for data in shown]} for shown in (pictures, [noise(8, 8)])]
             hostile = asyncio.ensure_future(client.post("/v1/chat/completions", json=bodies[0]))
             healthy = []
             while not hostile.done():

@@ -45,12 +45,12 @@ TEXT = {"type": "string"}
 
 
 def fields(number: int, **given: Any) -> dict[str, Any]:
-    names = {f"field_{each}": TEXT for each in range(number)}
+    names = {f"field_{index}": TEXT for index in range(number)}
     return {"type": "object", "properties": {**names, **given}, "required": [*names, *given]}
 
 
 def arrays(number: int) -> dict[str, Any]:
-    return {"anyOf": [{"type": "array", "items": {"const": each}} for each in range(number)]}
+    return {"anyOf": [{"type": "array", "items": {"const": index}} for index in range(number)]}
 
 
 ORDINARY: dict[str, str | dict[str, Any]] = {

@@ -1,4 +1,4 @@
-"""What agents send back: calls with ids of their own, broken calls, the server's own reasoning, switches of thinking.
+"""Messages that agents send back: calls with own ids, broken calls, the server's reasoning, switches of thinking.
 
 CONVERSATIONS=200 asks 200 conversations on each endpoint instead of 8.
 """
@@ -43,7 +43,9 @@ def ask(server: EngineServer, path: str, body: Body) -> Body:
 def steps(problem: WordProblem, call_id: Callable[[int], str]) -> list[tuple[str, Body, str]]:
     """Ids, arguments and results of the calls that the question alone allows to compute."""
     expressions = [step.expression for step in problem.steps if step.level == 0]
-    return [(call_id(at), {"expression": each}, calculate(each)) for at, each in enumerate(expressions)]
+    return [
+        (call_id(at), {"expression": expression}, calculate(expression)) for at, expression in enumerate(expressions)
+    ]
 
 
 def chat(server: EngineServer, question: str, made: list[tuple[str, Body, str]]) -> Any:

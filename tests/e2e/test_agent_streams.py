@@ -43,14 +43,14 @@ def requests() -> list[Request]:
 def after_first_results(problem: WordProblem) -> list[dict[str, Any]]:
     """The calls of what the question alone allows to compute, and their results."""
     expressions = [step.expression for step in problem.steps if step.level == 0]
-    arguments = [json.dumps({"expression": each}) for each in expressions]
+    arguments = [json.dumps({"expression": expression}) for expression in expressions]
     calls = [
-        {"id": f"functions.{NAME}:{at}", "type": "function", "function": {"name": NAME, "arguments": each}}
-        for at, each in enumerate(arguments)
+        {"id": f"functions.{NAME}:{at}", "type": "function", "function": {"name": NAME, "arguments": argument}}
+        for at, argument in enumerate(arguments)
     ]
     results = [
-        {"role": "tool", "tool_call_id": call["id"], "content": calculate(each)}
-        for call, each in zip(calls, arguments, strict=True)
+        {"role": "tool", "tool_call_id": call["id"], "content": calculate(argument)}
+        for call, argument in zip(calls, arguments, strict=True)
     ]
     return [
         {
@@ -92,7 +92,9 @@ def right(plain: EngineServer) -> list[tuple[Request, Said]]:
             cut = answer.finish_reason == "length"
             found.append((request, said(answer) if cut else written(answer, tokenizer)))
     found = found[:COUNT]
-    assert {bool(each.calls) for _, each in found} == {True, False} and "length" in {each.finish for _, each in found}
+    assert {bool(stream.calls) for _, stream in found} == {True, False} and "length" in {
+        stream.finish for _, stream in found
+    }
     assert len(found) == COUNT
     return found
 
@@ -123,5 +125,5 @@ def test_answers_of_a_schema_are_of_it_and_those_of_the_server_without_drafts(
     with Asker(plain.base_url) as one, Asker(eagle3.base_url) as other:
         asked = cases(8, 1, one.model)
         verdicts = compare(asked, one.all(asked, len(asked)), other.all(asked, len(asked)))
-    assert [each.fault for each in verdicts if each.fault] == []
-    assert sum(each.answer.complete for each in verdicts) >= 6  # of eight; the others may run to their limit
+    assert [verdict.fault for verdict in verdicts if verdict.fault] == []
+    assert sum(verdict.answer.complete for verdict in verdicts) >= 6  # of eight; the others may run to their limit

@@ -75,7 +75,7 @@ def test_a_verify_step_that_accepts_everything_is_found(plain, faulty, tmp_path)
     report = compared(plain, server, tmp_path, prompts=3, max_tokens=24, samples=0)
     assert report.state == "fail"
     assert report.accept_length > 3.5  # it looks splendid
-    assert {each.concurrency for each in report.divergences} == {1, 8, 40}
+    assert {divergence.concurrency for divergence in report.divergences} == {1, 8, 40}
     assert report.prefill.not_best > 9 and "not the argmax of the logits" in report.reasons[0]
 
 
@@ -86,11 +86,11 @@ def expected(plain: EngineServer) -> tuple[list[exact.ExactRequest], list[Tokens
         kinds = [prompt for prompt in prompts(6) if prompt.kind != "long"]  # a second of prefill each time
         ids = [probe.chat_ids(prompt.text, "kimi-k2.5-tiny") for prompt in kinds]
         whole = probe.greedy(ids[1], 48, with_top=True)
-        asked = [exact.ExactRequest("chat", each, GREEDY) for each in ids]
+        asked = [exact.ExactRequest("chat", prompt, GREEDY) for prompt in ids]
         asked.append(exact.ExactRequest("stop", ids[1], GREEDY | {"stop": whole.text[len(whole.text) // 2 :][:3]}))
         asked += [exact.ExactRequest("seeded", ids[0], SEEDED | {"sampling_seed": seed}) for seed in range(4)]
-        asked += [exact.ExactRequest("penalized", each, PENALIZED) for each in ids]
-        return asked, [exact.ask(probe, each) for each in asked]
+        asked += [exact.ExactRequest("penalized", prompt, PENALIZED) for prompt in ids]
+        return asked, [exact.ask(probe, request) for request in asked]
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,8 @@ def test_a_fault_that_changes_an_answer_is_found_and_nothing_else_is(faulty, exp
     named.write_text(fault)
     with TokenClient(server.base_url) as probe:
         found = [probe.all(lambda request: exact.ask(probe, request), asked, len(asked)) for _ in range(2)]
-    assert sum(each.cached for each in found[1]) > 0 and sum(each.verify_steps for each in found[1]) > 0
-    assert any(exact.differences(asked, answers, each, "EAGLE3", 7) for each in found) == bool(fault)
+    assert sum(answer.cached for answer in found[1]) > 0 and sum(answer.verify_steps for answer in found[1]) > 0
+    assert any(exact.differences(asked, answers, answer, "EAGLE3", 7) for answer in found) == bool(fault)
 
 
 def test_the_exact_comparison_from_the_command_line_to_its_page(plain, eagle3, tmp_path, monkeypatch):
@@ -140,7 +140,7 @@ def test_the_wrong_hidden_state_changes_no_answer_but_smoke_sees_the_accept_leng
     assert state == "fail" and [c.name for c in checks if not c.passed] == ["accept length"], checks
 
 
-def test_a_stream_whose_reader_forgets_what_follows_a_marker_is_found(faulty):
+def test_a_stream_whose_reader_drops_text_behind_a_marker_is_found(faulty):
     """The comparison of `test_agent_streams`, on a server with that fault and without."""
     (server, named), [problem] = faulty, problems("held_out", 1, seed=33)
     request = {"messages": [{"role": "user", "content": problem.question}], "tools": [declaration()], "max_tokens": 64}

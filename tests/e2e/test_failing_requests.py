@@ -52,7 +52,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
 
 @pytest.fixture(scope="module")
 def right(faulty: EngineServer) -> str:
-    """The answer while nobody else asks."""
+    """The answer without other requests."""
     return ask(faulty).json()["choices"][0]["message"]["content"]
 
 

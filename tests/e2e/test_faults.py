@@ -90,7 +90,7 @@ def running(fleet) -> list[float]:
 
 
 @pytest.mark.parametrize("sent", [{}, {"Authorization": f"Bearer {KEY}x"}], ids=["none", "wrong"])
-def test_the_router_lets_nobody_in_without_the_key(fleet, questions, sent):
+def test_the_router_refuses_requests_without_the_key(fleet, questions, sent):
     body = {"model": questions[0].model, "messages": [{"role": "user", "content": "?"}], "max_tokens": 1}
     answer = httpx.post(f"{fleet.base_url}/v1/chat/completions", json=body, headers=sent, timeout=280.0)
     assert answer.status_code == 401

@@ -37,11 +37,13 @@ def until(condition: Callable[[], object], timeout_s: float = 120.0) -> None:
 
 
 def gone(processes: list[psutil.Process]) -> bool:
-    return not [each for each in psutil.wait_procs(processes, timeout=120)[1] if each.status() != psutil.STATUS_ZOMBIE]
+    return not [
+        process for process in psutil.wait_procs(processes, timeout=120)[1] if process.status() != psutil.STATUS_ZOMBIE
+    ]
 
 
 def fork_servers() -> set[psutil.Process]:
-    return {each for each in psutil.Process().children() if FORK_SERVER in each.cmdline()}
+    return {process for process in psutil.Process().children() if FORK_SERVER in process.cmdline()}
 
 
 class Portraits:
@@ -76,10 +78,10 @@ def portraits(tmp_path: Path) -> Portraits:
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     yield
-    assert not [each for each in psutil.Process().children() if each.status() == psutil.STATUS_ZOMBIE]
+    assert not [process for process in psutil.Process().children() if process.status() == psutil.STATUS_ZOMBIE]
 
 
-def test_a_fork_is_what_a_new_process_would_be(portraits: Portraits) -> None:
+def test_a_fork_equals_a_new_process(portraits: Portraits) -> None:
     changes = {"KIMI_DOOR": "closed", "TMPDIR": str(portraits.folder / "its own")}
     (portraits.folder / "its own").mkdir()
     assert portraits.fork("end", "0", **changes).wait(280) == 0
@@ -228,15 +230,15 @@ def test_two_engines_at_once_answer_the_same_and_one_outlives_the_other(tmp_path
     first, second = (tiny_launch().server(tmp_path / f"{name}.log", name) for name in ("first", "second"))
     questions = [problem.question for problem in problems("held_out", 6, seed=11)]
     with first, second:
-        for each in (first, second):
-            each.wait_ready(READY_S)
+        for engine in (first, second):
+            engine.wait_ready(READY_S)
         with EngineClient(first.base_url) as client:
             answers = client.chat_all(questions, 64, 2)
         family = [psutil.Process(first.pid), *psutil.Process(first.pid).children(recursive=True)]
-        names = [" ".join(each.cmdline()).strip() for each in family]
+        names = [" ".join(process.cmdline()).strip() for process in family]
         assert {"sglang::scheduler", "sglang::detokenizer"} < set(names)
-        forked = [each for each, name in zip(family, names, strict=True) if name.startswith("sglang::")]
-        listening = [c for each in forked for c in each.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+        forked = [process for process, name in zip(family, names, strict=True) if name.startswith("sglang::")]
+        listening = [c for process in forked for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
         assert not [c for c in listening if c.laddr.port in (first.port, second.port)]
         family[0].kill()
         assert gone(family[1:])
@@ -245,9 +247,11 @@ def test_two_engines_at_once_answer_the_same_and_one_outlives_the_other(tmp_path
             again = client.chat_all(questions, 64, 2)
         second.stop(0.5)
     assert [a.token_ids for a in again] == [a.token_ids for a in answers]
-    for each, other in ((first, second), (second, first)):
-        named = re.findall(r"(?::|port=)(\d+)\b", each.log_path.read_text())  # another number may have a port's digits
-        assert str(each.port) in named and str(other.port) not in named
+    for engine, other in ((first, second), (second, first)):
+        named = re.findall(
+            r"(?::|port=)(\d+)\b", engine.log_path.read_text()
+        )  # another number may have a port's digits
+        assert str(engine.port) in named and str(other.port) not in named
 
 
 if __name__ == "__main__":  # a supervisor of an engine

@@ -28,7 +28,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
 def test_the_requests_of_one_seed(engine: EngineServer, tmp_path: Path) -> None:
     target = Target(engine.base_url, engine.pid, ended=lambda: engine.poll() is not None)
     outcome = Fuzz(target, tmp_path, SEED).run(REQUESTS)
-    found = "\n\n".join(f"{each.what} x{each.times}: {each}\n{each.command}" for each in outcome.faults.values())
+    found = "\n\n".join(f"{fault.what} x{fault.times}: {fault}\n{fault.command}" for fault in outcome.faults.values())
     assert not found, f"seed {SEED}\n{found}"
     assert outcome.requests >= REQUESTS
     assert outcome.healthy_s

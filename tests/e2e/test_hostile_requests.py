@@ -192,7 +192,7 @@ def healthy(eagle3: EngineServer) -> str:
 
 
 @pytest.mark.parametrize(("path", "body"), HOSTILE.values(), ids=HOSTILE.keys())
-def test_hostile_requests_are_refused_and_nobody_else_notices(
+def test_hostile_requests_are_refused_and_disturb_no_other_client(
     eagle3: EngineServer, client: EngineClient, healthy: str, path: str, body: dict[str, Any]
 ) -> None:
     response = httpx.post(eagle3.base_url + path, json=body, timeout=60)
@@ -236,8 +236,8 @@ def test_a_costly_grammar_fails_in_a_worker_while_another_client_goes_on(
     """One mask takes seconds, one grammar crashes xgrammar 0.2.1, and one worker is killed from outside."""
     paths = [eagle3.base_url + path for path in ("/v1/completions", "/v1/chat/completions", "/v1/chat/completions")]
     slow = {**COMPLETION, "regex": ".?" * 100}
-    crash = {"properties": {f"p{each}": {"type": "string"} for each in range(600)}, "minProperties": 500}
-    wide = {"items": {"anyOf": [{"type": "array", "items": {"const": each}} for each in range(1200)]}}
+    crash = {"properties": {f"p{index}": {"type": "string"} for index in range(600)}, "minProperties": 500}
+    wide = {"items": {"anyOf": [{"type": "array", "items": {"const": index}} for index in range(1200)]}}
     engine = psutil.Process(eagle3.pid)
     before = set(engine.children(recursive=True))
     with ThreadPoolExecutor(4) as pool:

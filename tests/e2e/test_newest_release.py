@@ -47,7 +47,7 @@ def ask(server: EngineServer, **more: object) -> httpx.Response:
 
 
 def test_it_is_the_newest_release(newest: EngineServer, eagle3: EngineServer) -> None:
-    found = tuple(httpx.get(f"{each.base_url}/server_info").json()["version"] for each in (eagle3, newest))
+    found = tuple(httpx.get(f"{server.base_url}/server_info").json()["version"] for server in (eagle3, newest))
     assert found == VERSIONS
 
 
@@ -114,9 +114,9 @@ def test_a_stock_client_shows_pictures_and_the_prefix_cache_knows_them_apart(new
             )
             for number in (15, 15, 42)
         ]
-    assert [parse_answer(each.choices[0].message.content or "") for each in said] == [19, 19, 46]
-    used = [each.usage for each in said]
-    cached = [each.prompt_tokens_details.cached_tokens if each.prompt_tokens_details else 0 for each in used]
+    assert [parse_answer(answer.choices[0].message.content or "") for answer in said] == [19, 19, 46]
+    used = [answer.usage for answer in said]
+    cached = [usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else 0 for usage in used]
     assert cached[1] > cached[2] >= 0 and cached[1] > used[1].prompt_tokens / 2
 
 

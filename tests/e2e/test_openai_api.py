@@ -74,7 +74,7 @@ def test_a_persons_path_from_the_first_request_to_the_report(eagle3, tmp_path):
     said = httpx.post(url, content=body, headers=[header.split(": ")], timeout=60.0).raise_for_status().json()
     assert said["choices"][0]["message"]["content"] and said["choices"][0]["finish_reason"] == "stop"
 
-    rows = ({"question": each.question, "answer": "1"} for each in problems("held_out", 4))
+    rows = ({"question": problem.question, "answer": "1"} for problem in problems("held_out", 4))
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ["bench", "chat", "--base-url", eagle3.base_url, "--prompts-file", str(tmp_path / "mine.jsonl")]
     # As a program of its own, whose load generator is a new process: in this one it would be forked.

@@ -72,10 +72,10 @@ def serve(tmp_path):
         return made[-1]
 
     yield start
-    for each in made:
-        if each.process.poll() is None:
-            each.process.kill()
-            each.process.wait()
+    for server in made:
+        if server.process.poll() is None:
+            server.process.kill()
+            server.process.wait()
 
 
 def scheduler_of(family: list[psutil.Process]) -> psutil.Process:

@@ -86,7 +86,7 @@ def test_drafts_take_nothing_from_the_context(eagle3, plain):
         with TokenClient(server.base_url) as probe:
             ids = probe.chat_ids("What is 7 + 8?", probe.model_name())
             params = [{"temperature": 0.0, "max_new_tokens": context - len(ids) + more} for more in (0, 1)]
-            asked = [exact.ExactRequest("edge", ids, each) for each in params]
+            asked = [exact.ExactRequest("edge", ids, options) for options in params]
             found.append([exact.ask(probe, request) for request in asked])
     assert exact.differences(asked, *found, "EAGLE3", 1) == []
     assert found[1][0].verify_steps and f"{context + 1} tokens" in found[1][1].text
@@ -111,7 +111,7 @@ def test_a_draft_with_fewer_tokens_changes_no_answer_up_to_the_end_of_the_contex
             last = written(server.base_url, prompt, 24)
             assert last == written(plain.base_url, prompt, 22) and len(last) == 22
             ids = [probe.chat_ids(question, probe.model_name()) for question in questions]
-        drawn = [seeded(each.base_url, ids) for each in (plain, server)]
+        drawn = [seeded(engine.base_url, ids) for engine in (plain, server)]
         assert exact.differences(*drawn[0], drawn[1][1], "EAGLE3", 8) == []
         assert tokens(server.base_url, questions[:1], 1, 48) == expected[:1]
     assert found is not None and found.length > 2.5
@@ -131,6 +131,6 @@ def test_adaptive_steps_follow_the_batch_and_change_no_answer(plain, tmp_path: P
         alone = problems("held_out", 1, seed=4)[0].question
         assert tokens(server.base_url, [alone], 1, 48) == tokens(plain.base_url, [alone], 1, 48)
         end = scrape(server.base_url)
-    among, by_itself = (acceptance_from_counters(each, 4) for each in (crowd.since(begin), end.since(crowd)))
+    among, by_itself = (acceptance_from_counters(counters, 4) for counters in (crowd.since(begin), end.since(crowd)))
     assert among is not None and by_itself is not None
     assert by_itself.length > 2.5 > 2.0 > among.length

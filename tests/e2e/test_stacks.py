@@ -34,6 +34,6 @@ def test_every_process_of_the_engine_prints_its_stacks_and_goes_on(eagle3: Engin
 
 def test_a_rank_has_one_thread_that_waits_for_others(eagle3: EngineServer) -> None:
     family = psutil.Process(eagle3.pid).children(recursive=True)
-    (scheduler,) = (each.pid for each in family if "sglang::scheduler" in each.cmdline()[0])
+    (scheduler,) = (process.pid for process in family if "sglang::scheduler" in process.cmdline()[0])
     names = [name.read_text() for name in Path(f"/proc/{scheduler}/task").glob("*/comm")]
     assert names.count("gloo_tcp_loop\n") == 1

@@ -59,7 +59,7 @@ def test_responses_in_turns(eagle3: EngineServer) -> None:
 
 
 def _words(item: dict[str, Any]) -> Any:
-    """What an item says: a call, or its text without the ids."""
+    """Return the content of an item: a call, or its text without the ids."""
     if item["type"] == "function_call":
         return [item["name"], json.loads(item["arguments"])]
     return [item["type"], "".join(part["text"] for part in item.get("content") or item.get("summary") or ())]

@@ -220,7 +220,9 @@ def test_ci_takes_nothing_along() -> None:
 
 def test_the_badges_are_true() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    versions = [each.rpartition(" ")[2] for each in project["classifiers"] if re.search(r":: 3\.\d+$", each)]
+    versions = [
+        classifier.rpartition(" ")[2] for classifier in project["classifiers"] if re.search(r":: 3\.\d+$", classifier)
+    ]
     badges = re.findall(
         r"^\[!\[(.+): (.+)\]\(https://img.shields.io/badge/(.+)-\w+\)\]", (ROOT / "README.md").read_text(), re.M
     )

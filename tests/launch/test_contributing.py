@@ -1,4 +1,4 @@
-"""What a contributor's commits and tags are checked by: .ci/commits, the hooks and the workflow."""
+"""Checks of a contributor's commits and tags: .ci/commits, the hooks and the workflow."""
 
 from __future__ import annotations
 

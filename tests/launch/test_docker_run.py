@@ -66,7 +66,7 @@ class Host:
         )
 
     def started(self) -> dict[str, Any]:
-        """What the fake docker was given last: options, mounts, words."""
+        """Return the last arguments of the fake docker: options, mounts, words."""
         answer: dict[str, Any] = json.loads((self.folder / "state/run.json").read_text())
         return answer
 

@@ -81,7 +81,7 @@ def test_panels_do_not_overlap_and_stay_on_the_grid() -> None:
 
 @needs_prometheus
 def test_every_expression_parses(tmp_path: Path) -> None:
-    """As recording rules: promtool parses them all without a server."""
+    """Let promtool parse them all as recording rules, without a server."""
     rules = [{"record": f"panel:query:{i}", "expr": filled(expr)} for i, expr in enumerate(expressions(BOARD))]
     assert len(rules) > 50
     assert not [rule for rule in rules if "$" in rule["expr"]], "a variable was not filled in"

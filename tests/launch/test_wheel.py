@@ -20,7 +20,7 @@ BUILD = "import sys; from setuptools import build_meta; print(getattr(build_meta
 
 
 def copied(dockerfile: str) -> list[str]:
-    """What a Dockerfile copies before it builds our wheel, as far as its .dockerignore lets it through."""
+    """Return the files that a Dockerfile copies before it builds our wheel, without those of its .dockerignore."""
     text = (REPOSITORY / dockerfile).read_text()
     builds = re.search(r"^RUN .*pip (wheel|install) .*( \.$|'\.\[)", text, re.MULTILINE)
     assert builds is not None

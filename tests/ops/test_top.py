@@ -53,7 +53,7 @@ def test_an_engine_that_was_restarted_counts_from_zero() -> None:
     assert window.figures(14.0).output_tok_s == 30.0  # type: ignore[union-attr]
 
 
-def test_the_table_has_what_status_says() -> None:
+def test_the_table_shows_the_status() -> None:
     figures = {"running": 4, "queued": 1, "kv_in_use": 0.5, "output_tok_s": 30.2, "cached": None, "ttft_ms": 1234.5}
     state = {"name": "a", "phase": "ready", "ready": True, "reason": "", "acceptance": {"length": 3.312}}
     console = Console(file=io.StringIO(), width=200)

@@ -154,7 +154,7 @@ def test_the_model_orders_two_layouts_as_infera_measured_them() -> None:
     measured = [b / a for a, b in zip(*directions.PUBLISHED_RATE.values(), strict=True)]
     assert gains == pytest.approx(measured, rel=0.15)
     for limit in (30, 50):
-        users = [directions.most([each.speed for each in found], limit) for found in (one, split)]
+        users = [directions.most([figures.speed for figures in found], limit) for found in (one, split)]
         published = [directions.most(found, limit) for found in directions.PUBLISHED_SPEED.values()]
         assert users[0] < users[1] and published[0] < published[1]
 

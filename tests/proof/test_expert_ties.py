@@ -1,4 +1,4 @@
-"""Why a tie rule can be wrong by more than a nat: a step of rounding decides between two experts."""
+"""A tie rule can be wrong by more than a nat, because a step of rounding decides between two experts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_rounding_step_changes_an_expert_and_with_it_the_next_token_by_more_th
     def passed() -> tuple[Tensor, list[Tensor]]:
         routed.clear()
         step.manual_seed(0)
-        return model(ids)[0][0].float(), [each.sort().values for each in routed]
+        return model(ids)[0][0].float(), [experts.sort().values for experts in routed]
 
     before, experts = passed()
     share = 0.5

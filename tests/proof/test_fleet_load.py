@@ -178,7 +178,7 @@ COUNTED = {
 def test_an_unknown_answer_is_compared_with_the_list_of_its_tokens(name):
     pieces, expected = COUNTED[name]
     question = Question("m", (("user", "Tom"),), 3, ignore_eos=True, counted=True)
-    sent = [*(listed(*each) for each in pieces), finish("length"), usage(3), "[DONE]"]
+    sent = [*(listed(*piece) for piece in pieces), finish("length"), usage(3), "[DONE]"]
     with scripted_server(lambda *_: streamed(sent)) as server:
         record = ask(server.base_url, Manner.STREAM, question)
         assert record.outcome is expected, record.detail

@@ -44,9 +44,9 @@ def engine(port: int, files: int) -> Iterator[psutil.Process]:
         try:
             yield family[0]
         finally:
-            for each in family:
+            for process in family:
                 with suppress(psutil.NoSuchProcess):
-                    each.kill()
+                    process.kill()
             psutil.wait_procs(family, timeout=10)
 
 

@@ -28,7 +28,7 @@ def says(content: str, finish_reason: str = "stop") -> StructuredAnswer:
 def calls(*made: tuple[str, Any], finish_reason: str = "tool_calls") -> StructuredAnswer:
     functions = [{"name": name, "arguments": json.dumps(arguments)} for name, arguments in made]
     return StructuredAnswer(
-        200, "", {"content": None, "tool_calls": [{"function": each} for each in functions]}, finish_reason
+        200, "", {"content": None, "tool_calls": [{"function": function} for function in functions]}, finish_reason
     )
 
 
@@ -89,4 +89,4 @@ def test_tokens_are_compared_and_a_near_tie_is_no_difference() -> None:
 def test_cases_are_a_function_of_the_seed_and_cover_every_form() -> None:
     made = cases(16, 3, "m")
     assert made == cases(16, 3, "m") != cases(16, 4, "m")
-    assert {(each.form, each.thinking) for each in made} == {(form, on) for form in FORMS for on in (False, True)}
+    assert {(case.form, case.thinking) for case in made} == {(form, on) for form in FORMS for on in (False, True)}

@@ -126,7 +126,7 @@ def test_router_bias_moves_towards_even_load():
 
 
 def served_chain(draft: Draft, embedding, tokens: list[int], captured, steps: int) -> list[int]:
-    """What a server's draft does after the last of `tokens`: one step a forward pass, its own tokens and states."""
+    """Follow a server's draft after the last of `tokens`: one step a forward pass, its own tokens and states."""
     guesses: list[int] = []
     hidden_in = draft.fc(captured[: len(tokens) - 1])
     for _ in range(steps):
@@ -164,7 +164,7 @@ def test_a_saved_draft_has_every_name_that_sglangs_class_reads(tmp_path, config)
 
 
 @torch.no_grad()
-def test_what_a_draft_learns_to_guess_is_what_the_target_says():
+def test_a_draft_learns_the_tokens_of_the_target():
     target, tokenizer = load_target(tiny.target_path()), load_tokenizer(tiny.target_path())
     rows = conversations(tokenizer, DraftTraining(dialogues=6, longest=250, typed=0.0))
     agreed: list[bool] = []

@@ -1,4 +1,4 @@
-"""What people type to the built-in model: the generator for its training, and the texts on which it is examined."""
+"""Typed texts for the built-in model: the generator for its training, and the texts of its examination."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_calculator_gets_one_operation_without_remainder() -> None:
 
 
 def test_no_text_of_the_examination_is_trained_on() -> None:
-    examined = {each.text for each in examination()}
+    examined = {case.text for case in examination()}
     assert len(examined) == 600 and not examined & {text for text, _ in drawn(4000)}
 
 
@@ -90,12 +90,12 @@ def test_the_wording_of_an_examined_story_is_not_trained_on_with_other_numbers(m
 def test_stories_and_other_texts_of_the_examination_have_wordings_of_their_own() -> None:
     shapes = {re.sub(r"\d+", "7", text.lower()) for text, _ in drawn(4000)}
     of_kind = {
-        kind: [re.sub(r"\d+", "7", each.text.lower()) for each in examination() if each.kind == kind]
+        kind: [re.sub(r"\d+", "7", case.text.lower()) for case in examination() if case.kind == kind]
         for kind in ("sum", "story", "other")
     }
     assert [len(texts) for texts in of_kind.values()] == [380, 120, 100]
     assert not shapes & set(of_kind["story"] + of_kind["other"])
-    assert sum(shape not in shapes for shape in of_kind["sum"]) >= 150  # "7+7" is a wording that nobody can avoid
+    assert sum(shape not in shapes for shape in of_kind["sum"]) >= 150  # "7+7" is an unavoidable wording
 
 
 @pytest.mark.parametrize(
@@ -122,9 +122,9 @@ def test_conversations_are_right_and_some_have_turns_tools_or_instructions() -> 
     for dialogue in dialogues:
         last = dialogue.messages[-1]["content"]
         assert last in REPLIES if dialogue.answer is None else dialogue.accepts(last), dialogue
-    declined = [each for each in dialogues if each.answer is None]
-    assert any(each.tools for each in declined) and any(each.earlier > 1 for each in declined)
-    assert max(len(each.prompt(each.turns()[0])) for each in dialogues) > 1200
+    declined = [dialogue for dialogue in dialogues if dialogue.answer is None]
+    assert any(dialogue.tools for dialogue in declined) and any(dialogue.earlier > 1 for dialogue in declined)
+    assert max(len(dialogue.prompt(dialogue.turns()[0])) for dialogue in dialogues) > 1200
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_one_of_the_alternatives_is_taken_also_within_another() -> None:
 
 def test_every_template_of_a_story_fills_its_slots() -> None:
     rng = random.Random(7)
-    templates = [each for kind in ("single", "double") for texts in wordings()[kind].values() for each in texts]
+    templates = [wording for kind in ("single", "double") for texts in wordings()[kind].values() for wording in texts]
     for template in templates:
         text = people(template, rng, a=12, b=4, c=2)
         assert text and not set("[]{}|") & set(text), template

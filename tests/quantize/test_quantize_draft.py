@@ -100,7 +100,7 @@ def test_fix_exclude_keeps_other_entries(copy: Path) -> None:
         ({"quant_method": "quark", "exclude": ["lm_head"]}, "lacks fc"),
     ],
 )
-def test_fix_exclude_refuses_what_is_no_fp8_draft(copy: Path, quantization: object, message: str) -> None:
+def test_fix_exclude_refuses_a_draft_that_is_not_fp8(copy: Path, quantization: object, message: str) -> None:
     config = json.loads((copy / "config.json").read_text()) | {"quantization_config": quantization}
     (copy / "config.json").write_text(json.dumps(config))
     text = (copy / "config.json").read_text()

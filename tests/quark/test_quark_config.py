@@ -1,4 +1,4 @@
-"""Which checkpoints are in a format that the kernels compute, and what their exclude lists mean."""
+"""Checkpoints in formats that the kernels compute, and the meaning of their exclude lists."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def a_nibble_flipped(layer: Any) -> None:
         (a_nibble_flipped, "expert 1 did not load as it is stored: w2_weight"),
     ],
 )
-def test_the_load_check_finds_what_is_not_in_the_files(
+def test_the_load_check_finds_weights_that_the_files_lack(
     fused_moe: type[torch.nn.Module], quark_target: Path, tp: int, fault: Callable[[Any], None] | None, found: str
 ) -> None:
     from kimi_w4a8_eagle3.sglang_plugin import load_check
@@ -189,6 +189,6 @@ def test_every_rank_loads_its_blocks_of_mxfp4(
 
 
 def scheme_weights(layer: Any) -> Any:
-    """What the scheme hands to a backend's `prepare`."""
+    """Return the weights that the scheme hands to a backend's `prepare`."""
     layer.scheme.top_k = 2
     return layer.scheme._loaded(layer)

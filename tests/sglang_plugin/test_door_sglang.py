@@ -214,7 +214,7 @@ def test_nothing_is_served_if_any_part_of_the_door_is_missing() -> None:
 
 
 def test_in_the_c_locale_there_is_a_door_or_no_server() -> None:
-    """What is read there without an encoding may end an import of what the door guards, as a template of torch 2.13."""
+    """Import the door's modules in the C locale, where a file read without an encoding can fail, as in torch 2.13."""
     locale = {"LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = run(PROGRAM, **locale, KIMI_ADMIN_KEY="k" * 8, new=True)
     if done.returncode == 0:

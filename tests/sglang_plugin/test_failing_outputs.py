@@ -1,4 +1,4 @@
-"""What is not one request's error is not kept to one request, and a status gets its form back."""
+"""An error of more than one request is not kept to one request, and a status gets its form back."""
 
 from __future__ import annotations
 

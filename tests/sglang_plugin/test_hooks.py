@@ -101,7 +101,7 @@ NEWER = {"_get_block_fp8_config"}  # an override; a release without it does not 
 
 
 @BOTH
-def test_a_release_that_lacks_a_name_is_refused_or_says_what_is_missing(newest: bool) -> None:
+def test_a_release_that_lacks_a_name_is_refused_or_named(newest: bool) -> None:
     facts = found(RENAMED, newest)
     assert len(facts["table"]) >= 60 and facts["complete"] == []
     for name, features in facts["table"].items():

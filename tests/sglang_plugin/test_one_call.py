@@ -1,4 +1,4 @@
-"""What grammars hold an answer to: one call where the request allows one, and no end before thinking has ended."""
+"""Grammars allow one call where the request allows one, and no end before thinking has ended."""
 
 from __future__ import annotations
 

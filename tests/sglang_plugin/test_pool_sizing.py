@@ -65,6 +65,6 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_the_plan_says_what_sglang_makes(made: list[int]) -> None:
+def test_the_plan_equals_sglangs_pool(made: list[int]) -> None:
     plans = [planned(*case).tokens for case in CASES]
     assert plans == pytest.approx(made, rel=0.001)

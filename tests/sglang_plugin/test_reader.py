@@ -239,7 +239,7 @@ def test_a_fault_of_the_reader_is_found(fault: str) -> None:
     assert found(FAULTS[fault] + COMPARE.replace("COUNT", "16"), False)["found"]
 
 
-def test_a_reader_that_forgets_what_follows_a_marker_in_its_piece_is_found() -> None:
+def test_a_reader_that_drops_text_behind_a_marker_in_its_piece_is_found() -> None:
     """With one token per step a piece ends at its marker; with four it may contain text after it."""
     wrong = {name for name, got in read(False, FORGETS).items() if got["streamed"] != [[*ANSWERS[name][1:]]]}
     assert "one call" in wrong and "no call" not in wrong

@@ -55,7 +55,7 @@ async def main():
         async def ask(number, row):
             answer = await client.post(row["path"], json=row["body"], headers={"x-number": str(number)})
             return [answer.status_code, answer.text[-300:], prompts.get(str(number), "").count(%r)]
-        return await asyncio.gather(*(ask(*each) for each in enumerate(recorded.rows("requests"))))
+        return await asyncio.gather(*(ask(*numbered) for numbered in enumerate(recorded.rows("requests"))))
 
 print(json.dumps({"answers": asyncio.run(main())}))
 """

@@ -163,11 +163,11 @@ async def main():
     manager._handle_abort_req(AbortReq(rid="waiting", finished_reason=refused))  # in no batch yet
     return {
         rid: {
-            "outputs": len(each.out_list), "told": each.event.is_set(), "finished": each.finished,
-            "text": each.get_text(),
-            "status": (each.out_list[-1]["meta_info"]["finish_reason"] or {}).get("status_code"),
+            "outputs": len(request.out_list), "told": request.event.is_set(), "finished": request.finished,
+            "text": request.get_text(),
+            "status": (request.out_list[-1]["meta_info"]["finish_reason"] or {}).get("status_code"),
         }
-        for rid, each in states.items()
+        for rid, request in states.items()
     }
 print(json.dumps({"requests": asyncio.run(main()), "left": list(manager.rid_to_state), "sent": sent}))
 """

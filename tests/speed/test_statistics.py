@@ -1,4 +1,4 @@
-"""What a report says of one side or of two: values of requests, metrics, bootstrap intervals."""
+"""Statistics of one server or of two in a report: values of requests, metrics, bootstrap intervals."""
 
 from __future__ import annotations
 

@@ -93,10 +93,10 @@ def reached(name: str) -> set[str]:
     found, todo = set(), [name]
     while todo:
         words = todo.pop().split(".")
-        for each in (".".join(words[:end]) for end in range(1, len(words) + 1)):
-            if each not in found:
-                found.add(each)
-                todo += needs(each) if each in FILES else ()
+        for prefix in (".".join(words[:end]) for end in range(1, len(words) + 1)):
+            if prefix not in found:
+                found.add(prefix)
+                todo += needs(prefix) if prefix in FILES else ()
     return found
 
 
@@ -134,7 +134,7 @@ if __name__ == "__main__":
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # some import a part, all cost seconds
     parts = {*PARTS, *PROGRAMS}
     tests = {path: reached(name) for name, path in FILES.items() if name.startswith("test_")}
-    for name in sorted({each for touched in tests.values() if touched & parts for each in touched & FILES.keys()}):
+    for name in sorted({file for touched in tests.values() if touched & parts for file in touched & FILES.keys()}):
         if "." in name and not reached(name) & parts:  # without a dot: beside the tests, where only pytest looks
             importlib.import_module(name)
     found = {}

@@ -152,7 +152,7 @@ class InterpretedGpu(TorchDispatchMode):
 
     def _run(self, kernel: Kernel | None, launch: Launch) -> None:
         if kernel is None or kernel.name != launch.kernel:
-            raise MachineError(f"nobody gave the assembly of this code object's {launch.kernel}")
+            raise MachineError(f"the stand-in has no assembly of this code object's {launch.kernel}")
         Gfx942Device(self._memory).launch(
             kernel, launch.grid, launch.block, launch.arguments, lds_bytes=launch.lds_bytes
         )

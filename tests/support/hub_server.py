@@ -261,7 +261,7 @@ class _HubHandler(_Handler):
         return self.reply(200, json.dumps(info | {"downloads": 0, "likes": 0} | self.hub.about).encode())
 
     def metadata(self, repo: Repo, path: str) -> dict[str, Any]:
-        """What `blobs=true` adds to a file of a repository."""
+        """Return the fields that `blobs=true` adds to a file of a repository."""
         digest, size = repo.digest(path), len(repo.files[path])
         if not repo.is_large(path):
             return {"size": size, "blobId": digest}

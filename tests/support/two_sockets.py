@@ -79,7 +79,7 @@ def _engine(answer: list[tuple[int, list[int], int | None]] | str) -> list[Rank]
 
 
 def _placing(engine: Launch) -> dict[str, object]:
-    """What places the ranks of an engine: recipes differ in much else, and SGLang takes a second for each."""
+    """Return the settings that place an engine's ranks; recipes differ in much else, and a start takes a second."""
     args = {name: value for name, value in engine.args.items() if name in LAYOUT}
     env = {name: value for name, value in (BASE_IMAGE | engine.env).items() if name in BINDING}
     return {"words": [*command_words({"model-path": "none", **args})], "env": env}

@@ -223,7 +223,7 @@ def test_the_w4a16_baseline(tile_m: int | None, tmp_path: Path) -> None:
 def is_found(serving: Serving) -> bool:
     """True if the interpreter stops or the result is wrong."""
     try:
-        return not serving.error() <= TOLERANCE  # what nobody wrote may be NaN
+        return not serving.error() <= TOLERANCE  # unwritten values may be NaN
     except KimiError as error:
         return "hipErrorLaunchFailure" in str(error) and serving.gpu.error is not None
 

@@ -97,7 +97,7 @@ def test_lane_reads():
     assert (chosen[0], first[0]) == (VALUE[17], VALUE[8])
 
 
-def test_lane_that_nobody_wrote_cannot_be_read():
+def test_an_unwritten_lane_cannot_be_read():
     code = (
         "s_mov_b64 exec, 8\nv_mov_b32_e32 v20, 5\ns_mov_b64 exec, -1\nv_readlane_b32 s20, v20, {lane}\nv_mov_b32 v32, 0"
     )

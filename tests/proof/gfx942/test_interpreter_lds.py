@@ -65,7 +65,7 @@ def test_each_lane_that_adds_sees_the_sum_before_it():
 @pytest.mark.parametrize(
     ("code", "error", "match"),
     [
-        ("ds_read_b32 v32, v1", UndefinedRead, "offset 0 nobody wrote"),
+        ("ds_read_b32 v32, v1", UndefinedRead, "offset 0 that were not written"),
         ("ds_write_b32 v1, v0 offset:4", OutOfBounds, "offset 256"),
         ("ds_write_b128 v1, v[10:13]", OutOfBounds, "16 bytes"),
         ("v_mov_b32_e32 v2, -4\nds_write_b32 v2, v0", OutOfBounds, "offset 4294967292"),
@@ -154,7 +154,7 @@ def test_write_after_read_race_is_found(order):
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("writer", [0, 1, 2])
-def test_write_to_what_several_waves_read(order, writer):
+def test_a_write_to_an_address_that_several_waves_read(order, writer):
     """All waves read the same 256 bytes, then one of them overwrites these without a barrier."""
     code = f"""
 	v_and_b32_e32 v2, 63, v0
@@ -228,7 +228,7 @@ def test_redundant_writes_do_not_excuse_a_reader(order):
         run_workgroup(code, waves=3, lds=256, order=order, redundant_writes=True)
 
 
-def test_orders_show_what_a_race_does():
+def test_orders_show_the_effect_of_a_race():
     """Collected instead of raised, the race destroys one wave's data or the other's, or none's, by the order."""
     code = WRITE_AFTER_READ.format(barrier="s_nop 0")
     right = np.arange(128) + 5

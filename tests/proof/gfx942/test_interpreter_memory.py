@@ -208,7 +208,7 @@ def test_two_workgroups_must_not_store_the_same_bytes():
 
 
 @pytest.mark.parametrize("rows", [1, 256])
-def test_a_workgroup_must_not_load_what_another_stored(rows):
+def test_a_workgroup_must_not_load_another_ones_store(rows):
     body = """
 	v_lshl_add_u32 v2, s2, 8, v1
 	global_store_dword v2, v0, s[6:7]
