@@ -29,7 +29,7 @@ def stopwatch(backend: MoeBackend, shape: MoeShape, arch: str, device: torch.dev
     if backend.name == "triton":
         from kimi_w4a8_eagle3.moe.triton.backend import TritonBackend  # optional: triton
 
-        from .triton_tiles import triton_measure, triton_space
+        from .triton_tiles import triton_measure, triton_space  # optional: triton
 
         assert isinstance(backend, TritonBackend)
         measure = triton_measure(shape, arch, device, gpu_timer)
@@ -37,7 +37,7 @@ def stopwatch(backend: MoeBackend, shape: MoeShape, arch: str, device: torch.dev
     if backend.name == "flydsl":
         from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend  # optional: flydsl
 
-        from .flydsl_tiles import flydsl_measure, flydsl_space
+        from .flydsl_tiles import flydsl_measure, flydsl_space  # optional: flydsl
 
         assert isinstance(backend, FlydslBackend)
         measure = flydsl_measure(shape, backend, device, gpu_timer)

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from itertools import combinations
 
 from base import packages, prose
 from base.packages import PACKAGES, ROOT, ancestors, below, imports, module, nodes, package
@@ -138,6 +139,42 @@ def classes(text: str) -> tuple[str, ...]:
             case ast.Assign(targets=[ast.Name(name)], value=ast.Call(func=ast.Name(maker) | ast.Attribute(attr=maker))):
                 names += [name] if maker in NAMED else []
     return tuple(name for name in names if not name.startswith("_"))
+
+
+def module_name(sources: Sources) -> Iterator[str]:
+    """A module's name is its own, also among the tests; a verb may have that of a module that it calls."""
+    by_name = defaultdict(list)
+    for path, text in python(sources, tests=True):
+        folder, _, stem = module(path).rpartition(".")
+        if path.startswith("tests/") == stem.startswith("test_") and not path.endswith(("__init__.py", "__main__.py")):
+            by_name[stem].append((path, folder.split(".")[-1], text))
+    for stem, found in by_name.items():
+        for (path, folder, text), (other, beside, its) in combinations(found, 2):
+            used = {part for target, _ in imports(path, text) | imports(other, its) for part in target.split(".")}
+            verb = "commands" in (folder, beside) and stem in used
+            shipped = {path.split("/")[0], other.split("/")[0]} <= {*packages.SHIPPED, "tests"}
+            if shipped and not verb and not {folder, beside} <= packages.BACKENDS:
+                yield f"{path}: {other} has the same name"
+
+
+def late_import(_: str, text: str) -> Iterator[str]:
+    """An import inside of a function says why, in its line or the one above; the next imports share its reason."""
+    functions = [node for node in nodes(text) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    inner = {
+        node.lineno: node for f in functions for node in ast.walk(f) if isinstance(node, (ast.Import, ast.ImportFrom))
+    }
+    lines, ends = text.splitlines(), {node.end_lineno for node in inner.values()}
+    for line, node in inner.items():
+        if line - 1 not in ends and "  # " not in lines[line - 1] and not lines[line - 2].strip().startswith("# "):
+            yield f"no reason for {ast.unparse(node)} inside of a function"
+
+
+def on_the_map(sources: Sources) -> Iterator[str]:
+    """Every folder of code is on the map."""
+    page = (ROOT / "docs/map.md").read_text()
+    for folder in {path.rpartition("/")[0] for path, _ in python(sources)}:
+        if folder.startswith((packages.SERVING, packages.LAB)) and below(folder) and f"`{below(folder)}/`" not in page:
+            yield f"{folder}: is not in docs/map.md"
 
 
 def file_length(sources: Sources) -> Iterator[str]:
@@ -291,6 +328,9 @@ RULES: dict[str, Rule] = {
     "circle": circle,
     "light": light,
     "class-name": class_name,
+    "module-name": module_name,
+    "late-import": each_file(late_import, only=packages.SHIPPED),
+    "map": on_the_map,
     "file-length": file_length,
     "function-length": each_file(function_length, tests=True),
     "any-in-file": each_file(any_in_file),

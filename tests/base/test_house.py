@@ -1,12 +1,10 @@
-"""Rules of the repository beside those of the code (rules.py): the map, the pages, reasons for imports, pins."""
+"""Rules of the repository beside those of the code (rules.py): paths that pages name, and the pins of SGLang."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections import defaultdict
 from functools import cache
-from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,6 @@ from support.repository import ROOT, known_paths, tracked
 from kimi_w4a8_eagle3.doctor.software import SGLANG_NEWEST, SGLANG_PINNED
 
 PACKAGE = ROOT / "kimi_w4a8_eagle3"
-BACKENDS = ("flydsl", "triton")  # of moe/: the same parts by the same names, beside what they share
 # Where the pinned SGLang stands: the first is read by what installs it, the others cannot read and are compared with it
 # (compose.yaml with the Dockerfile, in tests/launch).
 PINS = {
@@ -32,29 +29,6 @@ PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob(".github/*.md"), *ROOT.glob("docs
 @cache
 def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
-
-
-def modules() -> list[Path]:
-    return sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
-
-
-def imports_inside_functions(path: Path) -> list[ast.stmt]:
-    """Skip imports directly below another one, which share its reason."""
-    inner = {
-        node.lineno: node
-        for function in ast.walk(tree(path))
-        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
-        for node in ast.walk(function)
-        if isinstance(node, (ast.Import, ast.ImportFrom))
-    }
-    ends = {node.end_lineno for node in inner.values()}
-    return [node for line, node in sorted(inner.items()) if line - 1 not in ends]
-
-
-def test_every_folder_of_the_package_is_on_the_map() -> None:
-    page = (ROOT / "docs/map.md").read_text()
-    folders = {path.parent.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("__init__.py")} - {"."}
-    assert {folder for folder in folders if f"`{folder}/`" not in page} == set()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -89,42 +63,6 @@ def slashed(module: str) -> str:
 def above(name: str) -> str:
     """The file of the module of a function that a page names in full."""
     return slashed(name).rpartition("/")[0] + ".py"
-
-
-def test_an_import_inside_a_function_says_why() -> None:
-    silent = []
-    for path in PACKAGE.rglob("*.py"):
-        lines = path.read_text().splitlines()
-        for node in imports_inside_functions(path):
-            above, own = lines[node.lineno - 2].strip(), lines[node.lineno - 1]
-            if "  # " not in own and not above.startswith("# "):
-                silent.append(f"{path.relative_to(ROOT)}:{node.lineno}")
-    assert silent == []
-
-
-def test_no_two_modules_share_a_name() -> None:
-    """A command may share its name with the module that it calls, and so may parts of the two MoE backends."""
-    by_stem = defaultdict(list)
-    for path in modules():
-        by_stem[path.stem].append(path.relative_to(PACKAGE))
-    pairs = [pair for paths in by_stem.values() for pair in combinations(sorted(paths), 2)]
-    assert [f"{a} {b}" for a, b in pairs if not (of_the_backends(a, b) or calls(a, b) or calls(b, a))] == []
-
-
-def of_the_backends(one: Path, other: Path) -> bool:
-    return all(path.parent in {Path("moe"), *(Path("moe") / name for name in BACKENDS)} for path in (one, other))
-
-
-def calls(command: Path, module: Path) -> bool:
-    """Return True if a command imports the module, or a name from it."""
-    dotted = ".".join(module.with_suffix("").parts)
-    names = {
-        name
-        for node in ast.walk(tree(PACKAGE / command))
-        if isinstance(node, ast.ImportFrom)
-        for name in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
-    }
-    return command.parent == Path("commands") and dotted in names
 
 
 def test_the_places_of_the_pinned_sglang_agree() -> None:
