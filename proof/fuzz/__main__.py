@@ -1,10 +1,10 @@
-"""Does a request end the engine, get a 5xx, open what is closed, or disturb another client? Fuzzes a real server.
+"""Fuzz a real server: no request may end it, get a 5xx, open a closed endpoint, or disturb another client.
 
-    python -m proof.fuzz [--minutes 5 | --requests 10000] [--seed 1] [--url http://HOST:PORT] [--only INDEX]
+    python -m proof.fuzz [--minutes 5 | --requests 10000] [--seed 1] [--url http://HOST:PORT]
 
 Starts the built-in model with a client's and an operator's key, or uses the engine at --url, whose keys are read from
-KIMI_API_KEY(_FILE) and KIMI_ADMIN_KEY(_FILE). Exit code 1 when something was found; the folder then holds the
-requests, and fuzz.json the commands that send them again.
+KIMI_API_KEY(_FILE) and KIMI_ADMIN_KEY(_FILE). The exit code is 1 when something was found. The folder then holds the
+requests, made as small as possible, and fuzz.json the commands that send them again. The next run sends them first.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import typer
+from hypothesis.database import DirectoryBasedExampleDatabase
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -28,7 +29,7 @@ from kimi_w4a8_eagle3.door.settings import ADMIN_KEY, API_KEY, read_door
 from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render
 from proof.fuzz.resources import NO_KERNEL_CACHE
-from proof.fuzz.session import Fuzz, Outcome, Target
+from proof.fuzz.session import Fuzz, FuzzOutcome, FuzzTarget
 
 _READY_S = 300.0
 _SHOWN = 20
@@ -39,7 +40,6 @@ def main(
     minutes: float = typer.Option(5.0, min=0.05, help="How long to send."),
     requests: int = typer.Option(0, min=0, help="How many to send, instead of a time."),
     seed: int = typer.Option(1, help="The same seed sends the same requests."),
-    only: int = typer.Option(-1, help="Send the case of this index alone."),
     url: str = typer.Option("", help="An engine that runs already, instead of the built-in model's."),
     runs: Path = typer.Option(DEFAULT_ROOT, help="Where the run's folder goes."),
 ) -> None:
@@ -48,13 +48,13 @@ def main(
     try:
         folder = new_run_dir("fuzz", runs)
         with signals_raise(), _engine(url.rstrip("/"), folder, console) as target:
-            fuzz = Fuzz(target, folder, seed, timely=True)
+            examples = DirectoryBasedExampleDatabase(runs / ".fuzz")
+            fuzz = Fuzz(target, folder, seed, timely=True, examples=examples)
             try:
                 with console.status("fuzzing") as status:
                     outcome = fuzz.run(
                         requests or None,
                         None if requests else minutes * 60,
-                        None if only < 0 else only,
                         lambda now: status.update(f"{now.requests} requests, {len(now.faults)} faults"),
                     )
             finally:  # what was found until a signal came, too
@@ -71,11 +71,11 @@ def main(
 
 
 @contextmanager
-def _engine(url: str, folder: Path, console: Console) -> Iterator[Target]:
+def _engine(url: str, folder: Path, console: Console) -> Iterator[FuzzTarget]:
     if url:
         write_json(folder / RECORD, record("fuzz", {}, {}, url=url))
         settings = read_door(os.environ)
-        yield Target(url, api_key=settings.api_key, admin_key=settings.admin_key)
+        yield FuzzTarget(url, api_key=settings.api_key, admin_key=settings.admin_key)
         return
     launch: Launch = render(load_recipe("tiny"), [f"port={free_port()}", "context-length=8192", NO_KERNEL_CACHE])
     write_json(folder / RECORD, record("fuzz", {launch.name: {"argv": launch.argv, "env": launch.env}}, launch.env))
@@ -84,10 +84,10 @@ def _engine(url: str, folder: Path, console: Console) -> Iterator[Target]:
     environment = {**launch.env, **keys, **opened}
     with EngineServer(launch.argv, environment, launch.host, launch.port, folder / "server.log") as server:
         console.print(f"fuzz: the engine was ready after {server.wait_ready(_READY_S):.0f} s at {server.base_url}")
-        yield Target(server.base_url, server.pid, keys[API_KEY], keys[ADMIN_KEY], lambda: server.poll() is not None)
+        yield FuzzTarget(server.base_url, server.pid, keys[API_KEY], keys[ADMIN_KEY], lambda: server.poll() is not None)
 
 
-def _show(outcome: Outcome, seed: int, console: Console) -> None:
+def _show(outcome: FuzzOutcome, seed: int, console: Console) -> None:
     table = Table(title=f"{outcome.requests} requests, seed {seed}")
     for column in ("group", "sent", *(name for name, _, _ in _CLASSES), "slowest", ""):
         table.add_column(column, justify="left" if column in ("group", "") else "right")
@@ -99,8 +99,8 @@ def _show(outcome: Outcome, seed: int, console: Console) -> None:
     console.print(f"healthy client: {outcome.summary()['healthy_client']}")
     console.print(f"held before: {outcome.before}\nheld after:  {outcome.after}")
     for fault in list(outcome.faults.values())[:_SHOWN]:
-        place = f"{fault.group} {fault.name}" + ("" if fault.index is None else f", seed {seed}, index {fault.index}")
-        console.print(f"[red]{escape(fault.what)}[/] x{fault.times} {escape(place)}: {escape(fault.detail[:300])}")
+        where = escape(f"{fault.group} {fault.name}: {fault.detail[:300]}")
+        console.print(f"[red]{escape(fault.what)}[/] x{fault.times} {where}")
         console.print(escape(fault.command), style="dim", soft_wrap=True)
     if len(outcome.faults) > _SHOWN:
         console.print(f"... and {len(outcome.faults) - _SHOWN} more in fuzz.json")

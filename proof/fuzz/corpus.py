@@ -9,10 +9,8 @@ import json
 from functools import cache
 from typing import Any
 
-from .requests import JSON, OUTSIDER, Case, Request, wire_request
-from .state import chat_wire, question
+from .requests import CHAT, JSON, OUTSIDER, Case, HttpRequest, chat_wire, question, wire_request
 
-_CHAT = "/v1/chat/completions"
 _SLOW_PATTERN = r"((.|\s)+)+\x00"
 # Quick to compile; the scheduler then took seconds for each token, because every way to read a text is kept.
 _AMBIGUOUS = (
@@ -59,12 +57,12 @@ def _ends_the_engine(model: str) -> list[Case]:
     no_number = _schema(model, {"type": "integer", "minimum": 5, "maximum": 2})
     return [
         _case(1, "a closed field at false", "/generate", {**logprob, "positional_embed_overrides": False}),
-        _case(1, "a bias beyond float32", _CHAT, question(model, logit_bias={"1": 1e39}), refused=True),
+        _case(1, "a bias beyond float32", CHAT, question(model, logit_bias={"1": 1e39}), refused=True),
         _case(1, "logprob_start_len in a list", "/generate", {**logprob, "logprob_start_len": [1]}),
         _case(1, "top_logprobs_num in a list", "/generate", {**logprob, "top_logprobs_num": [5]}),
-        _case(1, "top_logprobs as text", _CHAT, question(model, logprobs=True, top_logprobs="5000"), refused=True),
-        _case(1, "top_logprobs as a float", _CHAT, question(model, logprobs=True, top_logprobs=5000.0), refused=True),
-        _case(1, "logprobs, and no grammar", _CHAT, {**no_number, "logprobs": True, "top_logprobs": 20}, refused=True),
+        _case(1, "top_logprobs as text", CHAT, question(model, logprobs=True, top_logprobs="5000"), refused=True),
+        _case(1, "top_logprobs as a float", CHAT, question(model, logprobs=True, top_logprobs=5000.0), refused=True),
+        _case(1, "logprobs, and no grammar", CHAT, {**no_number, "logprobs": True, "top_logprobs": 20}, refused=True),
         _case(1, "logprobs as text", "/v1/completions", {**completion, "logprobs": "1000000000"}, refused=True),
     ]
 
@@ -91,12 +89,12 @@ def _opens_the_door(model: str, port: int, keyed: bool) -> list[Case]:
         )
         for number, (path, body) in enumerate(closed.items())
     ]
-    chat = wire_request("POST", _CHAT, claimed, json.dumps(question(model)).encode(), held_from="127.0.0.2")
+    chat = wire_request("POST", CHAT, claimed, json.dumps(question(model)).encode(), held_from="127.0.0.2")
     ajar = [
-        Case("6 no door", path, (Request("POST", path, b"{}", JSON + OUTSIDER, key=False),), refused=True)
+        Case("6 no door", path, (HttpRequest("POST", path, b"{}", JSON + OUTSIDER, key=False),), refused=True)
         for path in closed
     ]
-    return [*forged, Case("2 claimed address", f"{_CHAT} without a key", (chat,), refused=keyed), *ajar]
+    return [*forged, Case("2 claimed address", f"{CHAT} without a key", (chat,), refused=keyed), *ajar]
 
 
 @cache
@@ -111,13 +109,13 @@ def _stops_everybody(model: str) -> tuple[Case, ...]:
     schema = {"type": "object", "properties": some, "minProperties": 500}
     long = "Tom has 3 apples. " * 1600
     return (
-        _case(4, "slow stop pattern", _CHAT, question(model, max_tokens=64, stop_regex=_SLOW_PATTERN)),
+        _case(4, "slow stop pattern", CHAT, question(model, max_tokens=64, stop_regex=_SLOW_PATTERN)),
         _case(4, "slow stop pattern", "/generate", generate),
         _case(
             5, "8 MB behind data:", "/v1/completions", {"model": model, "prompt": data, "max_tokens": 1}, refused=True
         ),
         _case(5, "8 MB behind data:", "/v1/tokenize", {"model": model, "prompt": data}, refused=True),
-        _case(5, "80,000 names in a tool", _CHAT, question(model, tools=[tool]), refused=True),
+        _case(5, "80,000 names in a tool", CHAT, question(model, tools=[tool]), refused=True),
         _case(
             7,
             "128 logprobs from the first token",
@@ -126,14 +124,14 @@ def _stops_everybody(model: str) -> tuple[Case, ...]:
             | {"logprob_start_len": 0, "top_logprobs_num": 128},
         ),
         *[_case(4, each, "/v1/completions", {**completion, "regex": each}) for each in _AMBIGUOUS],
-        *[_case(4, f"{each} in a schema", _CHAT, _schema(model, {"pattern": each})) for each in _AMBIGUOUS],
+        *[_case(4, f"{each} in a schema", CHAT, _schema(model, {"pattern": each})) for each in _AMBIGUOUS],
         _case(4, "a repeat of repeats", "/generate", _tag(_REPEATS), refused=True),
-        _case(7, "lengths", _CHAT, _schema(model, {"items": {"maxLength": 100}, "minItems": 100})),
+        _case(7, "lengths", CHAT, _schema(model, {"items": {"maxLength": 100}, "minItems": 100})),
         _case(7, "n times the logprobs of a prompt", "/v1/completions", {**completion, **_LOGPROBS}, refused=True),
         _case(
             7,
             "600 properties, 500 of them needed",
-            _CHAT,
+            CHAT,
             _schema(model, schema),
         ),
     )
@@ -144,18 +142,18 @@ def _breaks_an_answer(model: str) -> list[Case]:
     numbered = json.loads("[1," + "[" * 400 + "]" * 400 + "]")
     generate: dict[str, Any] = {"text": "Tom", "sampling_params": {"max_new_tokens": 2}}
     parts: tuple[list[Any], ...] = ([{"type": []}], [{}], [{"type": {}}])
-    messages = [_case(8, f"part {part}", _CHAT, question(model, messages=[_says(part)])) for part in parts]
+    messages = [_case(8, f"part {part}", CHAT, question(model, messages=[_says(part)])) for part in parts]
     anthropic = [
         _case(8, f"part {part}", "/v1/messages", {"model": model, "max_tokens": 2, "messages": [_says(part)]})
         for part in parts
     ]
-    wrong_key = Request("POST", "/flush_cache", b"", (("authorization", "Bearer not-a-key"), *OUTSIDER), key=False)
+    wrong_key = HttpRequest("POST", "/flush_cache", b"", (("authorization", "Bearer not-a-key"), *OUTSIDER), key=False)
     return [
         *messages,
         *anthropic,
         _case(8, "n is null", "/generate", {"text": "Tom", "sampling_params": {"n": None}}),
         _case(8, "a number before 400 levels", "/generate", {**generate, "input_ids": numbered}),
-        _case(8, "a number before 400 levels", _CHAT, question(model, stop=numbered)),
+        _case(8, "a number before 400 levels", CHAT, question(model, stop=numbered)),
         Case("8 answers", "half-closed", (chat_wire(model, half_close=True, patience_s=10.0),)),
         Case("8 answers", "wrong key", (wrong_key,), refused=True),
         Case("8 answers", "a header sets the id", (_with_header(model, "x-override-rid"),) * 2),
@@ -191,8 +189,8 @@ def _from_agents(model: str) -> list[Case]:
         "a schema without an end": _schema(model, {"properties": {"x": {"$ref": "#"}}, "required": ["x"]}),
     }
     return [
-        *(_case(9, name, _CHAT, {**question(model), **body}, refused=True) for name, body in refused.items()),
-        *(_case(9, name, _CHAT, {**question(model), **body}) for name, body in answered.items()),
+        *(_case(9, name, CHAT, {**question(model), **body}, refused=True) for name, body in refused.items()),
+        *(_case(9, name, CHAT, {**question(model), **body}) for name, body in answered.items()),
     ]
 
 
@@ -217,12 +215,12 @@ def _says(content: Any) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
-def _with_header(model: str, name: str) -> Request:
-    return Request("POST", _CHAT, json.dumps(question(model)).encode(), (*JSON, (name, "one")))
+def _with_header(model: str, name: str) -> HttpRequest:
+    return HttpRequest("POST", CHAT, json.dumps(question(model)).encode(), (*JSON, (name, "one")))
 
 
 _NAMES = {1: "1 coerced", 4: "4 patterns", 5: "5 sizes", 7: "7 allowed work", 8: "8 answers", 9: "9 agents"}
 
 
 def _case(group: int, name: str, path: str, body: Any, refused: bool = False) -> Case:
-    return Case(_NAMES[group], f"{path}: {name}", (Request("POST", path, json.dumps(body).encode()),), refused)
+    return Case(_NAMES[group], f"{path}: {name}", (HttpRequest("POST", path, json.dumps(body).encode()),), refused)

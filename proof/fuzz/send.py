@@ -15,14 +15,14 @@ import httpx
 
 from kimi_w4a8_eagle3.engine.client import bearer
 
-from .requests import KEY, Request, Wire
+from .requests import KEY, HttpRequest, Wire
 
 ANSWER_WITHIN_S = 90.0  # a worker of the door may take 60
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3}) ")
 
 
 @dataclass(frozen=True)
-class Answer:
+class FuzzAnswer:
     """status 0: no HTTP answer. error: why there was none; empty where none was to be expected."""
 
     status: int
@@ -31,7 +31,7 @@ class Answer:
     error: str = ""
 
 
-class Sender:
+class FuzzSender:
     """A client with kept connections; used as an async context manager. at_once: connections."""
 
     def __init__(self, base_url: str, api_key: str | None, at_once: int) -> None:
@@ -45,25 +45,25 @@ class Sender:
         unkept = httpx.Limits(max_keepalive_connections=0)
         self._anew = httpx.AsyncClient(base_url=base_url, timeout=timeout, limits=unkept, trust_env=False)
 
-    async def __aenter__(self) -> Sender:
+    async def __aenter__(self) -> FuzzSender:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._http.aclose()
         await self._anew.aclose()
 
-    async def send(self, what: Request | Wire) -> Answer:
+    async def send(self, what: HttpRequest | Wire) -> FuzzAnswer:
         """Send it and wait for the end of the answer, or leave."""
         began = time.monotonic()
         try:
-            status, text = await (self._either(what) if isinstance(what, Request) else self._wire(what))
+            status, text = await (self._either(what) if isinstance(what, HttpRequest) else self._wire(what))
         except httpx.TimeoutException:
-            return Answer(0, "", time.monotonic() - began, "no answer")
+            return FuzzAnswer(0, "", time.monotonic() - began, "no answer")
         except (httpx.HTTPError, OSError) as error:
-            return Answer(0, "", time.monotonic() - began, f"the connection broke: {error!r:.200}")
-        return Answer(status, text, time.monotonic() - began)
+            return FuzzAnswer(0, "", time.monotonic() - began, f"the connection broke: {error!r:.200}")
+        return FuzzAnswer(status, text, time.monotonic() - began)
 
-    async def _either(self, request: Request) -> tuple[int, str]:
+    async def _either(self, request: HttpRequest) -> tuple[int, str]:
         """Over a kept connection; once more over a new one where the kept one ends without an answer.
 
         The server closes what was idle for 5 s, also with a request on its way (RFC 9112, 9.3.1); what it has not read
@@ -74,7 +74,7 @@ class Sender:
         except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
             return await self._request(self._anew, request)
 
-    async def _request(self, http: httpx.AsyncClient, request: Request) -> tuple[int, str]:
+    async def _request(self, http: httpx.AsyncClient, request: HttpRequest) -> tuple[int, str]:
         headers = [*request.headers, *(self._key.items() if request.key else ())]
         call = http.request(request.method, request.path, content=request.body, headers=headers)
         if request.leave_after_s is None:

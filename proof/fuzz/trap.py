@@ -10,8 +10,8 @@ from typing import Any
 
 
 @contextmanager
-def trap(on_request: Callable[[str], None]) -> Iterator[str]:
-    """Yields an address on it; on_request(path) is called from a thread of its own when somebody asks."""
+def trap(on_request: Callable[[str], object]) -> Iterator[str]:
+    """Yield an address on it. on_request(path) is called from a thread of its own for each request."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from random import Random
 
-from .requests import KEY, OUTSIDER, Case, Request, Wire, wire_request
+from hypothesis import strategies as st
+
+from .requests import CHAT, KEY, OUTSIDER, Case, HttpRequest, Wire, question, wire_request
 
 _FORWARDING = ("X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Port", "X-Forwarded-Prefix", "X-Real-IP")
 _FORWARDED = (
@@ -54,59 +55,60 @@ _GARBAGE = (
     b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
     b"G\x00T / HTTP/1.1\r\nHost: x\r\n\r\n",
     b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 100_000 + b"\r\n\r\n",
-    b"GET / HTTP/1.1\r\nHost: x\r\n" + b"".join(b"X-%d: y\r\n" % each for each in range(20_000)) + b"\r\n",
+    b"GET / HTTP/1.1\r\nHost: x\r\n" + b"".join(b"X-%d: y\r\n" % number for number in range(20_000)) + b"\r\n",
     b"GET / HTTP/1.1\r\nHost : x\r\n folded\r\n\r\n",
 )
 
 
-def header_case(visit: int, random: Random, model: str) -> Case:
-    """One of six kinds of mischief with headers, in turn, around a small request."""
-    message = {"role": "user", "content": "Tom has"}
-    chat = json.dumps({"model": model, "messages": [message], "max_tokens": 1}).encode()
+def header_case(draw: st.DrawFn, model: str) -> Case:
+    """Draw one of six attacks with headers, around a small request."""
     base = [("Host", "x"), ("Content-Type", "application/json"), ("Authorization", f"Bearer {KEY}")]
-    path, body, closed = random.choice((("/v1/chat/completions", chat, False), ("/flush_cache", b"", True)))
+    chat = json.dumps(question(model, max_tokens=1)).encode()
+    path, body, closed = draw(st.sampled_from(((CHAT, chat, False), ("/flush_cache", b"", True))))
     if closed:
         base.append(OUTSIDER[0])
-    kind = visit % 6
-    if kind == 0:
-        names = (*_FORWARDING, "Forwarded", "X-Forwarded-Proto")
-        forged = [(random.choice(names), random.choice(_FORWARDED)) for _ in range(random.randint(1, 4))]
+    kind = draw(st.sampled_from(("forwarding", "two", "one", "smuggling", "detour", "garbage")))
+    if kind == "forwarding":
+        names = st.sampled_from((*_FORWARDING, "Forwarded", "X-Forwarded-Proto"))
+        forged = draw(st.lists(st.tuples(names, st.sampled_from(_FORWARDED)), min_size=1, max_size=4))
         return Case("headers", f"forwarding {path}", (wire_request("POST", path, base + forged, body),), closed)
-    if kind == 1:
-        name = random.choice(_DOUBLE)
-        value = random.choice(_MEANING.get(name, ("0", "-1", "5", "99999999999999999999", str(len(body)), "+3", "x")))
-        headers = [*base, (name, value)] if random.random() < 0.5 else [(name, value), *base]
-        wire = wire_request("POST", path, headers, body, patience_s=1.0)
-        return Case("headers", f"two {name} {path}", (wire,), closed)
-    if kind == 2:
-        name = random.choice(sorted(_MEANING))
-        headers = [*(each for each in base if each[0] != name), (name, random.choice(_MEANING[name]))]
-        wire = wire_request("POST", path, headers, body, patience_s=5.0)
-        return Case("headers", f"{name} {path}", (wire,), closed)
-    if kind == 3:
-        return Case("headers", "smuggling", (_smuggled(random, base, body),))
-    if kind == 4:
-        headers = [each for each in base if each[0] != "Origin"] + list(OUTSIDER)
-        wire = wire_request("POST", random.choice(_DETOURS), headers, b"")
-        return Case("headers", "detour", (wire,), refused=True)
-    return Case("headers", "garbage", (Wire((random.choice(_GARBAGE),)),))
+    if kind == "two":
+        name = draw(st.sampled_from(_DOUBLE))
+        lengths = ("0", "-1", "5", "99999999999999999999", str(len(body)), "+3", "x")
+        second = [(name, draw(st.sampled_from(_MEANING.get(name, lengths))))]
+        headers = base + second if draw(st.booleans()) else second + base
+        return Case(
+            "headers", f"two {name} {path}", (wire_request("POST", path, headers, body, patience_s=1.0),), closed
+        )
+    if kind == "one":
+        name = draw(st.sampled_from(sorted(_MEANING)))
+        headers = [*(header for header in base if header[0] != name), (name, draw(st.sampled_from(_MEANING[name])))]
+        return Case("headers", f"{name} {path}", (wire_request("POST", path, headers, body, patience_s=5.0),), closed)
+    if kind == "smuggling":
+        return Case("headers", kind, (_smuggled(draw, base, body),))
+    if kind == "detour":
+        headers = [header for header in base if header[0] != "Origin"] + list(OUTSIDER)
+        return Case("headers", kind, (wire_request("POST", draw(st.sampled_from(_DETOURS)), headers),), refused=True)
+    return Case("headers", kind, (Wire((draw(st.sampled_from(_GARBAGE)),)),))
 
 
-def _smuggled(random: Random, base: list[tuple[str, str]], body: bytes) -> Wire:
-    """Two ways to tell where the body ends, and another request behind one of the ends."""
+def _smuggled(draw: st.DrawFn, base: list[tuple[str, str]], body: bytes) -> Wire:
+    """Tell in two ways where the body ends, with another request behind one of the ends."""
     hidden = b"POST /flush_cache HTTP/1.1\r\nHost: x\r\nOrigin: https://fuzz.example\r\nContent-Length: 0\r\n\r\n"
     chunk = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
-    framed = random.choice((chunk + hidden, hidden + chunk, b"zz\r\n" + chunk, b"ffffffffffffffff\r\n" + body, chunk))
-    headers = [*base, ("Transfer-Encoding", random.choice(_CODINGS))]
-    if random.random() < 0.7:
-        headers.append(("Content-Length", str(random.choice((0, 4, len(body), len(framed), 10**20)))))
-    wire = wire_request("POST", "/v1/chat/completions", headers, b"", length=False)
+    frames = (chunk + hidden, hidden + chunk, b"zz\r\n" + chunk, b"ffffffffffffffff\r\n" + body, chunk)
+    framed = draw(st.sampled_from(frames))
+    headers = [*base, ("Transfer-Encoding", draw(st.sampled_from(_CODINGS)))]
+    length = draw(st.sampled_from((None, 0, 4, len(body), len(framed), 10**20)))
+    if length is not None:
+        headers.append(("Content-Length", str(length)))
+    wire = wire_request("POST", CHAT, headers, length=False)
     return Wire((wire.pieces[0] + framed,), patience_s=1.0)
 
 
-def broken_body(random: Random, path: str, whole: bytes) -> Case:
-    """A body that is no JSON, not only JSON, or JSON in another guise."""
-    at = random.randint(0, len(whole))
+def broken_body(draw: st.DrawFn, path: str, whole: bytes) -> Case:
+    """Draw a body that is no JSON, not only JSON, or JSON in another guise."""
+    at = draw(st.integers(0, len(whole)))
     bodies = (
         *(whole[:at], whole[:at] + b"\xff" + whole[at:], whole[:at] + b"\\ud800" + whole[at:], whole * 2, b"", b"null"),
         *(b"[" * 50_000, b"[" * 900 + b"]" * 900, b'{"a":' * 900 + b"1" + b"}" * 900, b"0", b'"x"', b"[1]", b"{}"),
@@ -114,8 +116,7 @@ def broken_body(random: Random, path: str, whole: bytes) -> Case:
         *(b'{"max_tokens": 1' + b"0" * 5000 + b", " + whole[1:], whole[:-1] + b', "model": 5, "model": []}'),
         b'{"n": 1e400, ' + whole[1:],
     )
-    kind = random.choice(("application/json", "application/json", "text/plain", "multipart/form-data", "", "x/y"))
-    coding = random.choice(((), (), (("content-encoding", "gzip"),), (("x-body-compressed", "zstd"),)))
-    return Case(
-        "broken bodies", path, (Request("POST", path, random.choice(bodies), (("content-type", kind), *coding)),)
-    )
+    kind = draw(st.sampled_from(("application/json", "text/plain", "multipart/form-data", "", "x/y")))
+    coding = draw(st.sampled_from(((), (("content-encoding", "gzip"),), (("x-body-compressed", "zstd"),))))
+    headers = (("content-type", kind), *coding)
+    return Case("broken bodies", path, (HttpRequest("POST", path, draw(st.sampled_from(bodies)), headers),))

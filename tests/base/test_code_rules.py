@@ -12,7 +12,6 @@ from base.packages import PACKAGES, SERVING, SOURCES
 # By rule, findings that stand for now, with the reason and the end of the exception.
 EXCEPTIONS: dict[str, dict[str, str]] = {
     "import": {"*/cli.py: imports a module by *": "the verbs of packages that are found by an entry point"},
-    "class-name": {"proof/fuzz/*": "remove when the fuzzing has its new classes"},
     "module-name": {"*/evaluation.py: */evaluation.py has *": "remove when the page of an evaluation has its own name"},
     "function-length": {
         "launch/grafana/rows.py: glance is *": "a table of panels",
@@ -20,7 +19,6 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     "any-in-file": {
         "*/lean_imports.py: *": "stands in for modules of SGLang; remove when SGLang imports them on use",
         "proof/sum_kernels.py: *": "FlyDSL's values have no types; remove when they have",
-        "proof/fuzz/requests.py: *": "any JSON; remove when the fuzzing has its new classes",
     },
     "display-text": {
         "*/run_dir.py: line.startswith('model name')": "/proc/cpuinfo has no other form",

@@ -229,11 +229,6 @@ LINES: tuple[tuple[str, str, str], ...] = (
     ),
     (r"make fuzz|python -m proof\.fuzz --url .*", "e2e/test_fuzzing.py::test_the_requests_of_one_seed", TIME),
     (
-        r"python -m proof\.fuzz --seed S --only INDEX",
-        "proof/test_fuzz.py::test_a_seed_and_an_index_are_one_request",
-        "",
-    ),
-    (
         r"python -m kimi_w4a8_eagle3\.sglang_plugin\.run_module proof\.traffic_truth( eagle3| --answers FOLDER)?",
         "predict/test_traffic.py::test_both_releases_schedule_alike",
         TIME,

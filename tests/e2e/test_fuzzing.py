@@ -10,7 +10,7 @@ from support.tiny_servers import tiny_launch, with_faults
 
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from proof.fuzz.resources import NO_KERNEL_CACHE
-from proof.fuzz.session import Fuzz, Target
+from proof.fuzz.session import Fuzz, FuzzTarget
 
 pytestmark = pytest.mark.server
 
@@ -26,7 +26,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
 
 
 def test_the_requests_of_one_seed(engine: EngineServer, tmp_path: Path) -> None:
-    target = Target(engine.base_url, engine.pid, ended=lambda: engine.poll() is not None)
+    target = FuzzTarget(engine.base_url, engine.pid, ended=lambda: engine.poll() is not None)
     outcome = Fuzz(target, tmp_path, SEED).run(REQUESTS)
     found = "\n\n".join(f"{fault.what} x{fault.times}: {fault}\n{fault.command}" for fault in outcome.faults.values())
     assert not found, f"seed {SEED}\n{found}"

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import re
 import time
-from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import Phase
+from hypothesis import strategies as st
 
 from kimi_w4a8_eagle3.door.answers import Refusal
 from proof.fuzz import climb
-from proof.fuzz.climb import Climb, Kind
-
-SCHEMA = json.dumps({"type": "array", "items": {"anyOf": [{"type": "array", "items": {"const": 1}}] * 2}})
+from proof.fuzz.climb import Climb, Cost, CostKind
+from proof.fuzz.grammars import PATTERNS, SCHEMAS
+from proof.fuzz.rounds import try_round
 
 
 def refuse_above(limit: int) -> Any:
@@ -25,26 +26,35 @@ def refuse_above(limit: int) -> Any:
     return check
 
 
-def work(value: str, _: Random) -> float:
+def work(value: str) -> float:
     return len(value) / 1000
 
 
-def kind(**given: Any) -> Kind:
-    change = lambda value, random: value + "x" * len(value)  # noqa: E731
-    usual: dict[str, Any] = {"start": ["a"], "change": change, "encode": str, "work": work, "largest": 1000}
-    return Kind(**{"name": "text", "most_s": 0.1, "check": refuse_above(50), **usual, **given})
+def kind(**given: Any) -> CostKind:
+    usual: dict[str, Any] = {"requests": st.integers(1, 10**6).map("x".__mul__), "work": work, "largest": 10_000}
+    return CostKind(**{"name": "text", "most_s": 0.1, "check": refuse_above(50), **usual, **given})
 
 
-@pytest.mark.parametrize(("opened", "longest"), [(False, 32), (True, 512)])
+@pytest.mark.parametrize(("opened", "longest"), [(False, 70_001), (True, 300_003)])
 def test_it_climbs_to_what_the_door_admits_or_to_the_largest_request(
     opened: bool, longest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried = climb.tried  # its memory differs from run to run, and with it what is changed next
-    monkeypatch.setattr(climb, "tried", lambda *words: tried(*words)._replace(resident=0))
-    found, random = Climb(kind()), Random(1)
-    for _ in range(12):  # each is a fork of this process with all that it has imported
-        found.step(random, opened)
-    assert len(found.example) == longest and found.best.seconds == longest / 1000
+    limits = {False: 70_001, True: 300_003}
+    monkeypatch.setattr(
+        climb, "tried", lambda _, text, opened: Cost(len(text) / 1e6, 0, 1, refused=len(text) > limits[opened])
+    )
+    found = Climb(kind(most_s=1.0))
+    for _ in range(3):
+        found.round(opened, most=200)
+    assert len(found.example) == longest and found.best.seconds == longest / 1e6 and found.tries > 100
+
+
+def test_an_open_climb_ends_where_it_has_found_the_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(climb, "tried", lambda *_: Cost(1.0, 0, 1))
+    found = Climb(kind())
+    found.round(True)
+    found.round(True)
+    assert found.over and found.tries == 1
 
 
 def test_a_killed_try_cost_the_whole_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +64,7 @@ def test_a_killed_try_cost_the_whole_limit(monkeypatch: pytest.MonkeyPatch) -> N
         while True:
             pass
 
-    assert climb.tried(kind(work=spin), "a", 1, opened=True).seconds == 0.1
+    assert climb.tried(kind(work=spin), "a", opened=True).seconds == 0.1
 
 
 def test_time_and_memory_of_a_try_are_its_own() -> None:
@@ -69,28 +79,43 @@ def test_time_and_memory_of_a_try_are_its_own() -> None:
     del block  # from now on glibc takes blocks of up to this size from the heap
     blocks, top = [bytearray(20 << 20) for _ in range(5)], [bytearray(2000) for _ in range(100)]
     del blocks
-    cost = climb.tried(kind(work=use), "a", 1, opened=True)
+    cost = climb.tried(kind(work=use), "a", opened=True)
     assert 0.05 <= cost.seconds < 5 and 2**25 < cost.resident < 2**27
     assert top
-    assert climb.tried(kind(), "a" * 51, 1, opened=False).refused
-    assert climb.tried(kind(), "a" * 20_000, 1, opened=True).refused
+    assert climb.tried(kind(), "a" * 51, opened=False).refused
+    assert climb.tried(kind(), "a" * 20_000, opened=True).refused
 
 
-def test_reasoning_pictures_and_their_changes_are_what_the_door_and_the_engine_read() -> None:
-    random, kinds = Random(1), {one.name: one for one in climb.kinds(grammars=False)}
-    for one in kinds.values():
-        value = one.start[0]
-        for _ in range(5):
-            value = one.change(value, random)
-            if not climb.tried(one, value, 1, opened=False).refused:
-                assert not climb.tried(one, value, 1, opened=True).refused
+@pytest.mark.parametrize("one", climb.kinds(grammars=False), ids=lambda one: one.name)
+def test_reasoning_and_pictures_are_what_the_door_and_the_engine_read(one: CostKind) -> None:
+    served: list[bool] = []
+
+    def attempt(request: Any) -> None:
+        if not climb.tried(one, request, opened=False).refused:
+            served.append(not climb.tried(one, request, opened=True).refused)
+
+    try_round(one.requests, attempt, "1", 12, (Phase.generate,))
+    assert served and all(served)
 
 
-def test_a_schema_grows_to_arrays_beside_a_thousand_others() -> None:
+def test_a_schema_grows_to_hundreds_of_arrays_with_different_constants() -> None:
     """Such a schema of 57.6 kB had masks of 9 to 12 s."""
-    random, schema = Random(1), SCHEMA
-    for _ in range(60):
-        changed = climb._change_schema(schema, random)
-        if schema.count('"array"') <= changed.count('"array"') and len(changed) < 2**16:
-            schema = changed
-    assert schema.count('"array"') > 500 < len(set(re.findall(r'"const": \d+', schema)))
+    found = Climb(kind(requests=SCHEMAS.map(json.dumps), work=len, most_s=1.0))
+
+    def arrays(_: CostKind, text: str, opened: bool) -> Cost:
+        return Cost(min(text.count('"array"'), len(set(re.findall(r'"const": \d+', text)))) / 1000, 0, 1)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(climb, "tried", arrays)
+        for _ in range(4):
+            found.round(False, most=100)
+    assert found.best.seconds > 0.5
+
+
+@pytest.mark.parametrize("strategy", [PATTERNS, SCHEMAS.map(json.dumps)], ids=["patterns", "schemas"])
+def test_grammars_are_of_many_forms_and_compile(strategy: Any) -> None:
+    drawn: list[str] = []
+    try_round(strategy, drawn.append, "1", 60, (Phase.generate,))
+    assert len(set(drawn)) > 40
+    for text in drawn:
+        json.loads(text) if text.startswith("{") else re.compile(text.replace("{1,1024}", "{1,9}"))
