@@ -38,7 +38,6 @@ VERBS = {
     "serve": "Serve a recipe, or show what would run. Engine arguments may follow after `--`.",
     "chat": "Talk with a server: streamed, thinking dimmed, tool calls run; in a pipe: the answer.",
     "route": "Route requests to replicas on other nodes; a replica with another model or other weights is refused.",
-    "top": "Watch replicas: phase, load, KV pool, throughput, prefix cache, acceptance.",
     "plan": "Show the memory map per GPU, the KV capacity and the page-offset guard's verdict, from configs alone.",
     "gates": "List every kernel gate: value, origin, allowed values, reader, effect. A misspelt gate is an error.",
     "warm": "Compile the MoE kernels ahead of serving; needs no GPU, but FlyDSL and a linker for gfx942.",

@@ -29,7 +29,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from support.optional_parts import missing_part
 from support.prometheus import NEEDS_PROMETHEUS
-from support.tiny_servers import started, tiny_launch
+from support.tiny_servers import at_gpu, started, tiny_launch
 
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.process import EngineServer
@@ -180,7 +180,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.fixture(scope="session")
 def eagle3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
     """The built-in model with EAGLE3 in real SGLang, one for the whole run; idle, it uses no processor time."""
-    yield from started(tiny_launch(), tmp_path_factory.mktemp("eagle3"))
+    yield from started(tiny_launch(settings=at_gpu(0)), tmp_path_factory.mktemp("eagle3"))
 
 
 @pytest.fixture

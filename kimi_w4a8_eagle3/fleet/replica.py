@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from ..base.errors import KimiError
-from ..base.signals import Terminated
 from ..door.presence import require_door
 from ..engine import startup_check
 from ..engine.client import EngineClient
@@ -50,14 +48,14 @@ class Replica:
         launch: Launch,
         log_path: Path,
         announce: Announce,
-        name: str = "0",
+        name: str,
+        label: str,
         drain_timeout_s: float = DRAIN_TIMEOUT_S,
-        label: str = "",
     ) -> None:
         self.launch = launch
         self.log_path = log_path
         self.state = ReplicaState(name, launch.base_url, launch.recipe.options.progress_timeout_s, *launch.acceptance)
-        self.label = label or f"replica-{name}"
+        self.label = label
         self._announce = announce
         self._drain_timeout_s = drain_timeout_s
         self._end_requested = threading.Event()
@@ -74,21 +72,18 @@ class Replica:
         try:
             with self.launch.server(self.log_path) as server:
                 self._server = server
-                try:
-                    seconds = server.wait_ready(READY_TIMEOUT_S, on_wait=self._raise_if_end_requested)
-                    self._check()
-                    self._enter(Phase.READY, f"after {seconds:.0f} s at {server.base_url}/v1")
-                    self.was_ready = True
-                    self._watch(server)
-                    if self._drains:
-                        self._drain(server)
-                except Terminated as ended:  # only the main thread gets it, so only the replica of a single server
-                    if ended.number == signal.SIGTERM and self.state.ready:
-                        self._drain(server)
-                    raise
+                seconds = server.wait_ready(READY_TIMEOUT_S, on_wait=self._raise_if_end_requested)
+                self._check()
+                self._enter(Phase.READY, f"after {seconds:.0f} s at {server.base_url}/v1")
+                self.was_ready = True
+                self._watch(server)
+                if self._drains:
+                    self._drain(server)
         except _EndRequested:
             return
         except KimiError as error:
+            if self._end_requested.is_set():  # it was ended while it started or checked
+                return
             reason = error.what
             raise
         finally:

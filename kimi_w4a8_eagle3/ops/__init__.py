@@ -1,1 +1,1 @@
-"""The operator's view of a fleet: replica states, probes, one metrics endpoint, the terminal view."""
+"""The operator's view of a fleet: replica states, probes, one metrics endpoint and the live page."""

@@ -88,7 +88,6 @@ LINES: tuple[tuple[str, str, str], ...] = (
     (r"curl .*amd/Kimi-K2.*", "", GPU),
     (r"curl .*/v1/models", "e2e/test_openai_api.py::test_the_served_model_is_listed", ""),
     (r"(\.venv/bin/)?kimi-w4a8 chat", "commands/test_chat.py::test_on_a_terminal_everything_is_shown", ""),
-    (r"kimi-w4a8 top", "ops/test_top.py::test_an_endpoint_shows_its_figures_and_a_live_page", ""),
     (
         r"(\.venv/bin/)?kimi-w4a8 bench chat .*",
         "e2e/test_openai_api.py::test_a_persons_path_from_the_first_request_to_the_report",

