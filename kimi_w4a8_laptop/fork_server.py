@@ -27,7 +27,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple, TypeGuard
 
-from kimi_w4a8_eagle3.engine.starter import Command, NewProcess, Process, Program, die_with_parent
+from kimi_w4a8_eagle3.engine.process import Command, NewProcess, Process, Program, die_with_parent
 
 FORK_SERVER = "kimi_w4a8_laptop.forked_engine"
 READY, GO = b"ready", b"go"

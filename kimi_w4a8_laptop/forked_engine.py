@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 import setproctitle
 from huggingface_hub import constants
 
-from kimi_w4a8_eagle3.engine.starter import Program, die_with_parent
+from kimi_w4a8_eagle3.engine.process import Program, die_with_parent
 from kimi_w4a8_eagle3.sglang_plugin import orphans
 from kimi_w4a8_eagle3.sglang_plugin.run_module import run
 

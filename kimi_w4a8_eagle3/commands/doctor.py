@@ -17,7 +17,8 @@ from ..doctor.probe import Probe
 from ..doctor.result import Report
 from ..doctor.runner import examine
 from ..recipe.launch import load_recipe
-from .options import RECIPE, RECIPE_NAME, one_recipe
+from ..recipe.schema import one_recipe
+from .options import RECIPE, RECIPE_NAME
 
 
 def doctor(

@@ -14,7 +14,8 @@ from ..base.console import table_console
 from ..base.errors import UsageError
 from ..gates import OUR_BACKENDS, TABLE, ignored_gates, read_gates
 from ..recipe.launch import load_recipe
-from .options import RECIPE, RECIPE_NAME, one_recipe
+from ..recipe.schema import one_recipe
+from .options import RECIPE, RECIPE_NAME
 
 
 def gates(

@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 
 import typer
 
-from ..base.errors import KimiError, UsageError
+from ..base.errors import KimiError
 from ..base.signals import Terminated, signals_raise
 from ..recipe.schema import recipe_names
 
@@ -40,17 +40,6 @@ OPS_PORT = typer.Option(None, "--ops-port", help="Probes and metrics; default: p
 OPS_HOST = typer.Option("127.0.0.1", "--ops-host", help="Address for probes and metrics.")
 DRAIN_TIMEOUT = typer.Option(120.0, "--drain-timeout", min=0, help="Seconds for running requests at SIGTERM.")
 OPS_URL = typer.Option(None, "--ops-url", help="A router's ops endpoint; default: the port after the router's.")
-
-
-def one_recipe(named: str | None, option: str | None, default: str | None = None) -> str:
-    """Return the recipe given as RECIPE or by --recipe; raise UsageError for both, or for neither without a default."""
-    if named and option:
-        raise UsageError("two recipes were given", where=f"{named}, --recipe {option}", remedy="remove one of them")
-    if found := named or option:
-        return found
-    if default is None:
-        raise UsageError("no recipe was named", expected=f"one of {', '.join(recipe_names())}; or a TOML file")
-    return default
 
 
 def expanded(command: Callable[..., None]) -> Callable[..., None]:

@@ -16,7 +16,8 @@ from ..machine.aiter_regime import detect_regime, installed_regime
 from ..machine.hardware import Machine, gpu_by_name
 from ..recipe.launch import load_recipe, missing_gpus, resolve, unmet_requirements
 from ..recipe.memory_plan import MemoryPlan, ModelCard, make_plan, short_pool
-from .options import RECIPE, RECIPE_NAME, one_recipe
+from ..recipe.schema import one_recipe
+from .options import RECIPE, RECIPE_NAME
 
 INPUT_LEN, OUTPUT_LEN = 10240, 512  # the published workload
 WORKLOAD = f"{INPUT_LEN:,}+{OUTPUT_LEN}"

@@ -9,7 +9,7 @@ import typer
 from ..base.errors import UsageError
 from ..fleet import discovery
 from ..fleet.checks import ServeOptions
-from ..fleet.serve import route_foreground
+from ..fleet.route import route_foreground
 from ..recipe.launch import load_recipe, resolve
 from ..recipe.router_settings import RouterSettings
 from .options import DRAIN_TIMEOUT, OPS_HOST, OPS_PORT, RUNS

@@ -14,7 +14,8 @@ from ..fleet.checks import ServeOptions, ready_to_serve, require_parsed
 from ..fleet.serve import serve_foreground
 from ..machine.hardware import GPUS
 from ..recipe.launch import Launch, prepare
-from .options import DRAIN_TIMEOUT, OPS_HOST, OPS_PORT, RECIPE, RECIPE_NAME, RUNS, complete, one_recipe
+from ..recipe.schema import one_recipe
+from .options import DRAIN_TIMEOUT, OPS_HOST, OPS_PORT, RECIPE, RECIPE_NAME, RUNS, complete
 
 # Allows engine arguments that only the engine knows, after `--`.
 CONTEXT_SETTINGS = {"allow_extra_args": True}

@@ -12,6 +12,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -37,6 +38,7 @@ class Belongings:
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         unlocked.rename(self.folder / _LOCK)  # under its final name the file is never seen unlocked
         self._seen: set[Path] = set()
+        self._removal = threading.Lock()
 
     def see(self, pids: Iterable[int]) -> None:
         """Record the shared memory that these processes use now. Cheap enough to run every few seconds."""
@@ -47,9 +49,11 @@ class Belongings:
                 (self.folder / _SHARED_MEMORY).write_text("\n".join(map(str, sorted(self._seen))))
 
     def remove(self) -> None:
-        """Remove everything; call this after the engine's last process has ended. Idempotent."""
-        _remove(self.folder, self._seen | _noted(self.folder))
-        if self._lock >= 0:
+        """Remove everything; call this after the engine's last process has ended. Idempotent, from any thread."""
+        with self._removal:
+            if self._lock < 0:
+                return
+            _remove(self.folder, self._seen | _noted(self.folder))
             os.close(self._lock)
             self._lock = -1
 

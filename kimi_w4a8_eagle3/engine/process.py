@@ -1,30 +1,120 @@
 """An engine process: start it, wait until it answers, stop it with all its children, and keep its log.
 
-It asks the engine only for /health. The command line and the environment come from a recipe.
+It asks the engine only for /health. The command line and the environment come from a recipe. A new process imports
+SGLang, which takes ten seconds of a core. On a CPU kimi-w4a8-laptop forks one that has done so.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import SystemRandom
+from typing import Protocol
 
 import httpx
 import psutil
 
+from ..base import laptop
 from ..base.address import http_url
 from ..base.errors import KimiError, UsageError
 from ..base.tls import trusted
 from .leftovers import Belongings
-from .starter import Command, Process, Starter, starter
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Program:
+    """A module that `run_module` runs as a program, where SGLang alone would not start. laptop can fork it."""
+
+    module: str
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def argv(self) -> list[str]:
+        return [sys.executable, "-m", "kimi_w4a8_eagle3.sglang_plugin.run_module", self.module, *self.arguments]
+
+    @property
+    def alone(self) -> list[str]:
+        """The command line without `run_module`, for a GPU."""
+        return [sys.executable, "-m", self.module, *self.arguments]
+
+
+Command = Program | Sequence[str]
+
+
+class Process(Protocol):
+    """The part of `subprocess.Popen` that is used."""
+
+    @property
+    def pid(self) -> int: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+class Starter(Protocol):
+    """A way to start processes. environ: all variables of the process. log: file descriptor for its output."""
+
+    def prepare(self, command: Command, environ: Mapping[str, str], log: Path) -> None:
+        """Start SGLang's imports in the background, for which the first engine would wait."""
+
+    def engine(self, command: Command, environ: Mapping[str, str], log: int) -> Process:
+        """Start an engine in a session of its own. The engine gets SIGTERM when this process dies."""
+
+    def program(self, program: Program, changes: Mapping[str, str], log: int) -> Process:
+        """Start a program that measures engines. changes: variables added to this process's environment."""
+
+
+class NewProcess:
+    """Starter that uses `subprocess`."""
+
+    def prepare(self, command: Command, environ: Mapping[str, str], log: Path) -> None:
+        """Do nothing: a new process cannot be prepared."""
+
+    def engine(self, command: Command, environ: Mapping[str, str], log: int) -> Process:
+        return subprocess.Popen(
+            words(command),
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+
+    def program(self, program: Program, changes: Mapping[str, str], log: int) -> Process:
+        return subprocess.Popen(
+            program.argv, env={**os.environ, **changes}, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+        )
+
+
+def words(command: Command) -> list[str]:
+    """Return the words of a command line."""
+    return command.argv if isinstance(command, Program) else list(command)
+
+
+def starter() -> Starter:
+    """Return laptop's starter where it is installed, which starts what it cannot fork as new processes."""
+    found: Starter | None = laptop.find("starter")
+    return found or NewProcess()
+
+
+def die_with_parent() -> None:
+    """In a new child: end when the process that started it dies, for whatever reason (Linux)."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
 
 _STOP_GRACE_S = 20.0
 _POLL_S = 0.25
@@ -132,7 +222,8 @@ class EngineServer:
     def stop(self, grace_s: float = _STOP_GRACE_S) -> bool:
         """End the process and all its children: SIGTERM, then SIGKILL after `grace_s`. Idempotent.
 
-        SGLang finishes its running requests before it ends, so a long grace is a drain. Returns False if it was killed.
+        SGLang finishes its running requests before it ends, so a long grace is a drain. Another thread may call it
+        with a shorter one. Returns False if it was killed.
         """
         if self._process is None:
             return True
@@ -146,7 +237,7 @@ class EngineServer:
                 by_itself = False
                 self._process.kill()
                 self._process.wait()
-        survivors = [child for child in self._children.values() if child.is_running()]
+        survivors = [child for child in tuple(self._children.values()) if child.is_running()]
         for child in survivors:
             _signal(child, signal.SIGTERM)
         _, alive = psutil.wait_procs(survivors, timeout=3.0)

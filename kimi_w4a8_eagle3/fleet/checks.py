@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import subprocess
@@ -16,14 +17,14 @@ from ..base.finding import Finding, Severity
 from ..base.run_dir import DEFAULT_ROOT
 from ..door.settings import is_loopback
 from ..engine.aiter_jit import jit_environment
-from ..engine.process import require_free_port
-from ..engine.starter import Program
-from ..recipe.arguments import command_words
+from ..engine.process import Program, require_free_port
+from ..recipe.arguments import allows_code, command_words
 from ..recipe.launch import Launch, unmet_requirements
 from ..recipe.trusted_code import locate, require_trusted
-from .identity import fingerprint
 
 DRAIN_TIMEOUT_S = 120.0
+_SAMPLES = 16
+_SAMPLE_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,10 @@ def checked(launch: Launch, preflight: bool = True) -> Launch:
             where=f"the known fault {fault.id}",
             remedy=f"{fault.remedy}; or take the risk: --set 'options.accept_faults=[\"{fault.id}\"]'",
         )
-    launch = require_trusted(launch)
-    launch = replace(launch, env=launch.env | jit_environment({**os.environ, **launch.env}))
+    if any(map(allows_code, launch.args)):
+        launch = require_trusted(launch)
+    if launch.recipe.hardware.gpus:
+        launch = replace(launch, env=launch.env | jit_environment({**os.environ, **launch.env}))
     weights = checked_weights(launch, preflight)
     if weights is None or "weight-version" in launch.args:
         return launch
@@ -125,8 +128,38 @@ def _folder(launch: Launch, checkpoint: str | None, option: str) -> Path | None:
     """Return the folder of a checkpoint at the engine's revision on this disk, or None when it is not here."""
     if checkpoint is None:
         return None
+    if Path(checkpoint).is_dir():
+        return Path(checkpoint)
     revision = str(launch.args.get(option, "main"))
     try:
         return locate(checkpoint, revision, Path(constants.HF_HUB_CACHE)).folder
     except KimiError:
         return None
+
+
+def fingerprint(*checkpoints: Path) -> str:
+    """Return 12 hexadecimal digits that differ when the configs, tensor layouts or weights of these folders differ.
+
+    Reads the JSON files, every safetensors header and a few blocks of every weight file, in seconds for 534 GB. It
+    tells checkpoints apart. It does not detect a deliberate forgery, which `kimi-w4a8 fetch --verify` does.
+    """
+    digest = hashlib.sha256()
+    for folder in checkpoints:
+        for path in sorted(folder.glob("*.json")):
+            digest.update(f"{path.name}\0".encode() + path.read_bytes())
+        for path in sorted(folder.glob("*.safetensors")):
+            digest.update(f"{path.name}\0".encode())
+            _add_samples(digest, path)
+    return digest.hexdigest()[:12]
+
+
+def _add_samples(digest: hashlib._Hash, path: Path) -> None:
+    size = path.stat().st_size
+    digest.update(size.to_bytes(8, "little"))
+    with path.open("rb") as file:
+        header = int.from_bytes(file.read(8), "little")
+        digest.update(file.read(min(header, size)))
+        body = file.tell()
+        for sample in range(_SAMPLES):
+            file.seek(body + (size - body) * sample // _SAMPLES)
+            digest.update(file.read(_SAMPLE_BYTES))

@@ -6,17 +6,13 @@ users other answers, or another speed, at random, and nothing else in the stack 
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
 
 from ..base.errors import KimiError
 
-_SAMPLES = 16
-_SAMPLE_BYTES = 4096
 UNKNOWN = "default"  # SGLang's weight version when none is set
 
 
@@ -59,31 +55,3 @@ def _identity(info: dict[str, Any]) -> Identity:
         weights=str(info["weight_version"]),
         architecture=",".join(info.get("architectures") or ()),
     )
-
-
-def fingerprint(*checkpoints: Path) -> str:
-    """Return 12 hexadecimal digits that differ when the configs, tensor layouts or weights of these folders differ.
-
-    Reads the JSON files, every safetensors header and a few blocks of every weight file, in seconds for 534 GB. It
-    tells checkpoints apart. It does not detect a deliberate forgery, which `kimi-w4a8 fetch --verify` does.
-    """
-    digest = hashlib.sha256()
-    for folder in checkpoints:
-        for path in sorted(folder.glob("*.json")):
-            digest.update(f"{path.name}\0".encode() + path.read_bytes())
-        for path in sorted(folder.glob("*.safetensors")):
-            digest.update(f"{path.name}\0".encode())
-            _add_samples(digest, path)
-    return digest.hexdigest()[:12]
-
-
-def _add_samples(digest: hashlib._Hash, path: Path) -> None:
-    size = path.stat().st_size
-    digest.update(size.to_bytes(8, "little"))
-    with path.open("rb") as file:
-        header = int.from_bytes(file.read(8), "little")
-        digest.update(file.read(min(header, size)))
-        body = file.tell()
-        for sample in range(_SAMPLES):
-            file.seek(body + (size - body) * sample // _SAMPLES)
-            digest.update(file.read(_SAMPLE_BYTES))

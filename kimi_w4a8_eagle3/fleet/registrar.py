@@ -1,4 +1,4 @@
-"""Keep the router's list of replicas correct: ready replicas that serve the same model and weights.
+"""Keep the router running, and its list of replicas correct: ready replicas that serve the same model and weights.
 
 One loop compares the wanted replicas with the router's list and applies the difference. It needs no special case for a
 router that restarted and forgot everything, a replica that came back, or one that drains.
@@ -15,11 +15,16 @@ import httpx
 
 from ..base.errors import KimiError
 from ..base.tls import trusted
+from ..engine.process import EngineServer
+from ..recipe.router_settings import RouterSettings
 from .events import EventLog
 from .identity import Identity, ask_identity
-from .router import RouterControl, RouterEndpoint, Worker
+from .replica import keep
+from .router import RouterControl, RouterEndpoint, Worker, router_process
 
 INTERVAL_S = 0.25
+_READY_S = 60.0
+_STOP_S = 5.0
 _IDENTITY_TIMEOUT_S = 5.0
 _RECHECK_S = 3.0  # a pod may end, or come back at the same address with another model
 
@@ -131,3 +136,68 @@ class Registrar:
         if self._expected is None:
             self._expected = found
         return ", ".join(self._expected.differences(found))
+
+
+class RouterKeeper:
+    """The router's process, restarted whenever it ends, and its list of replicas; used as a context manager.
+
+    wanted, model: see `Registrar`.
+    """
+
+    def __init__(
+        self,
+        endpoint: RouterEndpoint,
+        settings: RouterSettings,
+        wanted: Callable[[], frozenset[str]],
+        events: EventLog,
+        model: str | None = None,
+        drain_timeout_s: float = 0.0,
+    ) -> None:
+        self.endpoint = endpoint
+        self.registrar = Registrar(endpoint, wanted, events, model)
+        self._process: EngineServer = router_process(endpoint, settings, events.folder / "router.log", drain_timeout_s)
+        self._drain_timeout_s = drain_timeout_s
+        self._events = events
+        self.label, self.was_ready = "router", False
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=keep, args=(self, self._end, events), name="router", daemon=True)
+
+    def __enter__(self) -> RouterKeeper:
+        self._start()  # here, so that a router that cannot start ends the command
+        self._thread.start()
+        self.registrar.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.registrar.__exit__(*error)
+        self._stop(_STOP_S)
+
+    def drain(self) -> None:
+        """Accept no new connection, finish the running requests, then end."""
+        self._events("router", "draining", f"running requests may take {self._drain_timeout_s:.0f} s")
+        self._stop(self._drain_timeout_s + _STOP_S)
+
+    def _stop(self, grace_s: float) -> None:
+        self._end.set()
+        self._thread.join()
+        self._process.stop(grace_s)
+
+    def serve(self) -> None:
+        """Watch the router's process, and start it first if it has ended."""
+        try:
+            if self._process.poll() is not None:
+                self.was_ready = False
+                self._start()
+            while self._process.poll() is None:
+                if self._end.wait(INTERVAL_S):
+                    return
+            raise KimiError(f"it ended with exit code {self._process.poll()}")
+        except KimiError as error:
+            self._events(self.label, "down", error.what)
+            raise
+
+    def _start(self) -> None:
+        self._process.start()
+        self._process.wait_ready(_READY_S)
+        self.was_ready = True
+        self._events(self.label, "ready", self._process.base_url)

@@ -1,11 +1,13 @@
-"""One replica: an engine that is started, checked with canary prompts, watched for progress, drained and ended."""
+"""One replica: an engine that is started, checked with canary prompts, watched, drained, ended, and kept running."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from ..base.errors import KimiError
 from ..door.presence import require_door
@@ -18,6 +20,7 @@ from ..ops.replica_state import Phase, ReplicaState
 from ..recipe.launch import Launch
 from .checks import DRAIN_TIMEOUT_S
 from .engine_processes import EngineProcesses
+from .events import EventLog
 
 # A cold start on MI325X reads 534 GB and builds kernels; the engine's own exit ends the wait earlier.
 READY_TIMEOUT_S = 5400.0
@@ -25,6 +28,8 @@ _POLL_S = 0.25
 _LOOP_SILENT_S = 3.0  # of the HTTP server: with all delays, /ready is 503 within 5 s
 _STALLED_GRACE_S = 2.0  # a stalled engine finishes nothing, and its clients wait until its sockets close
 
+logger = logging.getLogger(__name__)
+_MAX_BACKOFF_S = 30.0
 Announce = Callable[[str, str, str], None]  # source, event, reason
 
 
@@ -193,3 +198,47 @@ class Replica:
         self._enter(Phase.DRAINING, f"running requests may take {self._drain_timeout_s:.0f} s")
         if not server.stop(self._drain_timeout_s):
             self._announce(self.label, "cut", f"requests ran longer than {self._drain_timeout_s:.0f} s")
+
+
+class Supervised(Protocol):
+    """A process that is kept running. serve: runs it once; returns when it was asked to end, else raises KimiError."""
+
+    label: str
+    was_ready: bool
+
+    def serve(self) -> None: ...
+
+
+def keep(
+    kept: Supervised,
+    ending: threading.Event,
+    events: EventLog,
+    failed: Callable[[Exception], None] = lambda error: None,
+    limit: int | None = None,
+) -> Exception | None:
+    """Run a process again and again until `ending` is set; return the last error after `limit` failures in a row.
+
+    failed: called before every new start. One that was ready starts at once, the next ones after 1, 2, 4 ... 30 s.
+    """
+    failures = 0
+    while not ending.is_set():
+        try:
+            kept.serve()
+            failures = 0
+            continue
+        except Exception as caught:
+            error = caught
+        if not isinstance(error, KimiError):  # a bug here must not cost the service this process
+            logger.error("%s", kept.label, exc_info=error)
+            events(kept.label, "down", f"{type(error).__name__}: {error}")
+        if ending.is_set():
+            return None
+        failures = 1 if kept.was_ready else failures + 1
+        if failures == limit:
+            events(kept.label, "gave-up", "it is not started again")
+            return error
+        failed(error)
+        pause = min(2.0 ** (failures - 2), _MAX_BACKOFF_S) if failures > 1 else 0.0
+        events(kept.label, "restarting", f"in {pause:.0f} s")
+        ending.wait(pause)
+    return None

@@ -1,32 +1,42 @@
-"""Serve engines, or route to engines elsewhere, in the foreground for `kimi-w4a8 serve` and `kimi-w4a8 route`."""
+"""Serve the engines of a recipe in the foreground: kept running, restarted one by one, drained together.
+
+One engine is a fleet of one: it has no router, and the fleet ends with it instead of starting it again.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
-from ..base.extras import require
+from ..base.errors import KimiError
 from ..base.signals import Terminated, signals_raise
+from ..door.settings import is_loopback
 from ..engine.client import EngineClient
-from ..engine.process import require_free_port
+from ..engine.process import free_port
 from ..ops.canary import CanaryWatch
 from ..ops.replica_state import FleetView, Phase, ReplicaState
 from ..recipe.launch import Launch
-from ..recipe.router_settings import RouterSettings
 from ..recipe.schema import Options
-from .checks import ServeOptions, require_ops
+from .checks import ServeOptions
 from .events import EventLog
-from .placement import replica_launches
-from .replica import Replica
+from .registrar import RouterKeeper
+from .replica import READY_TIMEOUT_S, Replica, Stalled, keep
 from .router import router_endpoint
-from .supervisor import Fleet, RouterKeeper, ready_urls
+
+MAX_FAILED_STARTS = 5  # in a row, of one of several replicas
+_POLL_S = 0.25
+_REMOVAL_S = 30.0
 
 
 def serve_foreground(front: Launch, options: ServeOptions) -> int:
@@ -72,54 +82,168 @@ def serve_foreground(front: Launch, options: ServeOptions) -> int:
     return 0
 
 
-def route_foreground(
-    host: str,
-    port: int,
-    model: str | None,
-    router: RouterSettings,
-    discover: Callable[[], frozenset[str]],
-    options: ServeOptions,
-) -> int:
-    """Route to replicas that run elsewhere until a signal arrives; return the exit code of `kimi-w4a8 route`."""
-    console = Console(stderr=True, highlight=False)
-    require("sglang_router")
-    require_free_port(host, port)
-    require_ops(options, port)
-    facts = {"router": router.model_dump(), "host": host, "port": port, "model": model}
-    events = EventLog.begin("route", "", {}, {}, options.runs, console, **facts)
-    folder = events.folder
-    keeper = RouterKeeper(router_endpoint(host, port), router, discover, events, model, options.drain_timeout_s)
-    try:
-        with signals_raise(drain=True), keeper, observed(options, port, router_view(keeper)):
-            console.print(f"[bold]kimi-w4a8: routing at {keeper.endpoint.base_url}/v1[/]; log: {folder}")
-            try:
-                threading.Event().wait()
-            except Terminated as ended:
-                if ended.number == signal.SIGTERM:
-                    keeper.drain()
-                raise
-    except Terminated as stopped:
-        console.print(f"kimi-w4a8: {stopped} received; the router was stopped; the replicas still run; log: {folder}")
-        return stopped.exit_code
-    return 0
+def ready_urls(replicas: Sequence[Replica]) -> frozenset[str]:
+    """Return the addresses of the replicas that take requests now."""
+    return frozenset(replica.state.base_url for replica in replicas if replica.state.ready)
 
 
-def router_view(router: RouterKeeper) -> FleetView:
-    """View of a router whose replicas run elsewhere and have probes of their own."""
-    known: dict[str, ReplicaState] = {}
+def replica_launches(front: Launch) -> list[Launch]:
+    """Return the launches of the recipe's replicas; `front` holds the address and settings that clients see.
 
-    def replicas() -> Sequence[ReplicaState]:
-        """Return one state per replica that was ever registered, so that a lost one stays visible."""
-        registered = router.registrar.registered()
-        for url in sorted(registered - known.keys()):
-            known[url] = ReplicaState(url.removeprefix("http://"), url, progress_timeout_s=0)
-        for url, state in known.items():
-            if state.ready != (url in registered):
-                state.enter(*((Phase.READY, "registered") if url in registered else (Phase.DOWN, "not registered")))
-        return [known[url] for url in sorted(known)]
+    A single one is `front` itself. One of several differs from it by its GPUs, its address and its door. The NUMA list
+    stays, because SGLang looks a GPU up by its number on the machine, not by its rank. Raises KimiError when there are
+    too few GPUs.
+    """
+    if front.recipe.options.replicas == 1:
+        return [front]
+    devices, count = front.machine.devices, front.recipe.options.replicas
+    gpus = front.tensor_parallel if devices else 0
+    if gpus * count > len(devices):
+        raise KimiError(
+            f"{count} replicas of {gpus} GPUs need {count * gpus}, this machine has {len(devices)}",
+            where="--replicas",
+            remedy="start fewer replicas, or run several nodes behind `kimi-w4a8 route`",
+        )
+    return [_replica(front, number * gpus, gpus) for number in range(count)]
 
-    endpoint = router.endpoint
-    return FleetView("route", replicas, router_url=endpoint.base_url, router_metrics_url=endpoint.metrics_url)
+
+def _replica(front: Launch, first: int, gpus: int) -> Launch:
+    args = {**front.args, "host": "127.0.0.1", "port": free_port()}
+    if gpus:
+        args["base-gpu-id"] = first
+    env = {**front.env, "KIMI_DOOR": "closed"}  # only the router needs to reach it
+    if is_loopback(front.host):  # without a key, /generate is open behind the router as it is without a router
+        env["KIMI_DOOR_NATIVE"] = {**os.environ, **env}.get("KIMI_DOOR_NATIVE") or "keyless"
+    return replace(front, args=args, env=env, door=replace(front.door, policy="closed"))
+
+
+class Fleet:
+    """The replicas of one machine, and the router in front of several. view: for probes and metrics."""
+
+    def __init__(
+        self, recipe: str, replicas: Sequence[Replica], events: EventLog, router: RouterKeeper | None = None
+    ) -> None:
+        addresses = () if router is None else (router.endpoint.base_url, router.endpoint.metrics_url)
+        self.view = FleetView(recipe, self.replicas, self.live, *addresses)
+        self.renew = threading.Event()  # set it to restart all replicas, one after the other
+        self._replicas = replicas
+        self._events = events
+        self._registrar = None if router is None else router.registrar
+        self._max_failures = 1 if router is None else MAX_FAILED_STARTS
+        self._ending = threading.Event()
+        self._gave_up: dict[str, Exception] = {}
+
+    def replicas(self) -> Sequence[ReplicaState]:
+        return [replica.state for replica in self._replicas]
+
+    def live(self) -> tuple[bool, str]:
+        """Return False and the reason once the supervisor gave up on every replica."""
+        if len(self._gave_up) < len(self._replicas):
+            return True, ""
+        error = self._final_error()
+        return False, error.what if isinstance(error, KimiError) else repr(error)
+
+    def run(self) -> None:
+        """Serve until Terminated is raised in this thread; raise KimiError when no replica starts any more."""
+        # Each in its own thread, because a child dies with the thread that started it.
+        threads = [threading.Thread(target=self._keep, args=(replica,), daemon=True) for replica in self._replicas]
+        for thread in threads:
+            thread.start()
+        try:
+            while self.live()[0]:
+                if self.renew.wait(_POLL_S):
+                    self.renew.clear()
+                    self.rolling_restart()
+            raise self._final_error()
+        except Terminated as ended:
+            if ended.number == signal.SIGTERM:
+                self._drain_all(threads)
+            raise
+        finally:
+            self._end_all(threads)
+
+    def rolling_restart(self) -> None:
+        """Restart the replicas one after the other; each first leaves the router and finishes its requests.
+
+        Stops at the first replica that does not come back. The remaining ones keep their old processes.
+        """
+        self._events("fleet", "rolling-restart", f"{len(self._replicas)} replicas, one after the other")
+        for replica in self._replicas:
+            state = replica.state
+            if not state.ready:
+                self._events("fleet", "rolling-restart", f"{replica.label} is {state.phase.value}: not restarted")
+                continue
+            if not any(s.ready for s in self.replicas() if s is not state):
+                self._events("fleet", "rolling-restart", "given up: no other replica is ready")
+                return
+            self._leave_router(replica)
+            state.restarts["rolling"] += 1
+            replica.end()
+            if not self._wait_back(replica):
+                self._events("fleet", "rolling-restart", f"given up: {replica.label} did not come back")
+                return
+        self._events("fleet", "rolling-restart", "done")
+
+    def _final_error(self) -> Exception:
+        """Return the error of the only replica, or of all of them."""
+        if len(self._replicas) == 1:
+            return self._gave_up[self._replicas[0].label]
+        what = f"no replica starts: {MAX_FAILED_STARTS} failures each in a row"
+        return KimiError(what, where=str(self._replicas[0].log_path), remedy="read the end of that log")
+
+    def _keep(self, replica: Replica) -> None:
+        error = keep(replica, self._ending, self._events, partial(_count, replica), self._max_failures)
+        if error is not None:
+            self._gave_up[replica.label] = error
+
+    def _routed(self, condition: Callable[[frozenset[str]], bool], timeout_s: float) -> bool:
+        """Wait until the replicas that the router lists meet a condition; True without a router."""
+        return self._registrar is None or self._registrar.wait_until(condition, timeout_s)
+
+    def _leave_router(self, replica: Replica) -> None:
+        """Remove a replica from the router's list and wait until it is gone."""
+        url = replica.state.base_url
+        replica.state.enter(Phase.DRAINING, "it leaves the router")
+        self._routed(lambda urls: url not in urls, _REMOVAL_S)
+
+    def _wait_back(self, replica: Replica) -> bool:
+        """Wait until a restarted replica serves again and the router lists it."""
+        url = replica.state.base_url
+        end = time.monotonic() + READY_TIMEOUT_S
+        while time.monotonic() < end and replica.label not in self._gave_up:
+            if replica.state.ready and self._routed(lambda urls: url in urls, _POLL_S):
+                return True
+            time.sleep(_POLL_S)
+        return False
+
+    def _drain_all(self, threads: Sequence[threading.Thread]) -> None:
+        """Stop new requests to all replicas, then let the running ones finish."""
+        self._ending.set()
+        for replica in self._replicas:
+            if replica.state.ready:
+                replica.state.enter(Phase.DRAINING, "running requests finish")
+        self._routed(lambda urls: not urls, _REMOVAL_S)
+        for replica in self._replicas:
+            if replica.was_ready:
+                replica.end()
+            else:  # it has no request, and its canary prompts may take minutes
+                replica.end_now()
+        for thread in threads:
+            thread.join()
+
+    def _end_all(self, threads: Sequence[threading.Thread]) -> None:
+        self._ending.set()
+        alive = [replica for replica, thread in zip(self._replicas, threads, strict=True) if thread.is_alive()]
+        if alive:
+            with ThreadPoolExecutor(len(alive)) as pool:
+                list(pool.map(Replica.end_now, alive))
+        for thread in threads:
+            thread.join(timeout=30.0)
+
+
+def _count(replica: Replica, error: Exception) -> None:
+    reason = "stalled" if isinstance(error, Stalled) else "ended" if isinstance(error, KimiError) else "error"
+    replica.state.restarts[reason] += 1
 
 
 @contextmanager

@@ -8,13 +8,15 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import httpx
 import uvicorn
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.metrics_core import Metric
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
@@ -24,11 +26,101 @@ from starlette.routing import Route
 
 from ..base.address import http_url
 from ..base.errors import KimiError
-from ..engine.metrics import Acceptance
+from ..base.prometheus import Exposition, Reading, merge, parse, render
+from ..base.tls import trusted
+from ..engine.metrics import FAILED_REQUESTS, NAN_LOGITS, Acceptance
 from ..machine.gpu_load import gpu_loads
-from .fleet_metrics import seconds_since_progress
-from .observer import TIMEOUT_S, FleetObserver, new_client
+from .figures import Figures, FiguresWindow
+from .fleet_metrics import fleet_families, seconds_since_progress
 from .replica_state import FleetView, Phase, ReplicaState
+from .window import AcceptanceWindow, SpecTotals
+
+TIMEOUT_S = 1.5  # in total; a busy engine answers in tens of milliseconds, a stopped one never
+
+Families = tuple[Metric, ...]
+
+
+def new_client() -> httpx.AsyncClient:
+    """Return a client for engines and router, which are near and need no proxy from the environment."""
+    return httpx.AsyncClient(trust_env=False, follow_redirects=True, timeout=None, verify=trusted())  # noqa: S113 - `scrape` bounds all of it
+
+
+async def scrape(client: httpx.AsyncClient, url: str | None, timeout_s: float) -> Families | None:
+    """Read the families at `url`; None without a URL, or when no valid exposition came in time."""
+    if url is None:
+        return None
+    try:
+        response = await asyncio.wait_for(client.get(url), timeout_s)
+        response.raise_for_status()
+        return await asyncio.to_thread(parse, response.text)  # takes tens of milliseconds, which probes must not wait
+    except (httpx.HTTPError, httpx.InvalidURL, asyncio.TimeoutError, ValueError):
+        return None
+
+
+async def scrape_all(client: httpx.AsyncClient, urls: Mapping[str, str], timeout_s: float) -> dict[str, Families]:
+    """Read expositions by name; a process that does not answer is left out and does not delay the others."""
+    answers = await asyncio.gather(*(scrape(client, url, timeout_s) for url in urls.values()))
+    return {name: families for name, families in zip(urls, answers, strict=True) if families is not None}
+
+
+class FleetObserver:
+    """Reads engines and router. One task calls `sample` every few seconds.
+
+    timeout_s: time limit for a process before it is left out. The event loop's thread alone reads the view; other
+    threads do the parsing and merging.
+    """
+
+    def __init__(self, view: FleetView, timeout_s: float = TIMEOUT_S) -> None:
+        self._view = view
+        self._timeout_s = timeout_s
+        self._windows: dict[str, AcceptanceWindow] = {}
+        self._loads: dict[str, FiguresWindow] = {}
+
+    def acceptance(self, replica: str) -> Acceptance | None:
+        """Return a replica's acceptance over the last minute; None when no verify step fell in it. Thread-safe."""
+        window = self._windows.get(replica)
+        return None if window is None else window.acceptance(time.monotonic())
+
+    def figures(self, replica: str) -> Figures | None:
+        """Return a replica's load over the last half minute; None when it does not answer. Thread-safe."""
+        window = self._loads.get(replica)
+        return None if window is None else window.figures(time.monotonic())
+
+    async def sample(self, client: httpx.AsyncClient) -> None:
+        """Add the engines' current counters to the windows."""
+        replicas = self._view.replicas()
+        expositions = await scrape_all(client, _urls(replicas), self._timeout_s)
+        await asyncio.to_thread(self._add, replicas, expositions)
+
+    async def exposition(self, client: httpx.AsyncClient) -> bytes:
+        """Read and merge the expositions of replicas, router and supervisor now."""
+        replicas = self._view.replicas()
+        router, engines = await asyncio.gather(
+            scrape(client, self._view.router_metrics_url, self._timeout_s),
+            scrape_all(client, _urls(replicas), self._timeout_s),
+        )
+        return await asyncio.to_thread(self._merged, replicas, engines, router or ())
+
+    def _add(self, replicas: Sequence[ReplicaState], expositions: Mapping[str, Families]) -> None:
+        now = time.monotonic()
+        for replica in replicas:
+            if replica.name in expositions:
+                window = self._windows.setdefault(replica.name, AcceptanceWindow(replica.num_draft_tokens))
+                reading = Reading.of(expositions[replica.name])
+                window.add(now, SpecTotals.of(reading))
+                self._loads.setdefault(replica.name, FiguresWindow()).add(now, reading)
+                replica.alarms = sum(reading.total(name) or 0.0 for name in (NAN_LOGITS, FAILED_REQUESTS))
+
+    def _merged(self, replicas: Sequence[ReplicaState], engines: Mapping[str, Families], router: Families) -> bytes:
+        recent = {replica.name: self.acceptance(replica.name) for replica in replicas}
+        sources = [Exposition(tuple(fleet_families(self._view.recipe, replicas, recent, engines)))]
+        sources += [Exposition(families, {"replica": name}) for name, families in engines.items()]
+        return render(merge([*sources, Exposition(router)]))
+
+
+def _urls(replicas: Sequence[ReplicaState]) -> dict[str, str]:
+    return {replica.name: f"{replica.base_url}/metrics" for replica in replicas}
+
 
 logger = logging.getLogger(__name__)
 

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ..base.errors import UsageError
+from ..base.errors import KimiError, UsageError
 from ..base.toml import tomllib
 from .schema import ArgValue
 
 Args = dict[str, ArgValue]
+TRUST = "trust-remote-code"
 
 # Other spellings that SGLang accepts for arguments that this package reads or replaces.
 ALIASES = {
@@ -108,3 +109,33 @@ def _parse_value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+
+
+def number(args: Mapping[str, ArgValue], name: str, default: float, most: float | None = None) -> float:
+    """Return the engine argument `name` as a positive number; raise KimiError for anything else."""
+    value = args.get(name, default)
+    try:
+        found = float(str(value))
+    except ValueError:
+        found = 0.0
+    if found <= 0 or (most is not None and found > most):
+        expected = "a positive number" + ("" if most is None else f" up to {most:g}")
+        raise UsageError(f"--{name} {value} is not a valid value", where="engine arguments", expected=expected)
+    return found
+
+
+def attention_tp(args: Mapping[str, ArgValue]) -> int:
+    """Return the ranks over which attention is split: `tp-size`, divided by `dp-size` with DP attention."""
+    tp, dp = int(number(args, "tp-size", 1)), int(number(args, "dp-size", 1))
+    if args.get("enable-dp-attention") is not True:
+        return tp
+    if tp % dp:
+        raise KimiError(
+            f"TP {tp} cannot be divided into {dp} groups", where="--dp-size", expected="a divisor of --tp-size"
+        )
+    return tp // dp
+
+
+def allows_code(name: str) -> bool:
+    """Return True if an engine's parser takes `name` for the option: argparse accepts unique beginnings of it."""
+    return len(name) > 1 and TRUST.startswith(name)

@@ -6,7 +6,7 @@ The excluded features on ROCm come from the sources of SGLang 0.5.20 and 0.5.23.
 from __future__ import annotations
 
 from ..base.errors import KimiError
-from .memory_plan import number
+from .arguments import number
 from .schema import ArgValue, Improvement, Recipe
 
 CHUNK = 1024  # tokens; their hidden states, 14 KiB each, fit the 16 MiB buffer of SGLang's one-stage all-reduce
@@ -28,8 +28,6 @@ _CHANGES: dict[str, tuple[ArgValue, str]] = {
 
 def with_determinism(recipe: Recipe) -> Recipe:
     """Return the recipe with the changes of `options.deterministic`. Raises KimiError if it cannot start with them."""
-    if not recipe.options.deterministic:
-        return recipe
     if not recipe.hardware.gpus:
         raise KimiError(
             f"options.deterministic does not fit the recipe {recipe.name!r}",

@@ -20,15 +20,23 @@ from ..base.address import http_url
 from ..base.errors import KimiError, UsageError
 from ..base.finding import Finding, Severity
 from ..door.settings import DoorSettings, key_file_environment, read_door, without_keys
-from ..engine.process import EngineServer
-from ..engine.starter import Command, Program, words
+from ..engine.process import Command, EngineServer, Program, words
 from ..gates import read_gates
 from ..machine.aiter_regime import Regime, installed_regime
 from ..machine.hardware import Gpu, Machine, gpu_by_name
-from .arguments import Args, argument_groups, check_type, command_words, parse_arguments, parse_setting, show
+from .arguments import (
+    Args,
+    argument_groups,
+    attention_tp,
+    check_type,
+    command_words,
+    number,
+    parse_arguments,
+    parse_setting,
+    show,
+)
 from .deterministic import with_determinism
 from .known_faults import Fault, apply_faults, concerning
-from .memory_plan import attention_tp, number
 from .on_machine import fit_to_machine, missing_gpus, unmet_requirements, without_core_lists
 from .schema import ArgValue, Recipe, RecipeCheckpoint, load_recipe, recipe_names, with_settings
 from .speculation import apply_speculation
@@ -200,10 +208,13 @@ def resolve(recipe: Recipe, settings: Sequence[str] = (), extra: Sequence[str] =
         check_type(name, value, published.get(name))
     known = {*published, *recipe.improve, *_SERVER_OPTIONS}
     untested = any(key.startswith("args.") and key.split(".")[1] not in known for key in changes)
-    recipe = with_determinism(with_settings(recipe, changes))
+    recipe = with_settings(recipe, changes)
+    if recipe.options.deterministic:
+        recipe = with_determinism(recipe)
     args = _assemble(recipe, notes)
     _improve(args, recipe, notes)
-    apply_speculation(args, recipe, notes)
+    if recipe.options.speculation != "fixed":
+        apply_speculation(args, recipe, notes)
     shown = [show(name, value) for name, value in overrides.items()]
     return Resolved(recipe, args, published, notes, shown, untested)
 
@@ -224,7 +235,9 @@ def render(
     installed one by default. Raises KimiError for a launch that cannot start.
     """
     machine = Machine.detect() if machine is None else machine
-    return resolve(recipe, settings, extra).on(machine, gpu, installed_regime() if regime is None else regime)
+    if regime is None:
+        regime = installed_regime() if recipe.hardware.gpus else Regime.UNKNOWN  # a CPU has none of AITER's kernels
+    return resolve(recipe, settings, extra).on(machine, gpu, regime)
 
 
 def prepare(

@@ -23,6 +23,7 @@ from ..machine.aiter_regime import Regime
 from ..machine.hardware import Gpu
 from ..machine.page_guard import Budget, KvShape, PagedKernel, PoolDecision, decide, kv_shape, paged_kernels
 from ..quark.config import draft_shape, is_packed_int4, quantization_of, read_json
+from .arguments import attention_tp, number
 from .schema import ArgValue, Recipe
 
 DTYPE_BYTES = {"auto": 2, "bf16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
@@ -209,18 +210,6 @@ def short_pool(plan: MemoryPlan, args: Mapping[str, ArgValue]) -> str | None:
     return f"the KV pool of {tokens:,} tokens is smaller than one context of {context:,}; shorten context-length"
 
 
-def attention_tp(args: Mapping[str, ArgValue]) -> int:
-    """Return the ranks over which attention is split: `tp-size`, divided by `dp-size` with DP attention."""
-    tp, dp = int(number(args, "tp-size", 1)), int(number(args, "dp-size", 1))
-    if args.get("enable-dp-attention") is not True:
-        return tp
-    if tp % dp:
-        raise KimiError(
-            f"TP {tp} cannot be divided into {dp} groups", where="--dp-size", expected="a divisor of --tp-size"
-        )
-    return tp // dp
-
-
 def _sizing(
     budget: Budget,
     target: ModelCard,
@@ -256,19 +245,6 @@ def _working(args: Mapping[str, ArgValue], tp: int, config: Mapping[str, Any]) -
     if config.get("vision_config"):
         working["picture cache"] = PICTURE_CACHE_BYTES
     return working
-
-
-def number(args: Mapping[str, ArgValue], name: str, default: float, most: float | None = None) -> float:
-    """Return the engine argument `name` as a positive number; raise KimiError for anything else."""
-    value = args.get(name, default)
-    try:
-        found = float(str(value))
-    except ValueError:
-        found = 0.0
-    if found <= 0 or (most is not None and found > most):
-        expected = "a positive number" + ("" if most is None else f" up to {most:g}")
-        raise UsageError(f"--{name} {value} is not a valid value", where="engine arguments", expected=expected)
-    return found
 
 
 def _ceiling(args: Mapping[str, ArgValue], most: float) -> float:

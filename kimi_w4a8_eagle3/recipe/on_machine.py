@@ -9,8 +9,8 @@ from ..base.finding import Finding, Severity
 from ..gates import OUR_BACKENDS, ignored_gates, read_gates
 from ..machine.aiter_regime import Regime
 from ..machine.hardware import GIB, Gpu, Machine, gpu_by_name
-from .arguments import Args, show
-from .memory_plan import MemoryPlan, attention_tp, make_plan, number, short_pool
+from .arguments import Args, attention_tp, number, show
+from .memory_plan import MemoryPlan, make_plan, short_pool
 from .schema import ArgValue, Recipe
 
 # The rest is for the checkpoint's files while they load. SGLang leaves 10 GiB of what is free to others.

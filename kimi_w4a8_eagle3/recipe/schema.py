@@ -139,6 +139,17 @@ def recipe_names() -> list[str]:
     return sorted(path.stem for path in operator_dir("launch/recipes").glob("*.toml"))
 
 
+def one_recipe(named: str | None, option: str | None, default: str | None = None) -> str:
+    """Return the recipe given as RECIPE or by --recipe; raise UsageError for both, or for neither without a default."""
+    if named and option:
+        raise UsageError("two recipes were given", where=f"{named}, --recipe {option}", remedy="remove one of them")
+    if found := named or option:
+        return found
+    if default is None:
+        raise UsageError("no recipe was named", expected=f"one of {', '.join(recipe_names())}; or a TOML file")
+    return default
+
+
 def load_recipe(name_or_path: str | Path) -> Recipe:
     """Read a recipe by name (`agent`) or from a TOML file; `agent:plain` is `agent` with options.speculation = "off".
 

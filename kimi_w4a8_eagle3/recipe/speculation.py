@@ -8,8 +8,7 @@ from pathlib import Path
 from ..base.errors import KimiError
 from ..base.finding import Finding
 from ..base.resources import operator_dir
-from .arguments import Args
-from .memory_plan import number
+from .arguments import Args, number
 from .schema import Recipe
 
 
@@ -22,7 +21,6 @@ def apply_speculation(args: Args, recipe: Recipe, notes: list[Finding]) -> None:
     if recipe.options.speculation == "off":
         text = "options.speculation is 'off': the draft and the recipe's --speculative-* arguments are removed"
         notes.append(Finding(text))
-    if recipe.options.speculation != "adaptive":
         return
     if "speculative-algorithm" not in args:
         raise KimiError(

@@ -24,10 +24,10 @@ from pydantic import BaseModel, Field
 from ..base.errors import KimiError
 from ..base.files import write_atomic
 from ..base.finding import Finding
+from .arguments import TRUST, allows_code
 from .launch import Launch
 
 VARIABLE = "KIMI_TRUSTED_CODE"
-OPTION = "trust-remote-code"
 # transformers looks in these files for `auto_map`: names of classes to import from the checkpoint.
 _MAPS = (
     "config.json",
@@ -226,7 +226,7 @@ def require_trusted(launch: Launch, record: TrustRecord | None = None, cache: Pa
     revisions become the commits whose files were hashed, and the engine may not download anything.
     """
     arguments = launch.args
-    if not any(_allows_code(name) and value is not False for name, value in arguments.items()):
+    if not any(allows_code(name) and value is not False for name, value in arguments.items()):
         return launch
     record, cache = record or TrustRecord.load(), cache or Path(constants.HF_HUB_CACHE)
     model = locate(launch.model, str(arguments.get("revision", "main")), cache)
@@ -237,8 +237,8 @@ def require_trusted(launch: Launch, record: TrustRecord | None = None, cache: Pa
     code = {source: code_of(source, cache) for source in (model, draft, tokenizer) if source is not None}
     files = [file for found in code.values() for file in found]
     if not files:
-        note = Finding(f"--{OPTION} left out: no checkpoint here brings code of its own")
-        args = {name: value for name, value in arguments.items() if not _allows_code(name)}
+        note = Finding(f"--{TRUST} left out: no checkpoint here brings code of its own")
+        args = {name: value for name, value in arguments.items() if not allows_code(name)}
         return replace(launch, args=args, notes=[*launch.notes, note])
     unaccepted = [source.name for source, found in code.items() if not all(map(record.trusts, found))]
     if problem := untrusted(files, record, unaccepted):
@@ -248,7 +248,7 @@ def require_trusted(launch: Launch, record: TrustRecord | None = None, cache: Pa
         pins["tokenizer-path"] = str(tokenizer.folder)
     args = arguments | {name: value for name, value in pins.items() if value}
     note = Finding(
-        f"--{OPTION}: {len(files)} files with the hashes recorded in {record.path}; revisions are pinned to what was "
+        f"--{TRUST}: {len(files)} files with the hashes recorded in {record.path}; revisions are pinned to what was "
         "hashed, HF_HUB_OFFLINE=1 keeps the engine from downloading other code"
     )
     return replace(launch, args=args, env={**launch.env, "HF_HUB_OFFLINE": "1"}, notes=[*launch.notes, note])
@@ -267,11 +267,6 @@ def require_trusted_tokenizer(name: str, record: TrustRecord | None = None, cach
         raise
     if problem := untrusted(code_of(source, cache), record, [name]):
         raise problem
-
-
-def _allows_code(name: str) -> bool:
-    """Return True if an engine's parser takes `name` for the option: argparse accepts unique beginnings of it."""
-    return len(name) > 1 and OPTION.startswith(name)
 
 
 def _references(folder: Path) -> set[str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kimi_w4a8_eagle3.machine.aiter_regime import Regime
+from kimi_w4a8_eagle3.recipe.arguments import attention_tp
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve
-from kimi_w4a8_eagle3.recipe.memory_plan import attention_tp, make_plan
+from kimi_w4a8_eagle3.recipe.memory_plan import make_plan
 
 from .machine_model import DRAFT, Cluster
 

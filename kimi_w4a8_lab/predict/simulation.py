@@ -16,8 +16,7 @@ from tempfile import TemporaryDirectory
 from pydantic import BaseModel
 
 from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
-from kimi_w4a8_eagle3.engine.process import last_line
-from kimi_w4a8_eagle3.engine.starter import Program, starter
+from kimi_w4a8_eagle3.engine.process import Program, last_line, starter
 
 from .layouts import Layout
 

@@ -11,8 +11,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.engine.process import last_line
-from kimi_w4a8_eagle3.engine.starter import Program, starter
+from kimi_w4a8_eagle3.engine.process import Program, last_line, starter
 
 # SGLang's program, which also writes a line for each finished request.
 _GENERATOR = "kimi_w4a8_lab.with_sglang.bench_generator"

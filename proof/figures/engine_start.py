@@ -15,8 +15,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
-from kimi_w4a8_eagle3.engine.starter import NewProcess
+from kimi_w4a8_eagle3.engine.process import EngineServer, NewProcess, free_port
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render
 from kimi_w4a8_laptop import fork_server
 

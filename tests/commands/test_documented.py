@@ -20,8 +20,8 @@ from support.repository import ROOT
 from typer.main import get_command
 
 from kimi_w4a8_eagle3.cli import PROGRAM, app
-from kimi_w4a8_eagle3.commands.options import one_recipe
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve
+from kimi_w4a8_eagle3.recipe.schema import one_recipe
 from kimi_w4a8_lab.speed.workloads import load_workload
 
 RECIPES = ("recipe", "a", "b")  # parameters that name one, or several

@@ -18,7 +18,7 @@ from support import supervisor
 from support.tiny_servers import READY_S, tiny_launch
 
 from kimi_w4a8_eagle3.engine.client import EngineClient
-from kimi_w4a8_eagle3.engine.starter import Program
+from kimi_w4a8_eagle3.engine.process import Program
 from kimi_w4a8_eagle3.recipe.launch import load_recipe
 from kimi_w4a8_laptop import fork_server
 from kimi_w4a8_laptop.fork_server import FORK_SERVER, ForkedProcess, can_fork, fork, prepare, setting

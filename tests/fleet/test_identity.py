@@ -9,8 +9,8 @@ import pytest
 from support.small_engines import ARCHITECTURE, SmallEngine
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.fleet.checks import checked
-from kimi_w4a8_eagle3.fleet.identity import Identity, ask_identity, fingerprint
+from kimi_w4a8_eagle3.fleet.checks import checked, fingerprint
+from kimi_w4a8_eagle3.fleet.identity import Identity, ask_identity
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
 from kimi_w4a8_laptop import tiny
 

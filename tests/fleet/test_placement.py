@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.fleet.placement import replica_launches
+from kimi_w4a8_eagle3.fleet.serve import replica_launches
 from kimi_w4a8_eagle3.machine.hardware import Device, Machine
 from kimi_w4a8_eagle3.recipe.launch import (
     Launch,

@@ -9,7 +9,7 @@ import pytest
 from support.sglang_program import VERSIONS
 from support.two_sockets import Rank, machine, misplaced, ranks
 
-from kimi_w4a8_eagle3.fleet.placement import replica_launches
+from kimi_w4a8_eagle3.fleet.serve import replica_launches
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, recipe_names, render
 
 SERVED = [n for n in recipe_names() if load_recipe(n).hardware.gpus]

@@ -8,7 +8,7 @@ from typing import Any
 
 from support.sglang_program import environment
 
-from kimi_w4a8_eagle3.engine.starter import Program
+from kimi_w4a8_eagle3.engine.process import Program
 from kimi_w4a8_laptop import fork_server
 
 ORDER = ("kimi_w4a8_eagle3", "kimi_w4a8_laptop")

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from kimi_w4a8_eagle3.base import laptop
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import app
-from kimi_w4a8_eagle3.engine.starter import NewProcess, starter
+from kimi_w4a8_eagle3.engine.process import NewProcess, starter
 from kimi_w4a8_lab.accuracy.accuracy import _recorded_tiny
 
 

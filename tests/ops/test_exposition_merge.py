@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kimi_w4a8_eagle3.base.prometheus import parse
-from kimi_w4a8_eagle3.ops.observer import Exposition, merge, render
+from kimi_w4a8_eagle3.base.prometheus import Exposition, merge, parse, render
 
 LABEL_VALUES = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=6) | st.just('a\\"\n{}, b')
 NUMBERS = st.floats(0, 1e9, allow_nan=False)

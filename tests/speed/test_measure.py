@@ -13,7 +13,7 @@ from support.null_server import KEY, NUM_PROMPTS, null_server, steps_of
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.prometheus import Reading
-from kimi_w4a8_eagle3.engine.starter import NewProcess
+from kimi_w4a8_eagle3.engine.process import NewProcess
 from kimi_w4a8_lab.base.server_under_test import Target
 from kimi_w4a8_lab.report.analysis import Analysis
 from kimi_w4a8_lab.report.tables import print_figures

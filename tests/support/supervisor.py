@@ -16,7 +16,7 @@ from pathlib import Path
 
 import setproctitle
 
-from kimi_w4a8_eagle3.engine.starter import Program, die_with_parent
+from kimi_w4a8_eagle3.engine.process import Program, die_with_parent
 from kimi_w4a8_eagle3.recipe.launch import load_recipe
 from kimi_w4a8_laptop import fork_server
 from kimi_w4a8_laptop.fork_server import ForkedProcess, ForkServer

@@ -17,7 +17,7 @@ from pathlib import Path
 from support.machines import OF_THE_BASE, PCI, gpu_files, host_files, write
 from support.sglang_program import found
 
-from kimi_w4a8_eagle3.engine.starter import Program
+from kimi_w4a8_eagle3.engine.process import Program
 from kimi_w4a8_eagle3.machine.hardware import Machine
 from kimi_w4a8_eagle3.recipe.arguments import command_words
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render
