@@ -30,7 +30,6 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     "command-words": {"*/host.py: '-m' in words[[]:4]": "command lines of other processes"},
     "english": {
         **dict.fromkeys(("proof/fuzz/*", "tests/proof/test_fuzz.py*"), "remove when the fuzzing has its new classes"),
-        "tests/fetch/*": "remove when they are renamed",
     },
 }
 

@@ -75,7 +75,7 @@ def test_only_texts_are_names(value):
     ("repo", "revision"),
     [*[(repo, "main") for repo in ("../..", "a/b/c", "a/..", "a--b", "o/m;rm", "")], (NAME, "../x"), (NAME, "a\0")],
 )
-def test_a_repository_or_revision_that_is_none(repo, revision, tmp_path):
+def test_an_invalid_repository_or_revision_is_refused(repo, revision, tmp_path):
     with pytest.raises(UsageError):
         Repository.named(repo, revision, tmp_path)
 
@@ -91,7 +91,7 @@ def change(changed: str, /, **facts: Any) -> Callable[[dict[str, Any]], None]:
 
 
 @pytest.mark.parametrize("sha", ["../../outside", "/etc/x", "c" * 39, "C" * 40, "c" * 40 + "\n", "", None, 4, ["c"]])
-def test_a_commit_that_is_none(sha, hub, bring, wanted):
+def test_an_invalid_commit_is_refused(sha, hub, bring, wanted):
     hub.about["sha"] = sha
     with pytest.raises(KimiError, match="malformed answer"):
         bring()
@@ -102,7 +102,7 @@ def test_a_commit_that_is_none(sha, hub, bring, wanted):
 @pytest.mark.parametrize(
     "path", ["../x", "a/../../x", "/etc/x", "a\\b", "a\0b", "a//b", "x" * 250, "a\x1b]0;x", 7, None]
 )
-def test_a_path_that_is_none(key, path, hub, repo, bring, wanted, tmp_path):
+def test_an_unsafe_path_is_refused(key, path, hub, repo, bring, wanted, tmp_path):
     """In the answer about the repository, and in the listing that huggingface_hub reads after it."""
     if key == "path":
         hub.listed = change(SHARD, path=path)
@@ -116,7 +116,7 @@ def test_a_path_that_is_none(key, path, hub, repo, bring, wanted, tmp_path):
 
 @pytest.mark.parametrize("oid", ["../../../outside", "/etc/x", "a" * 63, "A" * 64, "a" * 64 + "\n", 7])
 @pytest.mark.parametrize("facts", ["oid", "lfs", "xetHash"])
-def test_a_digest_that_is_none(oid, facts, hub, bring, wanted):
+def test_an_invalid_digest_is_refused(oid, facts, hub, bring, wanted):
     value = {"oid": oid, "size": 5, "pointerSize": 134} if facts == "lfs" else oid
     hub.listed = change(SHARD, **{facts: value})
     with pytest.raises(KimiError, match=r"malformed answer from the Hub: ValueError: .* is not a digest"):
@@ -131,7 +131,7 @@ def test_a_digest_that_is_none(oid, facts, hub, bring, wanted):
         {"x-repo-commit": "../../outside"},
     ],
 )
-def test_a_file_whose_headers_lead_outside(header, hub, bring, wanted, tmp_path):
+def test_headers_that_lead_outside_of_the_cache_are_refused(header, hub, bring, wanted, tmp_path):
     """huggingface_hub writes to blobs/<etag> and links it into snapshots/<commit>."""
     hub.resolved = header
     with pytest.raises(KimiError, match="malformed answer"):
@@ -147,14 +147,14 @@ def test_a_commit_of_a_file_that_is_not_the_listings(hub, bring, wanted):
 
 
 @pytest.mark.parametrize("size", [None, "x", [1]])
-def test_a_size_that_is_none(size, hub, bring, wanted):
+def test_an_invalid_size_is_refused(size, hub, bring, wanted):
     hub.about["siblings"] = [{"rfilename": "a", "size": size, "blobId": "a" * 40}]
     with pytest.raises(KimiError):
         bring()
 
 
 @pytest.mark.parametrize("body", [b"[" * 200_000, b'{"sha": ' + b"9" * 90_000 + b"}", b"[]", b"\xff\xfe", b"7"])
-def test_an_answer_that_is_none(body, hub):
+def test_a_malformed_answer_is_refused(body, hub):
     hub.faults["api"] = [Fault(status=200, body=body)]
     with pytest.raises(KimiError, match="malformed answer"):
         list_files(NAME, "main")

@@ -1,4 +1,4 @@
-"""What a user sees while gigabytes travel: lines in a log, a bar on a terminal."""
+"""Progress that a user sees while gigabytes travel: lines in a log, a bar on a terminal."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_terminal_gets_a_bar():
 
 
 def test_reads_of_this_thread_are_counted(tmp_path):
-    """As huggingface_hub hashes a checkpoint: in this thread, and without a word."""
+    """huggingface_hub hashes a checkpoint in this thread and prints nothing."""
     counted: list[int] = []
 
     class Counting(ByteProgress):

@@ -1,4 +1,4 @@
-"""What is on disk, looked at without a network and compared with the Hub's digests."""
+"""Files on disk, listed without a network and compared with the Hub's digests."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_cache_that_huggingface_hub_filled_in_part(hub, repo, tmp_path):
 
 
 def test_a_cache_without_a_list_of_the_files(hub, fetched, repo, tmp_path):
-    """As older releases of huggingface_hub and of this package left it."""
+    """Older releases of huggingface_hub and of this package left such a cache."""
     from huggingface_hub import _tree_cache
 
     _tree_cache._IN_MEMORY_TREE_CACHE.clear()
