@@ -1,18 +1,22 @@
 """Hooks on SGLang, by feature: which functions and private names a feature needs, and what happens without them.
 
 SGLang only logs a hook that it cannot apply, and would serve without the page guard or the door. Here a release that
-lacks a name of a required feature is not served. An optional feature is left out as a whole, and the metric
-kimi_missing_feature_info names it.
+lacks a name of a required feature, or has another signature for it, is not served. An optional feature is left out as a
+whole, and the metric kimi_missing_feature_info names it. `known_signatures.json` has the signatures of the tested
+releases (`python -m proof.hook_signatures`).
 """
 
 from __future__ import annotations
 
+import inspect
+import json
 import logging
 import os
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import cache, wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from ..base.errors import KimiError, or_end
@@ -85,12 +89,12 @@ def register(registry: type[HookRegistry], features: Iterable[Feature]) -> None:
     if not _targets:
         _check_after_apply(registry)
     for feature in features:
-        missing = [name for name in feature.names if not _exists(name)]
-        if missing and not feature.optional:
-            raise _unknown_release(feature.name, missing)
-        if missing:
+        unknown = [why for name in feature.names if (why := _unknown(name))]
+        if unknown and not feature.optional:
+            raise _unknown_release(feature.name, unknown)
+        if unknown:
             missing_features.append(feature.name)
-            logger.warning("serving without %s: this SGLang release lacks %s", feature.name, ", ".join(missing))
+            logger.warning("serving without %s: this SGLang release has no %s", feature.name, ", ".join(unknown))
             continue
         for name, value in feature.environ.items():
             os.environ.setdefault(name, value)
@@ -113,16 +117,49 @@ def _check_after_apply(registry: type[HookRegistry]) -> None:
     registry.apply_hooks = apply_and_check
 
 
-def _exists(name: str) -> bool:
+@cache
+def known_signatures() -> Mapping[str, Sequence[str]]:
+    """Return the signatures of each hooked or used name, in the releases that the package is tested with."""
+    known: Mapping[str, Sequence[str]] = json.loads(Path(__file__).with_name("known_signatures.json").read_text())
+    return known
+
+
+def signature_of(name: str) -> str | None:
+    """Return how a name is called: `async (obj, *, stream=False)`, or `class`; None if it is not callable."""
     try:
-        return callable(pkgutil.resolve_name(name))
+        found = inspect.unwrap(pkgutil.resolve_name(name))
     except (ImportError, AttributeError):
-        return False
+        return None
+    if isinstance(found, type) or not callable(found):
+        return "class" if isinstance(found, type) else None
+    plain = inspect.signature(found).replace(return_annotation=inspect.Signature.empty)
+    parameters = [
+        parameter.replace(annotation=parameter.empty, default=_default(parameter.default))
+        for parameter in plain.parameters.values()
+        if parameter.name not in ("self", "cls")  # a bound method has none, and the function that a hook wraps has one
+    ]
+    waits = inspect.iscoroutinefunction(found) or inspect.isasyncgenfunction(found)
+    return f"{'async ' * waits}{plain.replace(parameters=parameters)}"
+
+
+def _default(value: object) -> object:
+    """Return a default as it stands in a signature; one without a lasting text as the name of its type."""
+    return value if value is None or isinstance(value, bool | int | float | str | type) else type(value)
+
+
+def _unknown(name: str) -> str | None:
+    """Return the name if the release lacks it, and with its signature if that is not known; None if all is well."""
+    found, known = signature_of(name), known_signatures().get(name)
+    if found is None:
+        return name
+    if known is None or found in known:
+        return None
+    return f"{name}{found} (known: {' or '.join(known)})"
 
 
 def _unknown_release(feature: str, names: list[str]) -> KimiError:
     return KimiError(
-        f"this SGLang release lacks names that the plugin changes or uses for {feature}: {', '.join(names)}",
+        f"this SGLang release lacks names, or their signatures, that the plugin uses for {feature}: {', '.join(names)}",
         where="kimi_w4a8_eagle3.sglang_plugin",
         expected="a release that this package is tested with",
         remedy="`kimi-w4a8 doctor` names them; if SGLang only moved the names, report it",

@@ -6,11 +6,15 @@ Each name of the table is taken away from SGLang, one after the other, in a proc
 from __future__ import annotations
 
 import ast
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from support.sglang_program import BOTH, found
 
 import kimi_w4a8_eagle3.sglang_plugin
+from kimi_w4a8_eagle3.sglang_plugin import hooks
 
 RENAMED = """
 import contextlib, functools, inspect, io, json, os, pkgutil, sys
@@ -29,7 +33,11 @@ def take_away(name):
         if attribute in vars(place):
             delattr(place, attribute)
 
-def load(name=None):
+def change(name):
+    owner, _, attribute = name.rpartition(".")
+    setattr(pkgutil.resolve_name(owner), attribute, lambda *, more: None)
+
+def load(name=None, spoil=take_away):
     for module in [module for module in sys.modules if module.startswith(OURS)]:
         if not module.startswith(OURS + "cpu"):
             del sys.modules[module]
@@ -38,7 +46,7 @@ def load(name=None):
     HookRegistry.apply_hooks = inspect.unwrap(HookRegistry.apply_hooks)
     plugins._plugins_loaded = False
     if name is not None:
-        take_away(name)
+        spoil(name)
     plugins.load_plugins()
 
 def features():
@@ -53,20 +61,20 @@ def missing():
     (metric,) = [metric for metric in REGISTRY.collect() if metric.name == "kimi_missing_feature_info"]
     return [sample.labels["feature"] for sample in metric.samples]
 
-def outcome(name):
+def outcome(name, spoil):
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
         try:
-            load(name)
+            load(name, spoil)
         except SystemExit as end:
             return str(end)
     return missing()
 
-def in_fork(name):
+def in_fork(name, spoil=take_away):
     reader, writer = os.pipe()
     if os.fork() == 0:
         try:
-            os.write(writer, json.dumps(outcome(name)).encode()[:60000])
+            os.write(writer, json.dumps(outcome(name, spoil)).encode()[:60000])
         finally:
             os._exit(0)
     os.close(writer)
@@ -79,10 +87,13 @@ table = {}
 for one in features().values():
     for name in one.names:
         table.setdefault(name, []).append(one.name)
+from kimi_w4a8_eagle3.sglang_plugin import hooks
 print(json.dumps({
+    "signatures": {name: hooks.signature_of(name) for name in table},
     "table": table,
     "without": {name: in_fork(name) for name in table},
     "complete": in_fork(None),
+    "changed": in_fork("sglang.srt.speculative.eagle_utils.eagle_sample", change),
     "features": {one.name: [one.optional, one.remove_when] for one in features().values()},
 }))
 """
@@ -111,6 +122,50 @@ def test_a_release_that_lacks_a_name_is_refused_or_named(newest: bool) -> None:
         else:
             assert isinstance(outcome, str) and outcome.startswith("kimi-w4a8: "), (name, outcome)
             assert name.removesuffix(".__init__").rpartition(".")[2] in outcome, (name, outcome)
+
+
+def test_the_table_has_the_signatures_of_both_releases_and_no_others() -> None:
+    """If it fails, run `python -m proof.hook_signatures`, and read what changed before you save it."""
+    both = [found(RENAMED, newest)["signatures"] for newest in (False, True)]
+    assert hooks.known_signatures() == {
+        name: sorted({one[name] for one in both if name in one}) for name in both[0].keys() | both[1].keys()
+    }
+
+
+def known(left: int, right: str = "x") -> tuple[int, int, int]: ...
+
+
+async def waits(left: int, right: str = "x") -> tuple[int, int, int]: ...
+
+
+def added(left: int, more: int, right: str = "x") -> tuple[int, int, int]: ...
+
+
+def renamed(first: int, right: str = "x") -> tuple[int, int, int]: ...
+
+
+def defaulted(left: int, right: str = "y") -> tuple[int, int, int]: ...
+
+
+def named(left: int, *, right: str = "x") -> tuple[int, int, int]: ...
+
+
+@BOTH
+def test_a_release_that_changed_a_signature_is_refused(newest: bool) -> None:
+    name = "sglang.srt.speculative.eagle_utils.eagle_sample"
+    outcome = found(RENAMED, newest)["changed"]
+    assert outcome.startswith("kimi-w4a8: ") and f"{name}(*, more) (known: " in outcome
+
+
+@pytest.mark.parametrize("changed", [waits, added, renamed, defaulted, named])
+def test_another_signature_is_an_unknown_release(
+    changed: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = f"{__name__}.known"
+    monkeypatch.setattr(hooks, "known_signatures", lambda: {target: ["(left, right='x')"]})
+    assert hooks._unknown(target) is None
+    monkeypatch.setattr(sys.modules[__name__], "known", changed)
+    assert hooks._unknown(target) == f"{target}{hooks.signature_of(target)} (known: (left, right='x'))"
 
 
 @BOTH
