@@ -182,7 +182,7 @@ def simulated(trace: Trace, fitted: Fitted, engine: EngineUnderTest, seed: int) 
         outside_s=fitted.outside_s,
         seed=seed,
     )
-    found = Traffic(trace, settings, fitted.steps, trace.users, 1e6, spread=False).run()
+    found = Traffic(trace, settings, fitted.steps, trace.users, 1e6, lockstep=True).run()
     return [(one.turn.prompt_tokens, one.cached, one.ttft_s, one.tpot_s) for one in found]
 
 

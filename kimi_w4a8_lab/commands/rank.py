@@ -14,7 +14,7 @@ from kimi_w4a8_eagle3.base.console import table_console
 from ..base.request_progress import request_progress
 from ..predict.layouts import node_layouts
 from ..predict.simulation import Slo
-from ..predict.trace_plan import MODEL, plan_trace, user_counts
+from ..predict.trace_plan import MODEL, plan_trace, user_counts, variations
 
 
 def rank(
@@ -29,22 +29,23 @@ def rank(
         2.7, "--accept-length", "-l", min=1, max=4, help="Tokens that a verify step accepts."
     ),
     minutes: float = typer.Option(10.0, "--minutes", min=1, help="Simulated time."),
+    lockstep: bool = typer.Option(False, "--lockstep", help="Start all users at once, as benchmarks do."),
     output: Path | None = typer.Option(None, "--output", "-o", help="Write the page to this folder."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Rank layouts of 8x MI325X for recorded traffic and latency limits, by simulation."""
     slo = Slo.parse(limits)
     console, layouts = table_console(), node_layouts()
-    simulations = len(layouts) * (len(user_counts(users)) + 3)  # and three for the intervals
+    simulations = len(layouts) * (len(user_counts(users)) + len(variations(0.0, accept_length)))
     with request_progress("simulations", simulations, console) as show:
-        plan = plan_trace(trace, slo, users, accept_length, minutes * 60, show, layouts)
+        plan = plan_trace(trace, slo, users, accept_length, minutes * 60, show, layouts, lockstep)
     from ..report import traffic_plan  # optional: jinja2 and matplotlib
 
     if as_json:
         content: dict[str, Any] = {"about": MODEL, "verdict": plan.verdict, "users": plan.users}
-        content |= {"reasons": plan.reasons(), "recipe": plan.winner.recipe if plan.winner else None}
-        content |= {"error": plan.error}
-        content |= {"layouts": [plan.chosen[name][0].model_dump() for name in plan.ranking]}
+        content |= {"reasons": plan.reasons(), "command": plan.winner.command if plan.winner else None}
+        content |= {"error": plan.error, "notes": traffic_plan.notes(plan)}
+        content |= {"layouts": {name: [one.model_dump() for one in plan.chosen[name]] for name in plan.ranking}}
         content |= {"curves": {name: [one.model_dump() for one in found] for name, found in plan.curves.items()}}
         typer.echo(json.dumps(content, indent=2))
         return

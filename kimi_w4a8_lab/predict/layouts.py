@@ -12,29 +12,41 @@ from kimi_w4a8_eagle3.recipe.memory_plan import make_plan
 from .machine_model import DRAFT, Cluster
 
 NODE_GPUS = 8
-RECIPES = ("agent", "agent-2x4", "throughput")
-HOST_KV_BYTES, HOST_BYTES_S = 1.5e12, 40e9  # of a node with 2 TB, and of one GPU's PCIe 5 link; both assumed
+# DP attention takes an MLA draft, because an MHA draft keeps all heads on every GPU, and AITER's page offsets limit it.
+DP_ATTENTION = (
+    "draft.repo=lightseekorg/kimi-k2.5-eagle3-mla",
+    "draft.card=kimi-k2.5-eagle3-mla",
+    "enable-dp-attention=true",
+    "load-balance-method=total_tokens",
+    "chunked-prefill-size=16384",
+    "max-running-requests=256",
+    "options.least_accept_length=1.8",
+)
+DELAYER = "enable-prefill-delayer=true"
+GROUPS = (2, 4, 8)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Engines of a recipe on one node; groups: of GPUs in an engine.
+    """Engines of a recipe with settings on one node; groups: of GPUs in an engine, with requests of their own.
 
-    pool, host: KV tokens of a group, on its GPUs and in host memory. chunk, max_running: of a group, too.
-    draft: its card, because MLA drafts read less KV.
+    draft: its card, because MLA drafts read less KV. pool: KV tokens of a group; chunk and max_ are of a group, too.
+    context: most tokens of a request. delayed: prefills of the groups begin together.
     """
 
     name: str
     recipe: str
+    settings: tuple[str, ...]
     draft: str
     engines: int
     tp: int
     groups: int
     pool: int
-    host: int
-    host_tokens_s: float
     chunk: int
     max_running: int
+    max_queued: int
+    context: int
+    delayed: bool
 
     @property
     def kv_tokens(self) -> int:
@@ -42,39 +54,56 @@ class Layout:
         return self.engines * self.groups * self.pool
 
     @property
+    def longest(self) -> int:
+        """Most tokens of a request with its answer."""
+        return min(self.context, self.pool)
+
+    @property
     def cluster(self) -> Cluster:
         """One engine of it."""
         return Cluster(tp=self.tp, groups=self.groups, draft=self.draft)
 
     @property
-    def usable(self) -> bool:
-        """False for a layout that no recipe starts, so that it is only priced."""
-        return not self.host
+    def command(self) -> str:
+        """Command that serves it."""
+        return " ".join([f"kimi-w4a8 serve {self.recipe}", *(f"--set {setting}" for setting in self.settings)])
 
 
-def layout(recipe: str, *settings: str, host: bool = False) -> Layout:
-    """Return a recipe's layout on MI325X; host: with KV in host memory, which no recipe switches on."""
+def layout(recipe: str, *settings: str) -> Layout:
+    """Return the layout of a recipe with settings on MI325X."""
     resolved = resolve(load_recipe(recipe), settings)
     plan, args = make_plan(resolved.recipe, resolved.args, Cluster().gpu, Regime.UNKNOWN), resolved.args
     engines, groups = resolved.recipe.options.replicas, plan.tp // attention_tp(args)
-    name = f"{engines} x TP {plan.tp}" + (f", DP {groups}" if groups > 1 else "") + (", host KV" if host else "")
-    cell = plan.budget.cell_bytes  # every GPU of a group keeps the same latent KV
+    delayed = bool(args.get("enable-prefill-delayer"))
+    name = f"{engines} x TP {plan.tp}" + (f", DP {groups}" if groups > 1 else "") + (", delayer" if delayed else "")
     draft = resolved.recipe.draft
+
+    def number(setting: str) -> int:
+        return int(str(args[setting]))
+
     return Layout(
         name,
         recipe,
+        settings,
         draft.card if draft and draft.card else DRAFT,
         engines,
         plan.tp,
         groups,
         plan.tokens,
-        int(HOST_KV_BYTES / engines / plan.tp / cell) if host else 0,
-        HOST_BYTES_S / cell,
-        int(str(args["chunked-prefill-size"])) // groups,
-        int(str(args["max-running-requests"])) // groups,
+        number("chunked-prefill-size") // groups,
+        number("max-running-requests") // groups,
+        number("max-queued-requests"),
+        number("context-length"),
+        delayed,
     )
 
 
 def node_layouts() -> list[Layout]:
     """Return the layouts that `rank` ranks, the default first."""
-    return [layout(recipe, host=host) for host in (False, True) for recipe in RECIPES]
+    groups = [(*DP_ATTENTION, f"dp-size={count}") for count in GROUPS]
+    return [
+        layout("agent"),
+        layout("agent-2x4"),
+        *(layout("agent", *settings) for settings in groups),
+        *(layout("agent", *settings, DELAYER) for settings in groups),
+    ]

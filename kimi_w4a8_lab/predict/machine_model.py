@@ -24,10 +24,10 @@ from kimi_w4a8_eagle3.recipe.memory_plan import latent_attention, other_matrices
 
 Terms = NDArray[np.float64]  # seconds per unit of (layer_s, decode_cost, prefill_cost); layer_s itself counts layers
 
-# Dense peaks of the MI325X data sheet; operations per second. Links: seven at 64 GB/s each way.
+# Dense peaks of the MI325X data sheet; operations per second. One xGMI link joins every two of the eight GPUs.
 INT8_OPS, BF16_OPS = 2614.9e12, 1307.4e12
+LINK_BYTES = 64e9  # per second, each way
 DRAFT = "kimi-k2.5-eagle3"  # the published draft
-LINK_BYTES = 7 * 64e9
 BF16_BYTES = 2.0
 MLA_HEADS = 16  # of AITER's decode kernel; fewer are repeated, and more take several passes (aiter/mla.py)
 
@@ -113,6 +113,13 @@ class Cluster:
     def bandwidth(self) -> float:
         """HBM bytes per second of one GPU."""
         return self.gpu.hbm_tb_s * 1e12
+
+    def all_reduce_s(self, message: float) -> float:
+        """Return the least seconds of all-reduces of `message` bytes.
+
+        Each GPU sends and receives 2 (tp - 1) / tp of them, over its tp - 1 links to the other GPUs of its engine.
+        """
+        return 2 * message / self.tp / LINK_BYTES
 
 
 def moe_shape(shapes: Shapes, cluster: Cluster) -> MoeShape:
@@ -238,8 +245,8 @@ def prefill_pass(groups: Sequence[Sequence[tuple[float, float]]], precision: Pre
     """Return the cost of a pass over prompts, by group of GPUs (new tokens, tokens before them) of each prompt.
 
     It has matrix products, attention over the past, and two all-reduces per layer. With DP attention the group with the
-    most work decides the attention's time, and one of the two all-reduces is left, as a gather before the experts and a
-    scatter after them.
+    most work decides the attention's time. SGLang then gathers by an all-reduce, too, because groups of unequal prompts
+    are not padded.
     """
     s, tokens = cluster.shapes, sum(new for group in groups for new, _ in group)
     head = s.vocab * s.hidden / cluster.tp
@@ -248,6 +255,5 @@ def prefill_pass(groups: Sequence[Sequence[tuple[float, float]]], precision: Pre
     experts = tokens * s.top_k * expert_weights(s, cluster.tp) * 2 * s.moe_layers / precision.ops
     score = s.layers * s.heads / cluster.attention_tp * 2 * (s.nope + s.rope + s.v_head)
     own = max(sum(new * (2 * projections + (past + new / 2) * score) for new, past in group) for group in groups)
-    ring = 2 * (cluster.tp - 1) / cluster.tp
-    reduced = (2 if cluster.groups == 1 else 1) * s.layers * tokens * s.hidden * BF16_BYTES * ring / LINK_BYTES
+    reduced = cluster.all_reduce_s(2 * s.layers * tokens * s.hidden * BF16_BYTES)
     return np.array([0.0, 0.0, (tokens * rest * 2 + own) / BF16_OPS + experts + reduced])

@@ -26,32 +26,35 @@ ENOUGH = 10000  # answers after which a simulation ends early: many short reques
 
 
 def run(job: SimulationJob, trace: Trace, one: SimulatedRun) -> TrafficFigures:
-    layout, began = one.layout, time.process_time()
+    layout, began, length = one.layout, time.process_time(), one.accept_length
     settings = EngineSettings(
         layout.engines,
         layout.groups,
         layout.pool,
         layout.chunk,
         layout.max_running,
-        accept_length=job.accept_length,
-        host=layout.host,
-        host_tokens_s=layout.host_tokens_s,
+        accept_length=length,
+        context=layout.context,
+        max_queued=layout.max_queued,
+        delayed=layout.delayed,
         overlap=True,
+        seed=one.seed,
     )
-    steps = KimiStepTime(calibrate(Cluster()), layout.cluster, 0 if job.accept_length == 1 else 3, scale=one.scale)
-    spread = one.users is not None and one.users != trace.users  # else a recorded loop, or recorded times
-    traffic = Traffic(trace, settings, steps, one.users, job.horizon_s, spread, ENOUGH if spread else math.inf)
+    steps = KimiStepTime(calibrate(Cluster()), layout.cluster, 0 if length == 1 else 3, scale=one.scale)
+    enough = math.inf if one.lockstep or one.users is None else ENOUGH
+    traffic = Traffic(trace, settings, steps, one.users, job.horizon_s, one.lockstep, enough)
     traffic.run()
     return _figures(job.slo, one, traffic, began)
 
 
 def _figures(slo: Slo, one: SimulatedRun, traffic: Traffic, began: float) -> TrafficFigures:
-    """Return the figures of the requests that arrived after all users had started."""
+    """Return the figures of the requests that arrived after all users had started. A refused request has missed."""
     ramp = traffic.ramp_s
     served = [request for request in traffic.served if request.arrived >= ramp]
     # At the end some requests wait for their first token: those past the limit have missed it.
     waited = [traffic.horizon_s - request.arrived for request in traffic.unfinished.values() if not request.first]
     late = [seconds for seconds in waited if slo.ttft_s < seconds <= traffic.horizon_s - ramp]
+    refused = sum(arrived >= ramp for arrived in traffic.refused)
     lasted = (traffic.horizon_s if late else max((request.end for request in served), default=ramp)) - ramp
     ttft = [*(request.ttft_s for request in served), *late] or [0.0]
     tpot = [request.tpot_s for request in served] or [0.0]
@@ -59,16 +62,15 @@ def _figures(slo: Slo, one: SimulatedRun, traffic: Traffic, began: float) -> Tra
     good = [request for request in served if request.ttft_s <= slo.ttft_s and request.tpot_s <= slo.tpot_s]
     tokens, good_tokens = (sum(request.turn.output_tokens for request in found) for found in (served, good))
     return TrafficFigures(
-        layout=one.layout.name,
-        users=one.users,
-        scale=one.scale,
+        run=one,
         requests=len(served),
+        refused=refused,
         hit_rate=sum(request.cached for request in served) / max(prompts, 1),
         ttft_p50_s=float(np.percentile(ttft, 50)),
         ttft_p95_s=float(np.percentile(ttft, 95)),
         tpot_p50_ms=float(np.percentile(tpot, 50)) * 1000,
         tpot_p95_ms=float(np.percentile(tpot, 95)) * 1000,
-        good=len(good) / max(len(served) + len(late), 1),
+        good=len(good) / max(len(served) + len(late) + refused, 1),
         goodput_tok_s=good_tokens / max(lasted, 1e-9),
         throughput_tok_s=tokens / max(lasted, 1e-9),
         tokens_per_gpu_hour=tokens / max(lasted, 1e-9) * 3600 / NODE_GPUS,

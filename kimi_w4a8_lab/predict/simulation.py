@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from pydantic import BaseModel
 
 from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
+from kimi_w4a8_eagle3.base.signals import signals_raise
 from kimi_w4a8_eagle3.engine.process import Program, last_line, starter
 
 from .layouts import Layout
@@ -46,11 +47,17 @@ class Slo:
 
 
 class SimulatedRun(BaseModel):
-    """One simulation to run. users: None for the recorded times. scale: factor on every step's time."""
+    """One simulation to run. users: None for the recorded times. scale: factor on every step's time.
+
+    lockstep: all users start at once, and a recorded loop is sent once. seed: another order and other starts.
+    """
 
     layout: Layout
     users: int | None
+    accept_length: float
     scale: float = 1.0
+    seed: int = 0
+    lockstep: bool = False
 
 
 class SimulationJob(BaseModel):
@@ -59,17 +66,18 @@ class SimulationJob(BaseModel):
     trace: str
     slo: Slo
     horizon_s: float
-    accept_length: float
     runs: list[SimulatedRun]
 
 
 class TrafficFigures(BaseModel):
-    """Figures of one simulation. good: share of the requests that meet the SLO. Throughput is of output tokens."""
+    """Figures of one simulation. good: share of the requests that meet the SLO. Throughput is of output tokens.
 
-    layout: str
-    users: int | None
-    scale: float
+    refused: requests for which the layout has no room; they have missed the SLO.
+    """
+
+    run: SimulatedRun
     requests: int
+    refused: int
     hit_rate: float
     ttft_p50_s: float
     ttft_p95_s: float
@@ -81,10 +89,18 @@ class TrafficFigures(BaseModel):
     tokens_per_gpu_hour: float
     cpu_s: float
 
+    @property
+    def layout(self) -> str:
+        return self.run.layout.name
+
+    @property
+    def users(self) -> int | None:
+        return self.run.users
+
 
 def simulate(job: SimulationJob, show: Callable[[int], None]) -> list[TrafficFigures]:
     """Run a job in a process with SGLang's classes and return its figures, in the order of its runs."""
-    with TemporaryDirectory(prefix="kimi-plan-") as name:
+    with signals_raise(), TemporaryDirectory(prefix="kimi-rank-") as name:
         folder = Path(name)
         job_file, results, log = folder / "job.json", folder / "results.jsonl", folder / "log"
         job_file.write_text(job.model_dump_json())

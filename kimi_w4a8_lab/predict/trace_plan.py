@@ -5,25 +5,41 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from kimi_w4a8_eagle3.base.errors import KimiError
+
+from ..speed import published
 from ..speed.trace import Trace
 from ..speed.trace_readers import read_trace
 from .layouts import Layout
 from .machine_model import Cluster
-from .predict import calibrate, check, mean_error
+from .predict import MAX_STEPS, calibrate, check, mean_error
 from .simulation import SimulatedRun, SimulationJob, Slo, TrafficFigures, simulate
 
 GOOD = 0.95  # share of the requests that must meet the SLO
 USERS = (2, 4, 8, 16, 32, 64)
-MODEL = "MODEL, not measured: SGLang's own scheduling and prefix cache, with modelled step times, router and host KV."
+SEEDS = (1, 2)  # other orders of sessions and other starts of users
+MODEL = "MODEL, not measured: SGLang's own scheduling and prefix cache, with modelled step times and router."
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Goodput of a layout in relation to the default's, and the least and the largest value of its interval."""
+
+    middle: float
+    least: float
+    most: float
 
 
 @dataclass(frozen=True)
 class TracePlan:
     """Result of the simulations.
 
-    curves: figures by layout and number of users. chosen: figures by layout at `users`, with the times as modelled,
-    and longer and shorter by the model's error. winner: None if no layout meets the SLO.
+    curves: figures by layout and number of users. chosen: figures by layout at `users`, as modelled first, then with
+    every change of `variations`. winner: None if no layout meets the SLO.
     """
 
     trace: Trace
@@ -33,8 +49,10 @@ class TracePlan:
     layouts: Sequence[Layout]
     curves: dict[str, list[TrafficFigures]]
     chosen: dict[str, list[TrafficFigures]]
-    winner: Layout | None
-    default_stays: bool
+
+    @property
+    def winner(self) -> Layout | None:
+        return choose_winner(self.layouts, self.chosen)
 
     @property
     def ranking(self) -> list[str]:
@@ -53,23 +71,23 @@ class TracePlan:
             nearest = self.ranking[0]
             good = self.chosen[nearest][0].good
             return f"No layout meets {self.job.slo} {where}. The nearest is {nearest}, with {good:.0%} of the requests"
-        if self.default_stays:
+        if self.winner is self.layouts[0]:
             return f"The default, recipe {self.winner.recipe}, stays {where}"
-        return f"Recipe {self.winner.recipe} ({self.winner.name}) serves this traffic best {where}"
+        return f"{self.winner.name} serves this traffic best {where}"
+
+    def gain(self, name: str) -> Gain:
+        return gain(self.chosen[name], self.chosen[self.layouts[0].name])
 
     def reasons(self) -> list[str]:
-        """Return each flag of the winner that differs from the default, and why."""
+        """Return what the winner gains over the default, and the command that serves it."""
         default = self.layouts[0]
-        if self.winner is None or self.winner.name == default.name:
+        if self.winner is None or self.winner is default:
             return []
         first, second = (self.chosen[name][0] for name in (default.name, self.winner.name))
-        gain = f"goodput {second.goodput_tok_s:,.0f} instead of {first.goodput_tok_s:,.0f} tok/s"
-        late = f"TTFT p95 {second.ttft_p95_s:.2f} instead of {first.ttft_p95_s:.2f} s"
-        flags = [f"tp-size={self.winner.tp}", f"options.replicas={self.winner.engines}"]
-        flags += [f"dp-size={self.winner.groups}"] if self.winner.groups > 1 else []
         return [
-            f"{', '.join(flags)}: {gain}; {late}",
-            f"the other settings are those of the recipe {self.winner.recipe}",
+            f"goodput {second.goodput_tok_s:,.0f} instead of {first.goodput_tok_s:,.0f} tok/s; "
+            f"TTFT p95 {second.ttft_p95_s:.2f} instead of {first.ttft_p95_s:.2f} s",
+            self.winner.command,
         ]
 
 
@@ -81,6 +99,7 @@ def plan_trace(
     horizon_s: float,
     show: Callable[[int, str], None],
     layouts: Sequence[Layout],
+    lockstep: bool = False,
 ) -> TracePlan:
     """Simulate every layout under the trace; show is called with the finished simulations, and what runs.
 
@@ -88,22 +107,45 @@ def plan_trace(
     """
     trace = read_trace(path)
     trace.require_lengths()
+    longest = max(one.longest for one in layouts)
+    if too_long(trace, longest) == sum(1 for _ in trace.turns()):
+        raise KimiError(
+            f"no request of the trace fits: each has more than {longest:,} tokens with its answer",
+            where=str(path),
+            expected="requests within the context length of the recipe",
+        )
     error = mean_error(check(calibrate(Cluster()), Cluster()))
-    counts = user_counts(users)
-    runs = [SimulatedRun(layout=one, users=count) for one in layouts for count in counts]
-    job = SimulationJob(trace=str(path.resolve()), slo=slo, horizon_s=horizon_s, accept_length=accept_length, runs=runs)
+    runs = [
+        SimulatedRun(layout=one, users=count, accept_length=accept_length, lockstep=lockstep)
+        for one in layouts
+        for count in user_counts(users)
+    ]
+    job = SimulationJob(trace=str(path.resolve()), slo=slo, horizon_s=horizon_s, runs=runs)
     swept = simulate(job, lambda done: show(done, "users"))
     if users is None and not trace.timed:
-        users = max((f.users or 0 for f in swept if f.good >= GOOD), default=min(counts))
-    scales = 1.0, 1 + error, 1 - error
-    last = [SimulatedRun(layout=one, users=users, scale=scale) for one in layouts for scale in scales]
+        users = max((f.users or 0 for f in swept if f.good >= GOOD), default=min(USERS))
+    changes = [change | {"users": users} for change in variations(error, accept_length)]
+    last = [runs[0].model_copy(update=change | {"layout": one}) for one in layouts for change in changes]
     ended = simulate(job.model_copy(update={"runs": last}), lambda done: show(len(runs) + done, "intervals"))
     curves, chosen = (
         {one.name: [figures for figures in found if figures.layout == one.name] for one in layouts}
         for found in (swept, ended)
     )
-    winner, stays = choose_winner(layouts, chosen)
-    return TracePlan(trace, job, users, error, layouts, curves, chosen, winner, stays)
+    return TracePlan(trace, job, users, error, layouts, curves, chosen)
+
+
+def too_long(trace: Trace, longest: int) -> int:
+    """Return the number of requests that have more tokens with their answers than `longest`."""
+    return sum(turn.prompt_tokens + turn.output_tokens > longest for turn in trace.turns())
+
+
+def variations(error: float, accept_length: float) -> list[dict[str, Any]]:
+    """Return the changes behind the intervals: none, slower and faster steps, then accept lengths and seeds."""
+    texts = [text.accept_length for text in published.accept_lengths() if text.kind == "real"]
+    spread = float(np.std(texts) / np.mean(texts)) if accept_length > 1 else 0.0
+    around = (max(accept_length * (1 - spread), 1.0), min(accept_length * (1 + spread), MAX_STEPS + 1.0))
+    lengths = [{"accept_length": length} for length in around]
+    return [{}, {"scale": 1 + error}, {"scale": 1 - error}, *lengths, *({"seed": seed} for seed in SEEDS)]
 
 
 def user_counts(users: int | None) -> list[int]:
@@ -111,15 +153,22 @@ def user_counts(users: int | None) -> list[int]:
     return sorted({*USERS, *([users] if users else [])})
 
 
-def choose_winner(layouts: Sequence[Layout], chosen: dict[str, list[TrafficFigures]]) -> tuple[Layout | None, bool]:
-    """Return the best usable layout that meets the SLO; the default stays if it meets it within the model's error."""
-    able = [one for one in layouts if one.usable and chosen[one.name][0].good >= GOOD]
+def gain(found: Sequence[TrafficFigures], default: Sequence[TrafficFigures]) -> Gain:
+    """Return a layout's gain. The errors of two layouts' step times may have opposite signs, all else is common."""
+    opposite = [default[0], default[2], default[1], *default[3:]]
+    pairs = zip(found, opposite, strict=True)
+    ratios = [one.goodput_tok_s / max(other.goodput_tok_s, 1e-9) for one, other in pairs]
+    return Gain(ratios[0], min(ratios), max(ratios))
+
+
+def choose_winner(layouts: Sequence[Layout], chosen: dict[str, list[TrafficFigures]]) -> Layout | None:
+    """Return the best layout that meets the SLO, or the default if the best one's gain may be none.
+
+    The default meets the SLO here if it does so with any of the variations.
+    """
+    able = [one for one in layouts if chosen[one.name][0].good >= GOOD]
     if not able:
-        return None, False
+        return None
     best, default = max(able, key=lambda one: chosen[one.name][0].goodput_tok_s), layouts[0]
-    if default in able:
-        _, slow, _ = chosen[best.name]
-        _, _, fast = chosen[default.name]
-        if slow.goodput_tok_s <= fast.goodput_tok_s:
-            return default, True
-    return best, best is default
+    in_reach = any(one.good >= GOOD for one in chosen[default.name])
+    return default if in_reach and gain(chosen[best.name], chosen[default.name]).least <= 1 else best

@@ -1,8 +1,11 @@
 """Simulation of a trace on engines: SGLang's scheduling with modelled step times, event by event.
 
-`simulated_scheduler.py` says what of SGLang runs here. The step times, the loop of the scheduler, KV in host memory and
-the router are models. The router follows the published rules of sglang-router's cache-aware policy. Every verify step
-accepts the same number of tokens.
+`simulated_scheduler.py` says what of SGLang runs here. The step times, the loop of the scheduler and the router are
+models. The router follows the published rules of sglang-router's cache-aware policy. Every verify step accepts the same
+number of tokens.
+
+Users start one after another, as in service. In lockstep, which has to be asked for, all start at once, so that equal
+requests are prefilled and decoded together: no layout should be chosen by it.
 """
 
 from __future__ import annotations
@@ -10,8 +13,9 @@ from __future__ import annotations
 import heapq
 import math
 import random
+import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, count, takewhile
 from typing import Union
@@ -19,11 +23,12 @@ from typing import Union
 from kimi_w4a8_eagle3.recipe.router_settings import ABSOLUTE_DIFFERENCE, RELATIVE_DIFFERENCE
 
 from ..speed.trace import Trace, TraceSession, Turn
-from ..with_sglang.simulated_scheduler import SchedulerLimits, SimulatedRequest, SimulatedScheduler
+from ..with_sglang.simulated_scheduler import DelayedPrefills, SchedulerLimits, SimulatedRequest, SimulatedScheduler
 from .step_time import StepTime
 
 RAMP = 0.1  # share of the horizon in which users start
 MOST_STEPS = 32  # decode steps of one event; the context of a step is that of the first
+AGAIN_S = 1.0  # a client whose request is refused sends the next one after this pause
 THINK_CAP_S = 60.0  # longer pauses count as this, as in the tool that publishes AgentX's traces
 ROUTER_STRIDE = 8  # units; a prefix of the router is compared every so many
 CACHE_THRESHOLD = 0.3  # recipe/router_settings.py
@@ -31,10 +36,11 @@ CACHE_THRESHOLD = 0.3  # recipe/router_settings.py
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """Engines behind one router. Lengths are in tokens, `pool` and `host` of one rank; grain: tokens of a unit.
+    """Engines behind one router. Lengths are in tokens, pool, chunk and limits of a rank; grain: tokens of a unit.
 
-    host: KV tokens in host memory, loaded back at host_tokens_s. overlap: SGLang chooses a batch when the one before it
-    begins. outside_s: times of requests outside of the scheduler, as in HTTP and the tokenizer, drawn by chance.
+    context: of a prompt with its answer. delayed: `enable-prefill-delayer`. overlap: SGLang chooses a batch when the
+    one before it begins. outside_s: times of requests outside of the scheduler, as in HTTP and the tokenizer, drawn by
+    chance. seed: of these times, of the order of sessions, and of the users' starts.
     """
 
     engines: int
@@ -46,8 +52,9 @@ class EngineSettings:
     accept_length: float = 1.0
     prefix_cache: bool = True
     eagle: bool = False
-    host: int = 0
-    host_tokens_s: float = 1.0
+    context: float = math.inf
+    max_queued: int = sys.maxsize
+    delayed: bool = False
     overlap: bool = False
     outside_s: Sequence[float] = (0.0,)
     seed: int = 0
@@ -124,6 +131,8 @@ class _Engine:
     settings: EngineSettings
     time: StepTime
     ranks: list[SimulatedScheduler]
+    delayed: DelayedPrefills | None
+    refuse: Callable[[Served, float], None]
     version: int = 0
     doing: str = ""
     began: float = 0.0
@@ -144,7 +153,9 @@ class _Engine:
         while self.arriving and self.arriving[0][0] <= until:
             served = self.arriving.pop(0)[1]
             rank = min(self.ranks, key=lambda scheduler: scheduler.units)
-            rank.add("", served.prompt, served.answer, served)
+            if not rank.add("", served.prompt, served.answer, served):
+                self.outstanding -= 1
+                self.refuse(served, until)
 
     def interrupt(self, now: float) -> float | None:
         """Shorten the decode steps to those that the scheduler has chosen already; return their end if that is new."""
@@ -204,14 +215,13 @@ class _Engine:
         return end
 
     def _launch(self, now: float) -> float | None:
-        loaded = max(scheduler.load_back() for scheduler in self.ranks) * self.settings.grain
-        batches = [scheduler.plan_prefill() for scheduler in self.ranks]
+        batches = self.delayed.plan() if self.delayed else [scheduler.plan_prefill() for scheduler in self.ranks]
         grain = self.settings.grain
         self.began, self.version = now, self.version + 1
         if any(batches):
             work = [[_extend(request, grain) for request in batch] for batch in batches]
             self.doing = "prefill"
-            return now + loaded / self.settings.host_tokens_s + self.time.prefill(work)
+            return now + self.time.prefill(work)
         running = [
             (len(scheduler.running), sum(one.tag.turn.prompt_tokens + one.tag.tokens for one in scheduler.running))
             for scheduler in self.ranks
@@ -220,7 +230,8 @@ class _Engine:
             return None
         self.step_s = self.time.decode(running)
         left = min(one.tag.turn.output_tokens - one.tag.tokens for scheduler in self.ranks for one in scheduler.running)
-        self.steps = max(1, min(MOST_STEPS, math.ceil(left / self.settings.accept_length - 1e-9)))
+        most = 1 if self.delayed and self.delayed.waiting else MOST_STEPS  # the delayer counts passes
+        self.steps = max(1, min(most, math.ceil(left / self.settings.accept_length - 1e-9)))
         self.doing = "decode"
         return now + self.steps * self.step_s
 
@@ -253,8 +264,9 @@ class Traffic:
     """One run of a trace on the engines of a layout.
 
     users: sessions that are active at once, started again with new text when all have ended; without it sessions start
-    at their recorded times. spread: users start one after another during ramp_s, the first tenth of horizon_s. The run
-    ends early, and horizon_s with it, when `enough` requests have ended that were sent after ramp_s.
+    at their recorded times. Users start one after another during ramp_s, the first tenth of horizon_s; lockstep: at
+    once. The run ends early, and horizon_s with it, when `enough` requests have ended that were sent after ramp_s.
+    refused: requests for which the context, the pool or the queue has no room.
     """
 
     def __init__(
@@ -264,7 +276,7 @@ class Traffic:
         time: StepTime,
         users: int | None,
         horizon_s: float,
-        spread: bool,
+        lockstep: bool = False,
         enough: float = math.inf,
     ) -> None:
         grain = settings.grain
@@ -273,24 +285,32 @@ class Traffic:
             settings.chunk // grain,
             max(settings.chunk, 16384) // grain,
             settings.max_running,
+            settings.max_queued,
             settings.prefix_cache,
             settings.eagle,
-            settings.host // grain,
         )
         ranks = [[SimulatedScheduler(limits) for _ in range(settings.ranks)] for _ in range(settings.engines)]
-        self.engines = [_Engine(settings, time, schedulers) for schedulers in ranks]
-        self.trace, self.settings, self.horizon_s, self.users = trace, settings, horizon_s, users
+        self.engines = [
+            _Engine(settings, time, schedulers, DelayedPrefills(schedulers) if settings.delayed else None, self._refuse)
+            for schedulers in ranks
+        ]
+        self.settings, self.horizon_s, self.users = settings, horizon_s, users
         self.served: list[Served] = []
-        self._left, self.ramp_s = enough, RAMP * horizon_s if spread else 0.0
+        self.refused: list[float] = []  # when each arrived
+        self._left, self.ramp_s = enough, 0.0 if lockstep or users is None else RAMP * horizon_s
         self.unfinished: dict[int, Served] = {}
         self._units, self._unique, self._draw = _Units(grain), count(-1, -1), random.Random(settings.seed)
         self._next, self._events, self._order = 0, list[tuple[float, int, _Event]](), count()
+        self._once = lockstep and trace.users is not None
+        self._sessions, starts = list(trace.sessions), random.Random(settings.seed)
+        if settings.seed:
+            starts.shuffle(self._sessions)
         if users is None:
-            for session in trace.sessions:
-                self._start(session, session.start_s or 0.0, 0)
+            for session, recorded in zip(self._sessions, trace.sessions, strict=True):
+                self._start(session, recorded.start_s or 0.0, 0)
         else:
             for user in range(users):
-                self._begin_next(self.ramp_s * user / users)
+                self._begin_next(self.ramp_s * (user + starts.random()) / users)
 
     def run(self) -> list[Served]:
         """Run until no event is left or the horizon is reached, and return the requests that ended."""
@@ -315,9 +335,9 @@ class Traffic:
         heapq.heappush(self._events, (at, next(self._order), event))
 
     def _begin_next(self, at: float) -> None:
-        sessions = self.trace.sessions
-        if self.trace.users is not None and self._next >= len(sessions):
-            return  # a recorded loop ends with its requests
+        sessions = self._sessions
+        if self._once and self._next >= len(sessions):
+            return
         self._start(sessions[self._next % len(sessions)], at, self._next // len(sessions))
         self._next += 1
 
@@ -335,16 +355,16 @@ class Traffic:
 
     def _send(self, running: _Running, now: float) -> None:
         turn, settings = running.session.turns[running.at], self.settings
+        if turn.prompt_tokens + turn.output_tokens > min(settings.context, settings.pool - 4 * settings.grain):
+            self.refused.append(now)
+            self._after(running, now + AGAIN_S)
+            return
         prompt = self._units.of(turn.prompt, running.cycle)
-        most = (settings.pool - 2 * settings.grain) // settings.grain
         length = -(-turn.output_tokens // settings.grain)
         if turn.answer is None:
             answer = array("q", (next(self._unique) for _ in range(length)))
         else:
             answer = self._units.of([(turn.answer, turn.output_tokens)], running.cycle)
-        if len(prompt) + len(answer) > most:  # such a request is refused
-            self._after(running, now)
-            return
         served = Served(turn, running, now - running.outside_s, prompt, answer)
         self.unfinished[id(served)] = served
         engine = served.replica = _choose(self.engines, prompt)
@@ -363,6 +383,12 @@ class Traffic:
         self.served.append(self.unfinished.pop(id(served)))
         self._left -= served.arrived >= self.ramp_s
         self._after(served.session, now)
+
+    def _refuse(self, served: Served, now: float) -> None:
+        """Take back a request whose scheduler has no room in its queue."""
+        del self.unfinished[id(served)]
+        self.refused.append(served.arrived)
+        self._after(served.session, now + AGAIN_S)
 
     def _after(self, running: _Running, now: float) -> None:
         running.at += 1

@@ -6,25 +6,24 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ..predict.simulation import TrafficFigures
-from ..predict.trace_plan import GOOD, MODEL, TracePlan
+from ..predict.trace_plan import GOOD, MODEL, TracePlan, too_long
 from .page import Page, Picture, Section, Table, Tone, Words
 
 _TIMES = ("TTFT p50", "p95, s", "TPOT p50", "p95, ms")
-COLUMNS = ("layout", "recipe", "goodput, tok/s", "met", "hit rate", *_TIMES, "tok per GPU hour")
+COLUMNS = ("layout", "goodput, tok/s", "gain", "met", "hit rate", *_TIMES, "tok per GPU hour")
 
 
 def rows(plan: TracePlan) -> list[list[str]]:
-    """Return a row for each layout, the best first, with the interval of the model's error."""
+    """Return a row for each layout, the best first, with intervals."""
     found = []
     for name in plan.ranking:
-        layout = next(one for one in plan.layouts if one.name == name)
-        middle = plan.chosen[name][0]
+        middle, gain = plan.chosen[name][0], plan.gain(name)
         cell = partial(_interval, plan.chosen[name])
         found.append(
             [
                 name,
-                layout.recipe if layout.usable else "none",
                 cell(lambda one: one.goodput_tok_s, ",.0f"),
+                f"{gain.middle:.2f}x ({gain.least:.2f}x to {gain.most:.2f}x)" if name != plan.layouts[0].name else "",
                 f"{middle.good:.0%}",
                 f"{middle.hit_rate:.0%}",
                 cell(lambda one: one.ttft_p50_s, ".2f"),
@@ -45,17 +44,28 @@ def _interval(found: Sequence[TrafficFigures], value: Callable[[TrafficFigures],
 def notes(plan: TracePlan) -> list[str]:
     """Return what a reader must know of the figures."""
     requests = sum(1 for _ in plan.trace.turns())
+    job = plan.job
     times = "by users that start one after another" if plan.users is not None else "at the recorded times"
-    return [
+    if job.runs[0].lockstep:
+        times = "in lockstep, all users at once, as in a benchmark and not as in service"
+    found = [
         f"{plan.trace.format} trace, {len(plan.trace.sessions)} sessions with {requests} requests, sent {times}; "
-        f"{plan.job.horizon_s / 60:g} minutes, accept length {plan.job.accept_length:g}.",
-        f"Intervals: step times longer and shorter by {plan.error:.1%}, the model's mean error on published figures "
-        "that did not fit it. None is published for four GPUs, DP attention, or short prefills after a long prefix.",
-        f"A layout meets the SLO if {GOOD:.0%} of the requests meet both limits. Layouts without a recipe are priced "
-        "only: no recipe here switches on KV in host memory yet.",
-        "Not simulated: FP8 KV and 4 GPUs that prefill for 4 that decode (`python -m proof.account.not_yet` prices "
-        "them for random prompts), and all-reduces in INT8 (`python -m proof.account`).",
+        f"{job.horizon_s / 60:g} minutes, accept length {job.runs[0].accept_length:g}.",
+        f"Intervals are the least and the largest value with step times longer and shorter by {plan.error:.1%} (the "
+        "model's mean error on published figures that did not fit it), with the spread of published accept lengths, "
+        "and with other orders of sessions. None is published for four GPUs, DP attention, or short prefills after a "
+        "long prefix.",
+        f"A layout meets the SLO if {GOOD:.0%} of the requests meet both limits. Refused requests have missed it.",
+        "Not simulated: KV in host memory, FP8 KV, 4 GPUs that prefill for 4 that decode "
+        "(`python -m proof.account.not_yet` prices them for random prompts), and all-reduces in INT8 "
+        "(`python -m proof.account`).",
     ]
+    if plan.trace.assumed:
+        found.insert(1, plan.trace.assumed)
+    shortest = min(one.longest for one in plan.layouts)
+    if (more := too_long(plan.trace, shortest)) and requests:
+        found.insert(1, f"{more} of {requests} requests have more than {shortest:,} tokens with their answers.")
+    return found
 
 
 def page(plan: TracePlan) -> Page:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from kimi_w4a8_eagle3.base.errors import KimiError
@@ -44,7 +45,7 @@ class Turn:
     messages: tuple[Mapping[str, Any], ...] = ()
     request: Request | None = None
 
-    @property
+    @cached_property
     def prompt_tokens(self) -> int:
         return sum(segment.tokens for segment in self.prompt)
 
@@ -71,12 +72,16 @@ class TraceSession:
 
 @dataclass(frozen=True)
 class Trace:
-    """Sessions of one file or folder. users: sessions active at once, where the recording was a closed loop."""
+    """Sessions of one file or folder. users: sessions active at once, where the recording was a closed loop.
+
+    assumed: a sentence about what the format does not say.
+    """
 
     name: str
     format: str
     sessions: tuple[TraceSession, ...]
     users: int | None = None
+    assumed: str = ""
 
     @property
     def timed(self) -> bool:

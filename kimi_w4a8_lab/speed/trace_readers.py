@@ -116,8 +116,9 @@ def read_trace(path: Path, output_tokens: int = OUTPUT_TOKENS) -> Trace:
     rows = _rows(path)
     first = rows[0] if isinstance(rows[0], dict) else {}
     if "conversations" in first and len(rows) == 1:
-        sessions, users = _agentic(_checked(_AgenticTrace, first, path), output_tokens), None
-        return Trace(str(path), "agentic-trace", sessions, users)
+        assumed = f"The trace has no lengths of answers: {output_tokens} tokens each are assumed."
+        sessions = _agentic(_checked(_AgenticTrace, first, path), output_tokens)
+        return Trace(str(path), "agentic-trace", sessions, assumed=assumed)
     if "requests" in first:
         found = [_checked(_AgentXTrace, row, path, number) for number, row in enumerate(rows, 1)]
         return Trace(str(path), "AgentX", tuple(_agentx(one) for one in found))
@@ -165,7 +166,7 @@ def _rows(path: Path) -> list[Any]:
     except json.JSONDecodeError:
         pass  # several objects, one a line
     rows = []
-    for number, line in enumerate(content.splitlines(), 1):
+    for number, line in enumerate(content.split("\n"), 1):  # splitlines would split at U+2028 within a text
         try:
             rows += [json.loads(line)] if line.strip() else []
         except json.JSONDecodeError as error:

@@ -1,9 +1,9 @@
 """SGLang's scheduling policy and radix cache without an engine, for simulations of traffic.
 
 SGLang's own classes decide which requests are prefilled, in which chunks, and what the prefix cache keeps: Req,
-SchedulePolicy, PrefillAdder, RadixCache, NewTokenRatioTracker and the token allocator. The scheduler's loop around them
-needs a device, so this class is a model of it: it merges finished prefills into the running batch, lets answers grow,
-and retracts requests when the pool is full.
+SchedulePolicy, PrefillAdder, PrefillDelayer, RadixCache, NewTokenRatioTracker and the token allocator. The scheduler's
+loop around them needs a device, so SimulatedScheduler is a model of it: it merges finished prefills into the running
+batch, lets answers grow, and retracts requests when the pool is full.
 
 All lengths are in units of some tokens, so that a prompt of 100,000 tokens does not need as many numbers.
 """
@@ -11,19 +11,26 @@ All lengths are in units of some tokens, so that a prompt of 100,000 tokens does
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 import torch
 from sglang.srt.environ import envs
-from sglang.srt.managers import schedule_policy
+from sglang.srt.managers.prefill_delayer import (
+    PrefillDelayer,
+    PrefillDelayerSinglePassExecutor,
+    RecentPrefillBatchSizeTracker,
+)
 from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder, SchedulePolicy
 from sglang.srt.managers.scheduler_components.new_token_ratio_tracker import NewTokenRatioTracker
-from sglang.srt.mem_cache import base_prefix_cache, radix_cache
 from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
-from sglang.srt.runtime_context import publish
+from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
+from sglang.srt.runtime_context import get_schedule, publish
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import ServerArgs
 
@@ -32,16 +39,16 @@ from sglang.srt.server_args import ServerArgs
 class SchedulerLimits:
     """Settings of one scheduler, in units.
 
-    eagle: keys of the cache are pairs of units, as with EAGLE drafts. host: units of KV in host memory.
+    eagle: keys of the cache are pairs of units, as with EAGLE drafts. max_queued: requests that wait, at most.
     """
 
     pool: int
     chunk: int
     max_prefill: int
     max_running: int
+    max_queued: int
     prefix_cache: bool = True
     eagle: bool = False
-    host: int = 0
 
 
 @dataclass(eq=False)
@@ -73,15 +80,10 @@ class SimulatedScheduler:
     def __init__(self, limits: SchedulerLimits) -> None:
         _configure()
         self.limits = limits
-
-        def radix(units: int) -> tuple[Any, Any]:
-            pool = TokenToKVPoolAllocator(units, torch.int64, "cpu", None, False)
-            params: Any = CacheInitParams(not limits.prefix_cache, None, pool, 1, is_eagle=limits.eagle)
-            return pool, radix_cache.RadixCache(params)
-
-        self.pool, self.tree = radix(limits.pool)
-        self.host_pool, self.host_tree = radix(limits.host)
-        self.policy: Any = schedule_policy.SchedulePolicy("fcfs", self.tree, False, False, False)
+        self.pool = TokenToKVPoolAllocator(limits.pool, torch.int64, "cpu", None, False)
+        params: Any = CacheInitParams(not limits.prefix_cache, None, self.pool, 1, is_eagle=limits.eagle)
+        self.tree: Any = RadixCache(params)
+        self.policy = SchedulePolicy("fcfs", self.tree, False, False, False)
         start = envs.SGLANG_INIT_NEW_TOKEN_RATIO.get()
         least = start * envs.SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR.get()
         decay = (start - least) / envs.SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS.get()
@@ -92,6 +94,7 @@ class SimulatedScheduler:
         self.batch: list[SimulatedRequest] = []  # in prefill
         self.chunked: SimulatedRequest | None = None
         self.full = False
+        self.sizes = RecentPrefillBatchSizeTracker()  # of prefill batches, for the delayer
         self._requests: dict[int, SimulatedRequest] = {}
 
     def batch_size(self) -> int:
@@ -103,15 +106,21 @@ class SimulatedScheduler:
         """Units of all requests, waiting or not."""
         return sum(request.length for request in self._requests.values())
 
-    def add(self, name: str, prompt: array[int], answer: array[int], tag: Any) -> None:
-        """Queue a request whose answer will have the units of `answer`."""
+    def add(self, name: str, prompt: array[int], answer: array[int], tag: Any) -> bool:
+        """Queue a request whose answer will have the units of `answer`; return False if the queue is full."""
+        if len(self.waiting) >= self.limits.max_queued:
+            return False
         sampling = SamplingParams(max_new_tokens=len(answer), ignore_eos=True)
         request = SimulatedRequest(Req(name, None, prompt, sampling), answer, tag)
         self._requests[id(request.req)] = request
         self.waiting.append(request)
+        return True
 
-    def plan_prefill(self) -> list[SimulatedRequest]:
-        """Choose the next prefill batch; empty if the running batch should decode."""
+    def plan_prefill(self, delayed: PrefillDelayerSinglePassExecutor | None = None) -> list[SimulatedRequest]:
+        """Choose the next prefill batch; empty if the running batch should decode.
+
+        delayed: SGLang's PrefillDelayerSinglePassExecutor, which may refuse new requests.
+        """
         if (self.full or not self.waiting) and self.chunked is None:
             return []
         if len(self.running) >= self.limits.max_running and self.chunked is None:
@@ -119,8 +128,19 @@ class SimulatedScheduler:
             return []
         queue = [request.req for request in self.waiting]
         self.policy.calc_priority(queue)
-        adder = schedule_policy.PrefillAdder(
-            1, self.tree, self.pool, self, self.ratio.current, self.limits.max_prefill, self.limits.chunk
+        batch: Any = self  # PrefillAdder reads its size and requests
+        adder = PrefillAdder(
+            1,
+            self.tree,
+            self.pool,
+            batch,
+            self.ratio.current,
+            self.limits.max_prefill,
+            self.limits.chunk,
+            max_prefill_bs=self.sizes.max_prefill_bs,
+            max_running_requests=self.limits.max_running,
+            prefill_delayer_single_pass=delayed,
+            waiting_queue_len=len(queue),
         )
         had_chunk = self.chunked is not None
         if self.chunked is not None:
@@ -133,8 +153,8 @@ class SimulatedScheduler:
                 break
             req.init_next_round_input(self.tree)
             found = adder.add_one_req(req, has_chunked_req=had_chunk, truncation_align_size=None)
-            if found != schedule_policy.AddReqResult.CONTINUE:
-                self.full = self.full or found == schedule_policy.AddReqResult.NO_TOKEN
+            if found != AddReqResult.CONTINUE:
+                self.full = self.full or found == AddReqResult.NO_TOKEN
                 break
         if adder.new_chunked_req is not None:
             self.chunked = self._requests[id(adder.new_chunked_req)]
@@ -188,39 +208,6 @@ class SimulatedScheduler:
         ids = request.req.origin_input_ids + request.req.output_ids
         self._cache(request, ids)
         self._drop(request)
-        if self.limits.host:
-            self._fill(self.host_pool, self.host_tree, ids)
-
-    def load_back(self) -> int:
-        """Load prefixes of waiting requests from host memory, and return the units; a model of SGLang's HiCache."""
-        loaded = 0
-        if self.limits.host and not self.full:
-            for request in self.waiting[: self.limits.max_running - len(self.running)]:
-                ids = request.req.origin_input_ids
-                loaded += self._fill(self.pool, self.tree, ids[: self._match(self.host_tree, ids)[0]])
-        return loaded
-
-    def _match(self, tree: Any, ids: array[int]) -> tuple[int, Any]:
-        """Return the units of the longest prefix in the tree, and its node."""
-        found = tree.match_prefix(base_prefix_cache.MatchPrefixParams(key=radix_cache.RadixKey(ids)))
-        length = found.device_prefix_len if hasattr(found, "device_prefix_len") else len(found.device_indices)
-        return int(length), found.last_device_node
-
-    def _fill(self, pool: Any, tree: Any, ids: array[int]) -> int:
-        """Make a tree contain these units, if evictions can make room; return the number of new ones."""
-        there, node = self._match(tree, ids)
-        missing = len(ids) - self.limits.eagle - there
-        if missing <= 0:
-            return 0
-        tree.inc_lock_ref(node)
-        if (more := missing - pool.available_size()) > 0:
-            tree.evict(base_prefix_cache.EvictParams(num_tokens=more))
-        taken = pool.alloc(missing)
-        if taken is not None:
-            values = torch.cat([torch.zeros(there, dtype=torch.int64), taken])
-            tree.insert(base_prefix_cache.InsertParams(key=radix_cache.RadixKey(ids), value=values))
-        tree.dec_lock_ref(node)
-        return 0 if taken is None else missing
 
     def _retract(self, request: SimulatedRequest) -> None:
         self._drop(request)
@@ -242,7 +229,7 @@ class SimulatedScheduler:
         """Allocate units of the pool, after eviction if needed."""
         missing = units - self.pool.available_size()
         if missing > 0:
-            self.tree.evict(base_prefix_cache.EvictParams(num_tokens=missing))
+            self.tree.evict(EvictParams(num_tokens=missing))
         taken = self.pool.alloc(units)
         if taken is None:
             return False
@@ -255,14 +242,76 @@ class SimulatedScheduler:
             return
         owned = torch.zeros(request.protected, dtype=torch.int64)  # the tree reads only what it does not have
         values = torch.cat([owned, request.held])
-        result = self.tree.insert(base_prefix_cache.InsertParams(key=radix_cache.RadixKey(ids), value=values))
-        _, node = self._match(self.tree, ids)
+        result = self.tree.insert(InsertParams(key=RadixKey(ids), value=values))
+        node = self.tree.match_prefix(MatchPrefixParams(key=RadixKey(ids))).last_device_node
         kept = max(len(ids) - self.limits.eagle, 0)
         self.pool.free(values[request.protected : max(result.prefix_len, request.protected)])
         request.held, request.protected = values[kept:], kept
         self.tree.inc_lock_ref(node)
         self.tree.dec_lock_ref(request.req.last_node)
         request.req.last_node = node
+
+
+class _Delayer(PrefillDelayer):
+    """SGLang's PrefillDelayer of a rank; `gathered` is the message of every rank, for which SGLang needs processes."""
+
+    def __init__(self, ranks: int) -> None:
+        _configure()
+        self.enable_dp_attention = self.attn_dp_enabled = True
+        self.dp_size = self.num_dp_ranks = ranks
+        self._max_delay_passes = get_schedule().prefill_delayer_max_delay_passes
+        self._token_usage_low_watermark = self._queue_min_ratio = self._curr_state = self._metrics_collector = None
+        self._queue_trigger_enabled = self._debug_log_enabled = False
+        self.skip_first_delayer = True
+        self.gathered = torch.zeros((ranks, 6), dtype=torch.int64)
+
+    def _gather_info(self, **_own: object) -> torch.Tensor:
+        return self.gathered
+
+
+class _Asking(PrefillDelayerSinglePassExecutor):
+    """Executor that refuses every request, and remembers that there is one."""
+
+    def __init__(self, prefillable: bool) -> None:
+        self.prefillable = prefillable
+
+    def negotiate_should_allow_prefill(self, **_own: object) -> bool:
+        self.prefillable = True
+        return False
+
+
+class DelayedPrefills:
+    """Prefills of the ranks of DP attention that begin together, by SGLang's `enable-prefill-delayer`."""
+
+    def __init__(self, ranks: Sequence[SimulatedScheduler]) -> None:
+        self.ranks, self.delayers = ranks, [_Delayer(len(ranks)) for _ in ranks]
+
+    def plan(self) -> list[list[SimulatedRequest]]:
+        """Choose the next prefill batch of every rank; while no request runs, SGLang's loop asks again at once."""
+        while True:
+            prefillable, batches = self._pass()
+            if any(batches) or not prefillable or any(rank.running for rank in self.ranks):
+                return batches
+
+    @property
+    def waiting(self) -> bool:
+        """True while a request waits that the next pass may let begin."""
+        return any(rank.waiting and not rank.full for rank in self.ranks)
+
+    def _pass(self) -> tuple[bool, list[list[SimulatedRequest]]]:
+        rows, batches = [], []
+        for rank in self.ranks:
+            asking = _Asking(rank.chunked is not None)  # a chunked prefill is continued in any case
+            if not asking.prefillable:
+                rank.plan_prefill(asking)
+            rows.append((asking.prefillable, 0, len(rank.running), rank.sizes.max_prefill_bs, len(rank.waiting), 0))
+        for rank, delayer in zip(self.ranks, self.delayers, strict=True):
+            delayer.gathered = torch.tensor(rows, dtype=torch.int64)
+            executor = PrefillDelayerSinglePassExecutor(delayer, 0.0)
+            batches.append(rank.plan_prefill(executor))
+            if attempted := executor.finalize(actual_prefill_bs=len(batches[-1])):
+                rank.sizes.observe_attempt(attempted)
+        return any(row[0] for row in rows), batches
 
 
 def _prefix(req: Any) -> int:

@@ -14,7 +14,7 @@ from kimi_w4a8_eagle3.cli import run
 from kimi_w4a8_lab.predict.machine_model import Cluster
 from kimi_w4a8_lab.predict.predict import Load, calibrate, published_accept_length
 
-from . import levers
+from . import levers, prefill
 from .parts import Account, explain
 
 
@@ -33,14 +33,16 @@ def main(
     found = explain(load, fit, cluster)
     alone = levers.levers(found, fit, cluster)
     changes = [levers.now(found), *alone, levers.together(found, alone), *levers.costs(found, cluster)]
+    ways = prefill.ways(found, alone, cluster)
     if as_json:
-        typer.echo(json.dumps(asdict(found) | {"changes": [asdict(change) for change in changes]}, indent=2))
+        more = {"changes": [asdict(change) for change in changes], "ways": [asdict(way) for way in ways]}
+        typer.echo(json.dumps(asdict(found) | more, indent=2))
     else:
-        print_account(found, changes)
+        print_account(found, changes, ways)
 
 
-def print_account(account: Account, changes: Sequence[levers.Lever]) -> None:
-    """Print the parts of a step and of a prefill, and the effect of the changes."""
+def print_account(account: Account, changes: Sequence[levers.Lever], ways: Sequence[prefill.Shrinking]) -> None:
+    """Print the parts of a step and of a prefill, the effect of the changes, and what could shrink the prefill."""
     console, load = table_console(), account.load
     titles = f"step of {load.concurrency} requests x {load.steps + 1} tokens", f"prefill of {load.input_len} tokens"
     totals = (account.step, account.step_ms), (account.prefill, account.prefill_ms)
@@ -57,6 +59,10 @@ def print_account(account: Account, changes: Sequence[levers.Lever]) -> None:
         saved = (f"{-ms:+.2f}" if ms else "" for ms in (lever.change.step_ms, lever.change.prefill_ms))
         reached = f"{lever.tpot_ms:.2f} ms", f"{lever.throughput_tok_s:,.0f} tok/s"
         table.add_row(lever.change.name, *saved, *reached, "\n".join(lever.change.settings), ", ".join(lever.faults))
+    console.print(table)
+    table = Table("part of a prefill", "way to shrink it", "ms", "setting", title="prefill, by its largest parts")
+    for way in ways:
+        table.add_row(*prefill.cells(way))
     console.print(table)
     console.print(f"totals: {account.source}, with AITER's kernels")
 

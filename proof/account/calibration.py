@@ -2,12 +2,14 @@
 
 `aiter_gfx942.csv` holds microseconds from the tuning files under `aiter/configs` of ROCm/aiter at commit e4048607: both
 stages of MoE layers with FP8 and BF16 weights, and INT8 and BF16 matrix products. The files do not say whether the GPU
-was an MI300X or an MI325X, so the bandwidths are taken as they are. A kernel takes
+was an MI300X or an MI325X. No bandwidth is fitted above the peak of an MI325X, and no rate above that of the matrix
+units: some small products repeat in the last-level cache, and would be fitted with more. A kernel takes
 
     us + max(bytes / tb_s, operations / (share * peak)) + bytes added atomically / added_tb_s
 
 with the rows of each expert padded to its block. INT8 and FP8 kernels share one `share` for dense products and stage 1.
-Every second row of a kernel fits the figures, and the others judge them: `python -m proof.account.calibration`.
+Neighbouring rows are token counts of one shape, so every second row of a kernel fits the figures. Errors are of shapes
+that were left out of the fit: `python -m proof.account.calibration`.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from rich.table import Table
 from scipy.optimize import least_squares
 
 from kimi_w4a8_eagle3.base.console import table_console
+from kimi_w4a8_eagle3.machine.hardware import GPUS
 from kimi_w4a8_eagle3.moe.contract import MoeShape
 from kimi_w4a8_lab.predict.machine_model import BF16_OPS, INT8_OPS
 
@@ -39,7 +42,7 @@ _START = (13, 9, 10, 50, 4.2, 3.7, 1.3, 6, 0.48, 0.42, 0.33, 0.3, 0.39, 1.3)
 
 @dataclass(frozen=True)
 class Rates:
-    """Fitted figures of one kernel and their error on the timings that did not fit them.
+    """Fitted figures of one kernel.
 
     us: fixed time. tb_s: bandwidth of its reading. share: of the INT8 or BF16 peak. added_tb_s: bandwidth of atomic
     additions, by stage 2 alone.
@@ -49,9 +52,16 @@ class Rates:
     tb_s: float
     share: float
     added_tb_s: float
-    held_out: int
-    median_error: float
-    worst_error: float
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Errors of one kind of timing, each by a fit that saw no timing of the same shape."""
+
+    kernel: str
+    bf16: bool
+    shapes: int
+    errors: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -62,30 +72,59 @@ class _Timings:
     peaks: NDArray[np.float64]  # microseconds of the operations at the peak
     added: NDArray[np.float64]  # bytes
     us: NDArray[np.float64]
+    shape: NDArray[np.int64]  # equal for equal sizes of weights
 
 
 @cache
 def rates() -> dict[str, Rates]:
     """Return the fitted figures by kernel."""
     timings = _load()
-    rows = [np.flatnonzero(timings.kernel == number) for number in range(len(KERNELS))]
-    fitting, judging = (np.concatenate([row[start::2] for row in rows]) for start in (0, 1))
-
-    def error(logs: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.log(_predict(np.exp(logs), timings) / timings.us)
-
-    # Robust, because a few small products are twice as slow as their neighbours.
-    solution = least_squares(lambda logs: error(logs)[fitting], np.log(_START), loss="soft_l1", f_scale=0.05)
-    found, errors = np.exp(solution.x), np.abs(np.exp(error(solution.x)) - 1)
+    found = np.exp(_fit(timings, _every_second(timings)))
     table = {}
     for number, name in enumerate(KERNELS):
-        judged = errors[np.intersect1d(rows[number], judging)]
         share = found[_SHARES[name][1 if name == BF16 else 0]]
         added = found[_ADDED] if name == STAGE2 else float("inf")
-        figures = found[number], found[len(KERNELS) + number], share, added
-        us, tb_s, share, added = map(float, figures)
-        table[name] = Rates(us, tb_s, share, added, len(judged), float(np.median(judged)), float(judged.max()))
+        table[name] = Rates(*map(float, (found[number], found[len(KERNELS) + number], share, added)))
     return table
+
+
+def held_out() -> list[HeldOut]:
+    """Return the errors by kind, every shape judged by a fit without it."""
+    timings = _load()
+    errors = np.zeros(len(timings.us))
+    for shape in np.unique(timings.shape):
+        judged = timings.shape == shape
+        figures = _fit(timings, np.flatnonzero(~judged))
+        errors[judged] = np.abs(np.exp(_error(figures, timings)[judged]) - 1)
+    table = []
+    for number, name in enumerate(KERNELS):
+        for bf16 in (False, True):
+            kind = (timings.kernel == number) & (timings.bf16 == bf16)
+            if kind.any():
+                table.append(HeldOut(name, bf16, len(np.unique(timings.shape[kind])), tuple(map(float, errors[kind]))))
+    return table
+
+
+def _every_second(timings: _Timings) -> NDArray[np.int64]:
+    return np.concatenate([np.flatnonzero(timings.kernel == number)[::2] for number in range(len(KERNELS))])
+
+
+def _fit(timings: _Timings, fitting: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the figures' logarithms; robust, because a few small products are twice as slow as their neighbours."""
+    start, most = np.log(_START), np.full(len(_START), np.inf)
+    most[len(KERNELS) : 2 * len(KERNELS)] = np.log(GPUS["mi325x"].hbm_tb_s)
+    most[2 * len(KERNELS) : _ADDED] = 0.0
+    return least_squares(
+        lambda logs: _error(logs, timings)[fitting],
+        np.minimum(start, most - 1e-3),
+        bounds=(-np.inf, most),
+        loss="soft_l1",
+        f_scale=0.05,
+    ).x
+
+
+def _error(logs: NDArray[np.float64], timings: _Timings) -> NDArray[np.float64]:
+    return np.asarray(np.log(_predict(np.exp(logs), timings) / timings.us))
 
 
 def _predict(figures: NDArray[np.float64], timings: _Timings) -> NDArray[np.float64]:
@@ -99,34 +138,40 @@ def _predict(figures: NDArray[np.float64], timings: _Timings) -> NDArray[np.floa
 
 def _load() -> _Timings:
     rows: list[tuple[float, ...]] = []
+    shapes: dict[tuple[int, ...], int] = {}
     with TIMINGS.open() as file:
         for row in csv.DictReader(file):
             size, tokens, k, n, experts, top_k, block = (int(value) for value in list(row.values())[1:8])
+            shape = shapes.setdefault((size, k, n, experts), len(shapes))
             peak = (BF16_OPS if size == 2 else INT8_OPS) / 1e6
             if row["kernel"] == "dense":
                 read = experts * (n * k * size + tokens * k * size + tokens * n * 2)
                 kernel = KERNELS.index(BF16 if size == 2 else INT8)
-                rows.append((kernel, size == 2, read, 2 * experts * tokens * k * n / peak, 0, float(row["us1"])))
+                rows.append((kernel, size == 2, read, 2 * experts * tokens * k * n / peak, 0, float(row["us1"]), shape))
                 continue
             touched, blocks = expected_blocks(MoeShape(experts, k, n, top_k), tokens, block)
             for number, (weights, added) in enumerate(((2 * k * n, 0), (k * n, tokens * top_k * k * 2))):
                 work = 2 * blocks * block * weights / peak
                 us = float(row[f"us{number + 1}"])
-                rows.append((number, size == 2, touched * weights * size, work, added, us))
-    kernels, bf16, *figures = (np.array(column) for column in zip(*rows, strict=True))
-    return _Timings(kernels.astype(int), bf16.astype(bool), *figures)
+                rows.append((number, size == 2, touched * weights * size, work, added, us, shape))
+    numbers, bf16, reads, peaks, adds, times, shape_numbers = (np.array(column) for column in zip(*rows, strict=True))
+    return _Timings(numbers.astype(int), bf16.astype(bool), reads, peaks, adds, times, shape_numbers.astype(int))
 
 
 def main() -> None:
     """Print the fitted figures and their errors."""
-    table = Table(
-        "kernel", "fixed, us", "TB/s", "share of the peak", "added, TB/s", "held out", "median error", "worst"
-    )
+    console = table_console()
+    table = Table("kernel", "fixed, us", "TB/s", "share of the peak", "added, TB/s")
     for name, fit in rates().items():
         added = f"{fit.added_tb_s:.2f}" if np.isfinite(fit.added_tb_s) else ""
-        figures = f"{fit.us:.1f}", f"{fit.tb_s:.2f}", f"{fit.share:.0%}", added, str(fit.held_out)
-        table.add_row(name, *figures, f"{fit.median_error:.1%}", f"{fit.worst_error:.0%}")
-    table_console().print(table)
+        table.add_row(name, f"{fit.us:.1f}", f"{fit.tb_s:.2f}", f"{fit.share:.0%}", added)
+    console.print(table)
+    table = Table("kind", "shapes", "timings", "median error", "mean", "worst", title="Errors of shapes left out")
+    for kind in held_out():
+        errors = f"{np.median(kind.errors):.0%}", f"{np.mean(kind.errors):.0%}", f"{max(kind.errors):.0%}"
+        name = f"{kind.kernel}, {'BF16' if kind.bf16 else '8-bit'}"
+        table.add_row(name, str(kind.shapes), str(len(kind.errors)), *errors)
+    console.print(table)
 
 
 if __name__ == "__main__":

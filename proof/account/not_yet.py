@@ -13,10 +13,11 @@ from kimi_w4a8_eagle3.base.console import table_console
 from kimi_w4a8_eagle3.machine.aiter_regime import Regime
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve
 from kimi_w4a8_eagle3.recipe.memory_plan import make_plan
+from kimi_w4a8_lab.predict.layouts import layout
 from kimi_w4a8_lab.predict.machine_model import BF16_BYTES, Cluster, kimi
 from kimi_w4a8_lab.predict.predict import Fit, Load, calibrate, predict, terms
 
-from .layouts import OUTPUT, layout
+from .layouts import OUTPUT
 from .moe_time import SMALL_US
 from .parts import REDUCE_US, REDUCE_US_PER_MB, decode_attention
 

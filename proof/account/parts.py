@@ -13,6 +13,7 @@ from enum import Enum
 from kimi_w4a8_lab.predict.machine_model import (
     BF16_BYTES,
     BF16_OPS,
+    LINK_BYTES,
     MLA_HEADS,
     Cluster,
     Shapes,
@@ -35,7 +36,7 @@ HIDDEN_PASSES = 14  # reads and writes of a token's hidden vector by a layer's k
 # AITER's two-stage custom all-reduce, TP 8: 52.5 us at 7.34 MB on MI325X (aiter#1880), 6.4 us at 24 KB (vllm#39080).
 # EAGLE recipes run RCCL instead, of which sglang#29313 says that it costs about as much there.
 REDUCE_US, REDUCE_US_PER_MB = 6.3, 6.3
-LINK_TB_S = 7 * 0.048  # 48 of 64 GB/s per link are usable (ROCm blog on RCCL and xGMI)
+LINK_SHARE = 48 / 64  # usable share of a link's bandwidth (ROCm blog on RCCL and xGMI)
 ATTENTION_TFLOPS = 330.0  # assumed, for both phases
 _MODEL, _FITTED = "counted", "AITER's timings, proof/account/calibration.py"
 
@@ -117,11 +118,13 @@ def step_parts(load: Load, cluster: Cluster, shapes: Shapes) -> list[AccountRow]
         AccountRow("attention, shared, head weights", fixed / moe_time.SMALL_TB_S / 1e9, 0, formula, _MODEL, 0.2)
     )
     message = tokens * s.hidden * BF16_BYTES / 1e6
-    one_us, count = REDUCE_US + REDUCE_US_PER_MB * message, 2 * s.layers
-    formula = f"{count} x ({REDUCE_US} us + {message:.2f} MB x {REDUCE_US_PER_MB} us)"
+    us_per_mb = REDUCE_US_PER_MB * cluster.all_reduce_s(1) / Cluster().all_reduce_s(1)
+    one_us, count = REDUCE_US + us_per_mb * message, 2 * s.layers
+    formula = f"{count} x ({REDUCE_US} us + {message:.2f} MB x {us_per_mb} us)"
     rows.append(
         AccountRow("all-reduces", count * one_us / 1000, count, formula, "aiter#1880, MI325X", 0.4, StepPart.REDUCES)
     )
+    rows.append(logits_gather(load, cluster, s))
     rows.append(_small(s.layers * LAYER_KERNELS, "other kernels"))
     if load.steps:
         launches = load.steps * DRAFT_KERNELS
@@ -130,6 +133,22 @@ def step_parts(load: Load, cluster: Cluster, shapes: Shapes) -> list[AccountRow]
         formula = f"{launches} x {moe_time.SMALL_US} us + {load.steps} x {read * 1e6:.0f} us of weights and KV"
         rows.append(AccountRow("draft", ms, launches, formula, _MODEL, 0.4))
     return rows
+
+
+def logits_gather(load: Load, cluster: Cluster, s: Shapes) -> AccountRow:
+    """Return the gather of BF16 logits to every GPU, of the target and of each draft step, and its copies.
+
+    Each GPU sends its part over every link. The parts are joined by a copy, and another one makes float32 of them.
+    """
+    rows = load.concurrency * (2 * load.steps + 1)  # of the target's tokens, and one of a request in each draft step
+    logits = rows * s.vocab * BF16_BYTES
+    gathers = load.steps + 1
+    link_ms, copy_ms = logits / cluster.tp / LINK_BYTES / LINK_SHARE * 1000, 5 * logits / moe_time.SMALL_TB_S / 1e9
+    formula = (
+        f"{gathers} x 3 x {moe_time.SMALL_US} us + {logits / 1e6:.0f} MB / {cluster.tp} on each link, copied twice"
+    )
+    ms = 3 * gathers * moe_time.SMALL_US / 1000 + link_ms + copy_ms
+    return AccountRow("logits gather", ms, 3 * gathers, formula, "counted in SGLang's logits processor", 0.4)
 
 
 def decode_attention(load: Load, cluster: Cluster, s: Shapes, kv_bytes: float = BF16_BYTES) -> AccountRow:
@@ -155,11 +174,11 @@ def prefill_parts(load: Load, cluster: Cluster, shapes: Shapes) -> list[AccountR
     s, tokens = shapes, load.input_len
     linear = 2 * tokens * (fixed_weights(s, cluster.tp) - s.vocab * s.hidden / cluster.tp)
     attention = tokens**2 * s.layers * s.heads / cluster.tp * (s.nope + s.rope + s.v_head)
-    reduced = 2 * s.layers * 2 * (cluster.tp - 1) / cluster.tp * tokens * s.hidden * BF16_BYTES
+    reduced = 2 * s.layers * tokens * s.hidden * BF16_BYTES
     passes = s.layers * HIDDEN_PASSES * tokens * s.hidden * BF16_BYTES
     small = _small(s.layers * LAYER_KERNELS, "other kernels")
     formula = f"{small.formula} + {passes / 1e9:.0f} GB / {moe_time.SMALL_TB_S} TB/s"
-    link = f"{reduced / 1e9:.0f} GB / {LINK_TB_S * 1000:.0f} GB/s"
+    link = f"{reduced / 1e9:.0f} GB on {cluster.tp - 1} links at {LINK_SHARE * LINK_BYTES / 1e9:.0f} GB/s"
     products = calibration.rates()[calibration.BF16].share * BF16_OPS / 1e12
     gemm = f"{linear / 1e12:.0f} Tflop / {products:.0f} TFLOPS"
     scores = f"{attention / 1e12:.1f} Tflop / {ATTENTION_TFLOPS:.0f} TFLOPS"
@@ -169,7 +188,7 @@ def prefill_parts(load: Load, cluster: Cluster, shapes: Shapes) -> list[AccountR
         AccountRow("attention", attention / ATTENTION_TFLOPS / 1e9, 0, scores, "assumed", 0.4),
         AccountRow(
             "all-reduces",
-            reduced / LINK_TB_S / 1e9,
+            cluster.all_reduce_s(reduced) / LINK_SHARE * 1000,
             2 * s.layers,
             link,
             "ROCm blog, RCCL and xGMI",

@@ -73,7 +73,7 @@ LINES: tuple[tuple[str, str, str], ...] = (
         "e2e/test_faults.py::test_the_whole_fleet_is_measured_through_its_router",
         "",
     ),
-    (r"kimi-w4a8 serve (agent|eagle3|throughput).*", "", GPU),
+    (r"kimi-w4a8 serve (agent|eagle3).*", "", GPU),
     (
         r"curl .*127\.0\.0\.1:9528/ready",
         "e2e/test_serve_processes.py::test_a_key_is_asked_for_and_shown_nowhere_and_ctrl_c_ends_everything",

@@ -12,6 +12,9 @@ PROGRAM = """
 import json
 from array import array
 from kimi_w4a8_lab.speed.trace import Segment, Trace, TraceSession, Turn
+from kimi_w4a8_lab.predict.layouts import layout
+from kimi_w4a8_lab.predict.simulate import run
+from kimi_w4a8_lab.predict.simulation import SimulatedRun, SimulationJob, Slo
 from kimi_w4a8_lab.predict.traffic import EngineSettings, Traffic
 from kimi_w4a8_lab.with_sglang.simulated_scheduler import SchedulerLimits, SimulatedScheduler
 from proof.linear_step_time import LinearStepTime
@@ -32,12 +35,12 @@ def stranger(name, think):
 def served(sessions, users, engines=1, ranks=1, pool=4000, chunk=64, **changes):
     changes = {"max_running": 8, "grain": 1, **changes}
     trace = Trace("t", "run", tuple(sessions), users)
-    traffic = Traffic(trace, EngineSettings(engines, ranks, pool, chunk, **changes), TIME, users, 1e6, False)
+    traffic = Traffic(trace, EngineSettings(engines, ranks, pool, chunk, **changes), TIME, users, 1e6, lockstep=True)
     rows = [[one.session.session.name, one.session.at, one.turn.prompt_tokens, one.cached, round(one.ttft_s, 6),
              round(one.tpot_s, 6), traffic.engines.index(one.replica)] for one in traffic.run()]
     kept = [[rank.pool.available_size(), rank.tree.evictable_size(), rank.tree.protected_size()]
             for engine in traffic.engines for rank in engine.ranks]
-    return {"rows": rows, "kept": kept}
+    return {"rows": rows, "kept": kept, "refused": len(traffic.refused)}
 
 one = [talk("a", 3)]
 pair = [talk("a", 1), talk("b", 1, 0.18)]  # b arrives in the second of the steps after a's prefill
@@ -51,8 +54,11 @@ found = {
     "ranks": served([talk(name, 1) for name in "abcd"], 4, ranks=2),
     "small": served([talk(name, 2) for name in "abcdef"], 6, pool=330),
     "evicted": served([talk("a", 1), talk("b", 1), talk("c", 1), talk("d", 1), talk("a", 2)], 1, pool=150),
-    "host": served([talk("a", 1), talk("b", 1), talk("c", 1), talk("d", 1), talk("a", 2)], 1, pool=150, host=1000,
-                   host_tokens_s=40.0),
+    "context": served([talk("a", 3)], 1, context=120),
+    "queue": served([talk(name, 1) for name in "abcd"], 4, max_running=1, max_queued=2),
+    "groups": served([talk(name, 1, think) for name, think in zip("abcd", (0, 0.2, 0.25, 0.35))], 4, ranks=2),
+    "delayed": served([talk(name, 1, think) for name, think in zip("abcd", (0, 0.2, 0.25, 0.35))], 4, ranks=2,
+                      delayed=True),
     "units": served(one, 1, grain=8),
     "alone": served(pair, 2, prefix_cache=False),
     "overlap": served(pair, 2, prefix_cache=False, overlap=True),
@@ -61,8 +67,28 @@ found = {
     "unknown": served([stranger("x", 0.0), stranger("y", 0.01), stranger("z", 5.0)], 3, engines=2),
 }
 loop = Trace("t", "AgentX", (stranger("x", 0.0),))
-traffic = Traffic(loop, EngineSettings(1, 1, 4000, 64, 8, 1), TIME, 1, 100.0, True, 5)
+traffic = Traffic(loop, EngineSettings(1, 1, 4000, 64, 8, 1), TIME, 1, 100.0, enough=5)
 found["enough"] = [sum(one.arrived >= 10 for one in traffic.run()), traffic.horizon_s]
+
+def starts(seed, lockstep=False, users=3):
+    sessions = [stranger(name, 0.0) for name in "uvwxyz"]
+    settings = EngineSettings(1, 1, 4000, 64, 8, 1, seed=seed)
+    traffic = Traffic(Trace("t", "run", tuple(sessions), 3), settings, TIME, users, 100.0, lockstep)
+    rows = sorted((one.arrived, one.session.session.name) for one in traffic.run())
+    return [[round(at, 3), name] for at, name in rows]
+
+found["starts"] = [starts(0), starts(0), starts(1), starts(0, lockstep=True)]
+longer = Trace("t", "AgentX", (TraceSession("long", (Turn((Segment("x", 9000),), 16),), None),))
+traffic = Traffic(longer, EngineSettings(1, 1, 4000, 64, 8, 1), TIME, 2, 50.0)
+found["never"] = [len(traffic.run()), len(traffic.refused)]
+
+lengths = [1000, 200_000] * 3
+turns = [Turn((Segment(f"p{at}", size),), 16) for at, size in enumerate(lengths)]
+sessions = tuple(TraceSession(turn.prompt[0].content, (turn,), 0.0) for turn in turns)
+once = SimulatedRun(layout=layout("agent"), users=None, accept_length=2.7)
+job = SimulationJob(trace="t", slo=Slo(1e6, 1e6), horizon_s=50, runs=[once])
+figures = run(job, Trace("t", "Mooncake", sessions), once)
+found["half"] = [figures.requests, figures.refused, figures.good]
 print(json.dumps(found))
 """
 
@@ -133,9 +159,11 @@ def test_the_router_keeps_conversations_together(found: dict[str, Any]) -> None:
     assert all(len(used) == 1 for used in engines.values())
 
 
-@pytest.mark.parametrize("case", ["cache", "eagle", "together", "router", "ranks", "small", "evicted", "host", "units"])
+@pytest.mark.parametrize(
+    "case", ["cache", "eagle", "together", "router", "ranks", "delayed", "small", "evicted", "units"]
+)
 def test_no_unit_of_a_pool_is_lost(found: dict[str, Any], case: str) -> None:
-    sizes = {"small": 330, "evicted": 150, "host": 150, "router": 600, "units": 500}
+    sizes = {"small": 330, "evicted": 150, "router": 600, "units": 500}
     for free, cached, locked in found[case]["kept"]:
         assert (free + cached, locked) == (sizes.get(case, 4000), 0)
 
@@ -145,10 +173,40 @@ def test_a_full_pool_delays_requests_and_loses_none(found: dict[str, Any]) -> No
     assert max(column(found, "small", 4)) > 0.5
 
 
-def test_host_memory_brings_an_evicted_prefix_back_for_its_time(found: dict[str, Any]) -> None:
-    assert column(found, "evicted", 3)[-2:] != column(found, "host", 3)[-2:]
-    before, after = found["evicted"]["rows"][-2], found["host"]["rows"][-2]
-    assert after[3] > before[3] and after[4] > before[4]  # 40 tokens a second are slower than a prefill
+def test_a_request_beyond_the_context_or_the_queue_is_refused(found: dict[str, Any]) -> None:
+    """The third turn has 160 tokens with its answer. One request runs when two wait, and a fourth is refused."""
+    assert (column(found, "context", 2), found["context"]["refused"]) == ([64, 104], 1)
+    assert (len(found["queue"]["rows"]), found["queue"]["refused"]) == (3, 1)
+
+
+def test_a_refused_request_has_missed_the_slo(found: dict[str, Any]) -> None:
+    """Three of six prompts have more tokens than the context of `agent`, and no limit of time is missed."""
+    assert found["half"] == [3, 3, 0.5]
+
+
+def test_a_client_that_is_always_refused_does_not_keep_the_simulation_from_ending(found: dict[str, Any]) -> None:
+    served, refused = found["never"]
+    assert served == 0 and 50 < refused < 110  # two users, one second after each refusal
+
+
+def test_users_start_one_after_another_unless_they_are_in_lockstep(found: dict[str, Any]) -> None:
+    first, again, other, together = found["starts"]
+    assert first == again != other and [name for _, name in first] != [name for _, name in other]
+    assert len({at for at, _ in first[:3]}) == 3 and all(0 <= at < 10 for at, _ in first[:3])
+    assert [at for at, _ in together[:3]] == [0, 0, 0] and len(together) == 6 < len(first)  # a recording is sent once
+
+
+def test_the_prefill_delayer_lets_groups_prefill_together(found: dict[str, Any]) -> None:
+    """SGLang's own rule: while another group has nothing to prefill, a request waits for up to 29 passes.
+
+    The second request comes while the first group decodes, and its prefill would stop that group. A request that comes
+    to an idle engine does not wait.
+    """
+    plain, delayed = (
+        dict(zip(column(found, case, 0), column(found, case, 4), strict=True)) for case in ("groups", "delayed")
+    )
+    assert plain["b"] + 0.02 < delayed["b"] < plain["b"] + 29 * 0.01 and plain["a"] == delayed["a"]
+    assert plain.keys() == delayed.keys()
 
 
 def test_larger_units_round_the_tokens(found: dict[str, Any]) -> None:

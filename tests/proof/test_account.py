@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
+import statistics
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 import pytest
 
 from kimi_w4a8_eagle3.moe.contract import MoeShape
-from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
+from kimi_w4a8_eagle3.recipe.launch import load_recipe
 from kimi_w4a8_eagle3.recipe.memory_plan import ModelCard, draft_weights
+from kimi_w4a8_lab.predict.layouts import node_layouts
 from kimi_w4a8_lab.predict.machine_model import Cluster, draft_bytes, kimi
 from kimi_w4a8_lab.predict.predict import Load, calibrate
-from proof.account import calibration, directions, layouts, levers, moe_time, not_yet
+from proof.account import calibration, directions, layouts, levers, moe_time, not_yet, prefill
 from proof.account.__main__ import main
 from proof.account.parts import Account, StepPart, decode_attention, explain
 
-CLUSTER = Cluster()
+CLUSTER, LAYOUTS = Cluster(), node_layouts()
+DOCS = Path(__file__).parents[2] / "docs"
 KIMI = MoeShape(384, 7168, 256, 8)
 PUBLISHED = [  # milliseconds of a step: TPOT or ITL times accept length, less other requests' prefills at concurrency 2
     (Load(2), 16.94 - 640 / 1.5 / 2 / 511 * 1),
@@ -60,13 +63,23 @@ def test_attention_reads_once_and_multiplies_for_every_verified_token() -> None:
     assert "of KV" not in decode_attention(replace(plain, steps=3), CLUSTER, shapes, 1.0).formula
 
 
-def test_aiters_timings_that_did_not_fit_the_model_are_within_a_tenth() -> None:
+def test_aiters_timings_are_judged_by_fits_that_saw_no_timing_of_the_same_shape() -> None:
     rates = calibration.rates()
-    assert {name: fit.held_out for name, fit in rates.items()} == {
-        "MoE stage 1": 23, "MoE stage 2": 23, "INT8 products": 16, "BF16 products": 13,
+    kinds = {(kind.kernel, kind.bf16): kind for kind in calibration.held_out()}
+    assert {kind: (found.shapes, len(found.errors)) for kind, found in kinds.items()} == {
+        ("MoE stage 1", False): (1, 15), ("MoE stage 1", True): (2, 32), ("MoE stage 2", False): (1, 15),
+        ("MoE stage 2", True): (2, 32), ("INT8 products", False): (2, 32), ("BF16 products", True): (2, 26),
     }  # fmt: skip
-    assert all(fit.median_error <= 0.10 for fit in rates.values())
+    medians = [statistics.median(found.errors) for found in kinds.values()]
+    assert 0.10 < max(medians) <= 0.20  # even and odd rows of the same shapes would say 8%
     assert rates["MoE stage 1"].share == rates["INT8 products"].share  # one rate for dense products and experts
+
+
+def test_no_fitted_figure_is_beyond_a_physical_limit() -> None:
+    for name, fit in calibration.rates().items():
+        assert fit.tb_s <= CLUSTER.gpu.hbm_tb_s and fit.share <= 1, name
+    fit = calibrate(CLUSTER)
+    assert fit.decode_efficiency <= 1 and fit.prefill_efficiency <= 1 and fit.layer_s > 0
 
 
 @pytest.mark.parametrize("load", [load for load, _ in PUBLISHED])
@@ -117,35 +130,59 @@ def test_launches_and_time_of_a_layer(tokens: int, launches: int, most_us: float
     assert sum(part.us for part in parts) < sum(part.us for part in moe_time.aiter(CLUSTER.gpu, KIMI, tokens))
 
 
-def test_two_engines_gain_with_long_prompts_and_lose_nothing_with_short_ones() -> None:
-    one, two = (layouts.layout(*names) for names in layouts.LAYOUTS[:2])
+def test_the_page_says_what_could_shrink_a_prefill() -> None:
+    load = Load(40, steps=3, accept_length=3.93)
+    found = prefill.ways(account(load), changes(load), CLUSTER)
+    page = (DOCS / "perf/layouts.md").read_text()
+    assert [way for way in found if f"| {' | '.join(prefill.cells(way))} |" not in page] == []
+    reasons = [way for way in found if way.setting.startswith("none: ")]
+    assert {way.part for way in reasons} == {"all-reduces", "dense matrix products", "attention"}
+    chunks = [way.saved_ms for way in found if way.part == "all"]
+    assert chunks == sorted(chunks, reverse=True) and 0.0 in chunks  # agent's own
+
+
+def test_logits_are_gathered_over_the_links() -> None:
+    """160 rows of the target and 3 x 40 of the draft, with 163,840 BF16 logits each."""
+    row = next(row for row in account(PUBLISHED[3][0]).step if row.name == "logits gather")
+    assert "92 MB / 8 on each link" in row.formula and row.ms == pytest.approx(0.44, abs=0.01)
+
+
+def test_an_engine_of_fewer_gpus_has_fewer_links() -> None:
+    """One link of 64 GB/s joins every two GPUs: seven for each of eight, three of four, one of two."""
+    message = 1e9
+    for tp, links in ((8, 7), (4, 3), (2, 1)):
+        assert Cluster(tp=tp).all_reduce_s(message) == pytest.approx(2 * (tp - 1) / tp * message / (links * 64e9))
+
+
+def test_two_engines_of_four_gain_little_even_in_lockstep() -> None:
+    """With seven links for four GPUs, too, the gains were 1.31x and 1.01x, and the layout was recommended."""
+    one, two = LAYOUTS[:2]
     assert (one.tp, two.engines, two.tp) == (8, 2, 4) and two.kv_tokens < one.kv_tokens
     fit = calibrate(CLUSTER)
 
     def gain(concurrency: int, context: int) -> float:
-        first, second = (layouts.figures(chosen, concurrency, context, 2.7, fit) for chosen in (one, two))
+        first, second = (layouts.in_lockstep(chosen, concurrency, context, 2.7, fit) for chosen in (one, two))
         return second.tokens_per_s / first.tokens_per_s
 
-    assert gain(40, 10240) >= 1.25 and gain(2, 2048) > 0.97  # below 1.25 the recipe would not be recommended
+    assert gain(40, 10240) == pytest.approx(1.06, abs=0.005) and gain(40, 2048) == pytest.approx(0.91, abs=0.005)
 
 
 def test_what_cannot_be_served_has_a_price() -> None:
     fit = calibrate(CLUSTER)
     now, fp8, context, split = not_yet.prices(fit)
-    two = layouts.figures(layouts.layout("agent-2x4"), 40, 10240, 2.7, fit)
-    assert now.tokens_per_s == pytest.approx(layouts.figures(layouts.layout("agent"), 40, 10240, 2.7, fit).tokens_per_s)
+    assert now.tokens_per_s == pytest.approx(layouts.in_lockstep(LAYOUTS[0], 40, 10240, 2.7, fit).tokens_per_s)
     assert fp8.tokens_per_s >= now.tokens_per_s > context.tokens_per_s and context.kv_tokens == 8 * now.kv_tokens
-    assert now.tokens_per_s < split.tokens_per_s < two.tokens_per_s
+    assert split.tokens_per_s < now.tokens_per_s
     again, runs, single = not_yet.returning(fit).values()
     assert runs < again / 10 and single > 5 * again  # a copy for each token costs more than computing
 
 
-def test_dp_attention_gains_with_many_long_prompts_and_loses_with_few() -> None:
-    one, _, groups, _ = (layouts.layout(*names) for names in layouts.LAYOUTS)
+def test_dp_attention_gains_little_in_lockstep_and_loses_with_few_requests() -> None:
+    one, _, _, _, groups = LAYOUTS[:5]
     assert (groups.tp, groups.groups) == (8, 8) and groups.kv_tokens > 3 * one.kv_tokens
     fit = calibrate(CLUSTER)
-    rates = [[layouts.figures(x, c, 10240, 2.7, fit).tokens_per_s for x in (one, groups)] for c in (2, 40)]
-    assert rates[0][1] < rates[0][0] and rates[1][1] > 1.25 * rates[1][0]
+    rates = [[layouts.in_lockstep(x, c, 10240, 2.7, fit).tokens_per_s for x in (one, groups)] for c in (2, 40)]
+    assert rates[0][1] < rates[0][0] < rates[1][0] < rates[1][1] < layouts.RECOMMENDED * rates[1][0]
 
 
 def test_the_model_orders_two_layouts_as_infera_measured_them() -> None:
@@ -159,32 +196,39 @@ def test_the_model_orders_two_layouts_as_infera_measured_them() -> None:
         assert users[0] < users[1] and published[0] < published[1]
 
 
-def test_the_page_of_layouts_has_the_models_figures() -> None:
-    page = (Path(__file__).parents[2] / "docs/perf/layouts.md").read_text().splitlines()
-    fit, chosen = calibrate(CLUSTER), [layouts.layout(*names) for names in layouts.LAYOUTS]
+def test_the_page_of_layouts_has_what_the_command_prints() -> None:
+    """One load of two layouts is simulated here, the others take the same way."""
+    page = (DOCS / "perf/layouts.md").read_text()
+    context, concurrency = layouts.COMPARED
+    served = layouts.in_service(LAYOUTS[:2], context, [concurrency], 2.7)[concurrency]
+    assert layouts.gains_row(context, concurrency, served).removesuffix("|") in page
+    assert [row for row in layouts.layout_rows(LAYOUTS[:2], served, 2.7) if row not in page] == []
+    assert f"| input | requests | {' | '.join(['1 x TP 8, tok/s', *(one.name for one in LAYOUTS[1:])])} |" in page
+    fit, (base, *others) = calibrate(CLUSTER), [one for one in LAYOUTS if not one.delayed]
+    first, *rest = (layouts.in_lockstep(one, concurrency, context, 2.7, fit).tokens_per_s for one in (base, *others))
+    for one, rate in zip(others, rest, strict=True):
+        assert re.search(rf"^\| {one.name} \|.*\| {rate / first:.2f}x \| {one.kv_tokens:,} \|$", page, re.MULTILINE)
 
-    def cell(values: list[float]) -> str:
-        return " / ".join(f"{value:.{0 if values[0] >= 60 else 1}f}" for value in values)
 
-    for context, concurrency in product(layouts.CONTEXTS, layouts.CONCURRENCIES):
-        found = [layouts.figures(one, concurrency, context, 2.7, fit) for one in chosen]
-        rates, tpots, ttfts = zip(*((one.tokens_per_s, one.tpot_ms, one.ttft_s) for one in found), strict=True)
-        gains = [f"{rate / rates[0]:.2f}x" for rate in rates[1:]]
-        row = [f"{context:,}", str(concurrency), " / ".join(f"{rate:,.0f}" for rate in rates)]
-        row += [cell(list(tpots)), cell(list(ttfts))]
-        row.append(" / ".join(f"**{gain}**" if float(gain[:-1]) > 1.25 else gain for gain in gains))
-        assert f"| {' | '.join(row)} |" in page
-    for context in layouts.CONTEXTS:
-        tokens = context + layouts.OUTPUT
-        resident = [f"{one.kv_tokens // tokens:,}" for one in chosen]
-        assert f"| conversations of {tokens:,} tokens in the cache at once | {' | '.join(resident)} |" in page
+def test_no_page_recommends_a_layout_that_gains_less_than_the_rule() -> None:
+    """A layout is to be taken if docs/perf/layouts.md has a bold gain of it, and else not."""
+    rows = re.findall(r"^\| [\d,]+ \| \d+ \| [\d,]+ \| (.*) \|$", (DOCS / "perf/layouts.md").read_text(), re.MULTILINE)
+    assert len(rows) == len(layouts.CONTEXTS) * len(layouts.CONCURRENCIES)
+    columns = zip(*(row.split(" | ") for row in rows), strict=True)
+    gaining = {one.recipe for one, gains in zip(LAYOUTS[1:], columns, strict=True) if "**" in "".join(gains)}
+    layouts_of_recipes = {one.recipe for one in LAYOUTS} - {"agent"}
+    table = (DOCS / "mi325x.md").read_text().split("## Which recipe")[1].split("\n## ")[0]
+    taken = {name for row in table.splitlines() if row.startswith("|") for name in re.findall(r"`([\w-]+)`", row)}
+    assert taken & layouts_of_recipes == gaining - {"agent"}
+    for recipe in layouts_of_recipes - gaining:
+        assert "no faster than `agent`" in load_recipe(recipe).summary
+        assert "no faster than `agent`" in next(
+            row for row in (DOCS.parent / "README.md").read_text().splitlines() if f"`{recipe}`" in row
+        )
 
 
 def test_a_layout_is_priced_with_its_recipes_draft() -> None:
-    assert all(render(load_recipe(recipe), settings).refused == [] for recipe, *settings in layouts.LAYOUTS)
-    assert [layouts.layout(*names).draft for names in layouts.LAYOUTS] == ["kimi-k2.5-eagle3"] * 2 + [
-        "kimi-k2.5-eagle3-mla"
-    ] * 2
+    assert [one.draft for one in LAYOUTS] == ["kimi-k2.5-eagle3"] * 2 + ["kimi-k2.5-eagle3-mla"] * 6
     mha, mla = Cluster(groups=8), Cluster(groups=8, draft="kimi-k2.5-eagle3-mla")
     tokens = [draft_bytes(8, 65536, one) - draft_bytes(8, 0, one) for one in (mha, mla)]
     assert tokens == [65536 * 2 * 64 * 128 * 2, 65536 * 4 * 576 * 2]  # all heads; a latent in four passes of 16 heads

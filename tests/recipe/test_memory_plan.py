@@ -24,6 +24,7 @@ from kimi_w4a8_eagle3.recipe.memory_plan import (
     short_pool,
     target_weights,
 )
+from kimi_w4a8_lab.predict.layouts import DP_ATTENTION
 
 KIMI = ModelCard.packaged("kimi-k2.5-w4a8")
 EAGLE = ModelCard.packaged("kimi-k2.5-eagle3")
@@ -73,7 +74,8 @@ def test_dp_attention_splits_attention_over_fewer_ranks() -> None:
     table = 163840 * 7168 * 2  # the input embedding is whole in each group, the output head is split over all ranks
     assert split.weights["embeddings, lm_head"] == table + table // 8
     assert whole.weights["embeddings, lm_head"] == 2 * table // 8
-    recipe = plan_of("throughput", memory_ceiling=0.824, **resolve(load_recipe("throughput")).args)
+    mla = resolve(load_recipe("agent"), [*DP_ATTENTION, "dp-size=8"])
+    recipe = make_plan(mla.recipe, mla.args, gpu_by_name("mi325x"), Regime.UNKNOWN)
     assert recipe.tokens > 3 * split.tokens and recipe.draft_kv and recipe.draft_kv.kind == "mla"
     with pytest.raises(KimiError, match="TP 8 cannot be divided into 3 groups"):
         plan_of(**{"enable-dp-attention": True, "dp-size": 3})

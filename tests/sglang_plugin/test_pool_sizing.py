@@ -13,6 +13,7 @@ from kimi_w4a8_eagle3.machine.aiter_regime import Regime
 from kimi_w4a8_eagle3.machine.hardware import gpu_by_name
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve
 from kimi_w4a8_eagle3.recipe.memory_plan import MemoryPlan, ModelCard, make_plan
+from kimi_w4a8_lab.predict.layouts import DP_ATTENTION
 from kimi_w4a8_laptop.tiny import DRAFT, TARGET, WEIGHTS
 
 READ = ("attention-backend", "dp-size", "context-length", "kv-cache-dtype", "mem-fraction-static", "max-total-tokens")
@@ -22,7 +23,7 @@ CASES = [
     for gpu in ("mi300x", "mi325x")
     for tp in (4, 8)
     for more in ([], ["context-length=8192"])
-] + [("throughput", "mi325x", 8)]
+] + [("agent", "mi325x", 8, *DP_ATTENTION, "dp-size=8")]
 
 
 def planned(recipe: str, gpu: str, tp: int, *more: str) -> MemoryPlan:

@@ -52,6 +52,14 @@ def test_agentic_trace_without_prompt_tokens_has_text_but_no_lengths(tmp_path: P
         trace.require_lengths()
 
 
+def test_a_line_separator_within_a_text_does_not_end_a_line(tmp_path: Path) -> None:
+    """JSON allows U+2028 within a string, unescaped; `str.splitlines` ends a line there."""
+    rows = [{"session": "a", "path": "/v1/chat/completions", "body": {"text": "one\u2028two"}}] * 2
+    file = tmp_path / "t.jsonl"
+    file.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows))
+    assert len(list(read_trace(file).turns())) == 2
+
+
 def test_agentx_has_blocks_think_times_and_subagents(tmp_path: Path) -> None:
     later = {**REQUEST, "t": 20.0, "in": 192, "hash_ids": [1, 2, 5], "think_time": None, "api_time": None}
     inner = {"t": 3.0, "type": "subagent", "agent_id": "x", "requests": [{**REQUEST, "t": 4.0}]}
