@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 from functools import cache
 from pathlib import Path
 
 import pytest
-from support.repository import ROOT, known_paths, tracked
+from support.repository import ROOT, known_paths, listed, tracked
 
 from kimi_w4a8_eagle3.doctor.software import SGLANG_NEWEST, SGLANG_PINNED
 
@@ -76,6 +77,15 @@ def test_no_other_code_names_the_pinned_sglang() -> None:
     """Comments and docstrings may name it, because a finding in a release stays true of that release."""
     named = {name for name in tracked() if not name.endswith((".md", ".json")) and SGLANG_PINNED in code(ROOT / name)}
     assert named == PINS
+
+
+def test_a_log_beside_the_files_is_not_read(tmp_path: Path) -> None:
+    """`make demo >demo.log` names the pinned SGLang in a file that git does not track."""
+    (tmp_path / "tracked.py").touch()
+    for command in (["init", "--quiet"], ["add", "tracked.py"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    (tmp_path / "demo.log").write_text(SGLANG_PINNED)
+    assert listed(tmp_path) == ("tracked.py",)
 
 
 def code(path: Path) -> str:

@@ -11,12 +11,14 @@ ROOT = Path(__file__).parents[2]
 
 @cache
 def tracked() -> tuple[str, ...]:
-    """Return the paths of all files, also of new ones that git does not ignore."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return tuple(name for name in listed.stdout.splitlines() if (ROOT / name).is_file())
+    """Return the paths of all files that git tracks."""
+    return listed(ROOT)
+
+
+def listed(checkout: Path) -> tuple[str, ...]:
+    """Return the tracked files of a checkout, without those that were deleted."""
+    names = subprocess.run(["git", "ls-files"], cwd=checkout, capture_output=True, text=True, check=True).stdout
+    return tuple(name for name in names.splitlines() if (checkout / name).is_file())
 
 
 @cache
