@@ -17,6 +17,7 @@ from ..base.errors import KimiError, UsageError
 from ..chat import calculator
 from ..door.settings import client_key
 from ..engine.client import EngineClient
+from ..engine.metrics import accept_length
 from ..engine.reply import Reply
 from .options import KEY_FILE
 
@@ -60,7 +61,8 @@ def status(reply: Reply, seconds: float) -> str:
     """Return tokens, speed up to the last token, accept length, cached tokens, and truncation."""
     count = reply.usage.get("completion_tokens", 0)
     parts = [f"{count} tokens", f"{count / seconds:.1f} tok/s" if seconds else ""]
-    parts.append(f"accept length {reply.verify['spec_accept_length']:.2f}" if reply.verify else "no speculation")
+    steps = reply.verify.get("spec_verify_ct", 0)
+    parts.append(f"accept length {accept_length(count, 1, steps):.2f}" if steps else "no speculation")
     cached = (reply.usage.get("prompt_tokens_details") or {}).get("cached_tokens")
     parts.append(f"{cached} of {reply.usage['prompt_tokens']} prompt tokens cached" if cached else "")
     parts.append("cut at the token limit" if reply.finish_reason == "length" else "")

@@ -121,14 +121,20 @@ def read_once(base_url: str, timeout_s: float = _TIMEOUT_S) -> Reading:
         raise KimiError(f"no metrics: {error}", where=url, expected="Prometheus text") from error
 
 
-def acceptance_from_counters(delta: Counters, num_draft_tokens: int) -> Acceptance | None:
-    """Return the exact accept length of a run, or None without speculation (no verify call was counted).
+def accept_length(tokens: float, requests: float, steps: float) -> float:
+    """Return the tokens that verify steps committed, by step, for `tokens` generated tokens.
 
-    The first token of every request comes from prefill, not from a verify step, so it is subtracted.
+    The first token of every request comes from prefill, not from a verify step, so it is subtracted. SGLang's own
+    `spec_accept_length` of a request counts it, and can therefore exceed the number of draft tokens.
     """
+    return (tokens - requests) / steps
+
+
+def acceptance_from_counters(delta: Counters, num_draft_tokens: int) -> Acceptance | None:
+    """Return the exact accept length of a run, or None without speculation (no verify call was counted)."""
     if delta.verify_calls <= 0:
         return None
-    length = (delta.generation_tokens - delta.requests) / delta.verify_calls
+    length = accept_length(delta.generation_tokens, delta.requests, delta.verify_calls)
     return Acceptance(length=length, rate=(length - 1) / (num_draft_tokens - 1), steps=round(delta.verify_calls))
 
 
@@ -141,7 +147,8 @@ def acceptance_from_histograms(histograms: Iterable[Sequence[int]], num_draft_to
         return None
     accepted = sum(k * n for k, n in enumerate(totals))
     per_position = tuple(sum(totals[i:]) / steps for i in range(1, depth + 1))
-    return Acceptance(1 + accepted / steps, accepted / (steps * depth), steps, per_position)
+    length = accept_length(accepted + steps, 0, steps)  # a step commits its accepted drafts and the bonus token
+    return Acceptance(length, accepted / (steps * depth), steps, per_position)
 
 
 def sum_histograms(histograms: Iterable[Sequence[int]], depth: int) -> list[int]:

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, write_json
+from kimi_w4a8_eagle3.engine.metrics import accept_length
 
 from ..base.experiment import write_result
 from ..base.request_progress import request_progress
@@ -72,7 +73,7 @@ class Answers:
         """Tokens per verify step over all greedy answers; None without speculation."""
         answers = [answer for batch in self.greedy.values() for answer in batch]
         steps = sum(answer.verify_steps for answer in answers)
-        return sum(len(answer.ids) - 1 for answer in answers) / steps if steps else None
+        return accept_length(sum(len(answer.ids) for answer in answers), len(answers), steps) if steps else None
 
 
 def run(

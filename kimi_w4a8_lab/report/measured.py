@@ -184,17 +184,17 @@ def turn_tables(analysis: Analysis) -> list[Table]:
 
 
 def acceptance(analysis: Analysis) -> Table:
-    """Return one row for each speculating cell, from a measurement with examined text if there is one."""
+    """Return one row for each speculating cell, with the repetition of a measurement whose text was examined."""
     rows: list[list[str | Words]] = []
     for key, cell in analysis.cells.items():
         found = next((one for one in cell.measurements if one.text is not None), cell.measurements[0])
-        if found.acceptance is not None:
+        if (accepted := cell.acceptance) is not None:
             speedup, text = analysis.measured_speedups.get(key), found.text
-            positions = ", ".join(f"{share:.0%}" for share in found.acceptance.per_position)
+            positions = ", ".join(f"{share:.0%}" for share in accepted.per_position)
             repeats = ["", ""] if text is None else [f"{text.prompt:.0%}", f"{text.output:.0%}"]
-            rates = [f"{found.acceptance.length:.2f}", f"{found.acceptance.rate:.1%}", positions]
+            rates = [f"{accepted.length:.2f}", f"{accepted.rate:.1%}", positions]
             what = f"{cell.workload.name}, c={cell.concurrency}, {cell.side}"
-            steps, times = f"{found.acceptance.steps:,}", f"{speedup.measured:.2f}x" if speedup else ""
+            steps, times = f"{accepted.steps:,}", f"{speedup.measured:.2f}x" if speedup else ""
             rows.append([what, *rates, steps, times, *repeats])
     return Table(_ACCEPTED, rows)
 

@@ -11,6 +11,8 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from kimi_w4a8_eagle3.engine.metrics import Acceptance
+
 from ..base.experiment import read_record, read_result, write_result
 from .generator import read_details
 from .measure import Measurement
@@ -112,10 +114,19 @@ class Cell:
         return {key: estimate(self.repetitions, metric) for key, metric in METRICS.items()}
 
     @cached_property
+    def acceptance(self) -> Acceptance | None:
+        """Median over the measurements, of all their verify steps; None if the side does not speculate."""
+        found = [one.acceptance for one in self.measurements if one.acceptance is not None]
+        if not found:
+            return None
+        length, rate = (float(np.median([getattr(one, name) for one in found])) for name in ("length", "rate"))
+        positions = next((one.per_position for one in found if one.per_position), ())
+        return Acceptance(length, rate, sum(one.steps for one in found), positions)
+
+    @property
     def accept_length(self) -> float | None:
         """Median over the measurements; None if the side does not speculate."""
-        lengths = [found.acceptance.length for found in self.measurements if found.acceptance is not None]
-        return float(np.median(lengths)) if lengths else None
+        return self.acceptance.length if self.acceptance else None
 
 
 Groups = Mapping[tuple[str, int], Mapping[str, Cell]]

@@ -18,8 +18,8 @@ from kimi_w4a8_eagle3.engine.client import EngineClient
 PAGE = Path(__file__).parents[2] / "docs/agents.md"
 CALL = {"id": "functions.calculator:0", "type": "function", "function": {"name": "calculator", "arguments": ""}}
 GIVEN = '{"expression": "33 + 14"}'
-COUNTS = {"prompt_tokens": 90, "completion_tokens": 20, "prompt_tokens_details": {"cached_tokens": 64}}
-VERIFY = {"choices": [], "sglext": {"spec_tokens_details": {"spec_accept_length": 3.25}}}
+COUNTS = {"prompt_tokens": 90, "completion_tokens": 21, "prompt_tokens_details": {"cached_tokens": 64}}
+VERIFY = {"choices": [], "sglext": {"spec_tokens_details": {"spec_accept_length": 4.2, "spec_verify_ct": 5}}}
 
 
 def pieces(*deltas, finish="stop"):
@@ -58,7 +58,7 @@ def test_on_a_terminal_everything_is_shown():
     text = shown.getvalue()
     assert "\x1b[2mI need \x1b[0m\x1b[2m33 + 14.\x1b[0m\n" in text and "It is\u2028 47.\n" in text
     assert f"calculator({GIVEN}) = 47" in text and "calculator({" not in text.split("I need ")[0]
-    assert "accept length 3.25, 64 of 90 prompt tokens cached" in text and "20 tokens, " in text
+    assert "accept length 4.00, 64 of 90 prompt tokens cached" in text and "21 tokens, " in text
     assert [message["role"] for message in messages] == ["user", "assistant", "tool", "assistant"]
     called = messages[1]["tool_calls"][0]
     assert (

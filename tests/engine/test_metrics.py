@@ -1,14 +1,17 @@
 """Acceptance from counters and from per-request histograms."""
 
+import re
 from contextlib import AbstractContextManager
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.loopback import answering
+from support.repository import ROOT, tracked
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.prometheus import Reading
+from kimi_w4a8_eagle3.commands.chat import status
 from kimi_w4a8_eagle3.engine import metrics
 from kimi_w4a8_eagle3.engine.metrics import (
     Counters,
@@ -17,6 +20,7 @@ from kimi_w4a8_eagle3.engine.metrics import (
     scrape,
     sum_histograms,
 )
+from kimi_w4a8_eagle3.engine.reply import Reply
 
 EXPOSITION = """\
 # TYPE sglang:generation_tokens counter
@@ -44,6 +48,29 @@ def test_accept_length_takes_the_prefill_token_off():
     assert acceptance_from_counters(Counters(124, 7, 0, 4), num_draft_tokens=4) is None
     one = acceptance_from_counters(Counters(3, 7, 1, 1), num_draft_tokens=4)
     assert one is not None and (one.length, one.steps) == (2.0, 1)
+
+
+ANSWERS = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=9), min_size=1, max_size=5)  # tokens of each step
+
+
+@given(ANSWERS, st.integers(0, 3))
+def test_no_screen_shows_more_than_the_draft_tokens(answers, cut):
+    """The last step of an answer may commit less than it accepted, where the answer is at its limit."""
+    steps = sum(map(len, answers))
+    sent = [1 + max(sum(answer) - cut, len(answer) - 1) for answer in answers]  # the prefill's token, then the steps'
+    counted = acceptance_from_counters(Counters(sum(sent), 7, steps, len(answers)), num_draft_tokens=4)
+    histograms = [[answer.count(tokens) for tokens in (1, 2, 3, 4)] for answer in answers]
+    for found in (counted, acceptance_from_histograms(histograms, num_draft_tokens=4)):
+        assert found is not None and found.length <= 4
+    reply = Reply(usage={"completion_tokens": sent[0]}, verify={"spec_verify_ct": len(answers[0])})
+    assert float(re.search(r"accept length ([\d.]+)", status(reply, 1.0))[1]) <= 4
+
+
+def test_the_servers_own_accept_length_is_read_nowhere():
+    """It divides all tokens of a request, the prefill's too, by the verify steps: up to 5 with 4 draft tokens."""
+    read = [name for name in tracked() if name.startswith(("kimi_", "proof/")) and name.endswith(".py")]
+    shown = [name for name in read if re.search(r"[\"'](?:avg_)?spec_accept_length", (ROOT / name).read_text())]
+    assert shown == []
 
 
 def test_a_restart_between_two_readings_is_an_error():

@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 from support.repetitions import repetition
 
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.engine.metrics import Acceptance
 from kimi_w4a8_eagle3.recipe.memory_plan import ModelCard, target_weights
 from kimi_w4a8_lab.predict import predict
 from kimi_w4a8_lab.predict.machine_model import Cluster, expert_weights, experts_touched, fixed_weights, kimi
 from kimi_w4a8_lab.report import against_published, speedup
 from kimi_w4a8_lab.report.analysis import Analysis
 from kimi_w4a8_lab.report.changes import Direction, require_hits
+from kimi_w4a8_lab.report.measured import acceptance, verdicts
 from kimi_w4a8_lab.speed.measure import TurnFigures
 from kimi_w4a8_lab.speed.repetition import WARN_ABOVE, measure, repeated_share
 from kimi_w4a8_lab.speed.runs import Cell, Run
@@ -85,6 +87,15 @@ def test_sides_are_compared_with_the_first(copies: Copies) -> None:
     assert {(row.a, row.b) for row in rows} == {("w4a8", "eagle3"), ("w4a8", "eagle3-opt")}
     throughput = next(row for row in rows if row.b == "eagle3" and row.metric.higher_is_better)
     assert throughput.direction is Direction.BETTER and throughput.change.value == pytest.approx(3 / 1.1)
+
+
+def test_one_side_has_one_accept_length_on_all_screens(copies: Copies) -> None:
+    found = [Acceptance(length, (length - 1) / 3, 100) for length in (3.33, 3.41)]
+    runs = [copies(str(n), "tiny", acceptance=one) for n, one in enumerate(found)]
+    analysis = Analysis([copies("plain", "tiny:plain", 3.0, acceptance=None), *runs])
+    said = " ".join(words.text for words in verdicts(analysis))
+    ((where, length, rate, _, steps, *_),) = acceptance(analysis).rows
+    assert "3.37 tokens per verify step" in said and (length, rate, steps) == ("3.37", "79.0%", "200"), where
 
 
 def test_refused_measurements_are_never_averaged_in(copies: Copies) -> None:
