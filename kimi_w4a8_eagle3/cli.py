@@ -1,4 +1,4 @@
-"""The `kimi-w4a8` command: the tables of its verbs, and KimiError as one message.
+"""The `kimi-w4a8` command: the tables of its verbs, and errors as one message.
 
 Each verb is a module of a package `commands`, imported when it is used. `kimi-w4a8 --help` therefore answers at once on
 a machine without the dependencies, and the modules can import theirs at the top. The verbs that measure belong to
@@ -7,6 +7,7 @@ kimi_w4a8_lab and are found by the entry point `kimi_w4a8_eagle3.verbs`.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -120,7 +121,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Serve, benchmark and validate Kimi-K2.5 W4A8 with EAGLE3 on AMD Instinct MI325X.",
     no_args_is_help=True,
-    rich_markup_mode="rich" if sys.stdout.isatty() else None,  # no boxes in a pipe
+    rich_markup_mode="rich" if sys.stdout and sys.stdout.isatty() else None,  # no boxes in a pipe
     pretty_exceptions_enable=False,
 )
 
@@ -144,15 +145,40 @@ def main() -> None:
 
 
 def run(command: Callable[[], object]) -> None:
-    """Call a program. Print a KimiError or a missing optional package without a traceback and exit with its code."""
+    """Call a program, and end it with one message for what a user can repair.
+
+    That is a KimiError, a missing optional package, a file that cannot be opened, and standard output that is closed
+    or full.
+    """
     try:
+        if sys.stdout is None:
+            raise KimiError("standard output is closed", remedy="leave it open, or send it to a file")
         try:
-            command()
+            try:
+                command()
+            finally:
+                sys.stdout.flush()
         except ModuleNotFoundError as error:
             raise failed_import(error) or error from error
+        except OSError as error:
+            raise _unusable(error) from error
     except KimiError as error:
         Console(stderr=True, highlight=False).print(f"[bold red]{PROGRAM}:[/] {escape(str(error))}", soft_wrap=True)
         sys.exit(error.exit_code)
+
+
+def _unusable(error: OSError) -> KimiError:
+    """Return the message for a file, or for standard output, of which the system refused the use."""
+    try:
+        sys.stdout.flush()
+    except OSError as refused:
+        # What is left in the buffer would fail again when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        reason, where, remedy = refused.strerror, "standard output", "make room, or send it to another place"
+    else:
+        reason, where = error.strerror or str(error), str(error.filename or "")
+        remedy = "check the path, its permissions and the disk"
+    return KimiError(f"the system refused it: {reason}", where, remedy=remedy)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from kimi_w4a8_eagle3.cli import app, load, tables
+from kimi_w4a8_eagle3.cli import app, load, run, tables
 from kimi_w4a8_eagle3.recipe.schema import load_recipe, recipe_names
 
 COMPLETIONS = [
@@ -72,3 +72,29 @@ def test_ctrl_c_is_one_line(monkeypatch):
     monkeypatch.setattr("kimi_w4a8_eagle3.commands.recipes.recipe_names", interrupted)
     result = CliRunner().invoke(app, ["recipes"])
     assert result.exit_code == 130 and result.stderr.strip() == "kimi-w4a8: stopped by Ctrl-C"
+
+
+LONG = "x" * 300  # no file system has it; as for a folder that one cannot enter, a question for the file is an OSError
+PATHS = ["serve --dry-run", "plan -r", "gates", "trust", "bench replay -r tiny"]
+
+
+@pytest.mark.parametrize("words", PATHS)
+def test_a_path_that_the_system_refuses_is_one_message(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        run(lambda: app([*words.split(), f"./{LONG}.toml"]))
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.startswith("kimi-w4a8: the system refused it: File name too long\n  where:    ")
+
+
+@pytest.mark.parametrize(
+    "words", ["--help", "--version", "recipes", "gates --json", "bench list", "serve tiny --dry-run"]
+)
+@pytest.mark.parametrize(
+    ("redirected", "message"),
+    [(">/dev/full", "the system refused it: No space left on device"), (">&-", "standard output is closed")],
+)
+def test_a_full_or_closed_standard_output_is_one_message(words, redirected, message):
+    command = f'"{sys.executable}" -m kimi_w4a8_eagle3.cli {words} {redirected}'
+    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1 and done.stderr.startswith(f"kimi-w4a8: {message}\n"), done.stderr
+    assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) <= 3
