@@ -4,7 +4,8 @@
 #   requirements/install.sh demo|test [FOLDER]      default .venv
 #
 # `demo` installs what `make demo` and `serve tiny` need; `test` adds the compilers, extras and second releases of the tests.
-# PYTHON names the interpreter, by default python3. If it is not 3.11, 3.12 or 3.13, uv looks for 3.12 or downloads it.
+# PYTHON names the interpreter, by default python3. If it is not Python 3.11, 3.12 or 3.13, one of those that is on the PATH is
+# taken, or uv looks for 3.12 or downloads it.
 # TORCH_BACKEND=cuda accepts PyTorch's CUDA build where no CPU build can be found.
 # Exit code 3: this machine can get no suitable Python, or no CPU build of PyTorch for it. 1: anything else.
 set -euo pipefail
@@ -23,12 +24,15 @@ die() { # WHAT REMEDY [CODE]
   exit "${3:-1}"
 }
 
-# One line a step. Its output is shown only when it fails, before one line with the reason where the output tells it.
+# One line a step: its name and size when it begins, its seconds when it ends. Its output is shown only when it fails,
+# before one line with the reason where the output tells it.
 step() { # TEXT COMMAND...
   local text=$1 log started=$SECONDS
   log=$(mktemp)
   shift
+  printf 'install: %s ...' "$text"
   if ! "$@" > "$log" 2>&1; then
+    echo
     tail -n 15 "$log" >&2
     local why
     why=$(cat "$log")
@@ -38,10 +42,10 @@ step() { # TEXT COMMAND...
     elif grep -qiE 'dns error|name or service|name resolution|error sending request|connection|timed out' <<< "$why"; then
       die "the package index cannot be reached" "with a network (or a proxy, or an index in pip's configuration) the same command goes on"
     fi
-    die "$text failed" "the lines above say why; the same command goes on"
+    die "${text%%,*} failed" "the lines above say why; the same command goes on"
   fi
   rm -f "$log"
-  echo "install: $text ($((SECONDS - started)) s)"
+  echo " $((SECONDS - started)) s"
 }
 
 check_machine() {
@@ -71,9 +75,30 @@ use_pip_settings() {
   [[ -z $links ]] || export UV_FIND_LINKS=${UV_FIND_LINKS:-${links// /,}}
 }
 
+version_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2> /dev/null; } # PYTHON
+
+# Triton 3.9 has no wheel for 3.10, and 3.14 was not tried.
+fit() { [[ $1 =~ ^3\.1[123]$ ]]; } # VERSION
+
+choose_python() {
+  local other
+  version=$(version_of "$python") || version=
+  if fit "$version" || fit "${python##*/python}"; then return; fi
+  for other in python3.12 python3.13 python3.11; do
+    if fit "$(version_of "$other")"; then
+      echo "install: $python is ${version:-missing}, so $other is taken"
+      python=$other version=${other#python}
+      return
+    fi
+  done
+}
+
+# True if another Python than that of the environment is named before PyTorch is there, for example after a refused CUDA build.
+names_another() { [[ ! -d $(echo "$venv"/lib/python3*/site-packages/torch) ]] && fit "$version" && [[ $version != "$(version_of "$venv/bin/python")" ]]; }
+
 make_environment() {
-  local version base=3.12 found=$python uv
-  version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2> /dev/null) || found=python3
+  local base=3.12 found=$python uv
+  [[ -n $version ]] || found=python3
 
   # uv is a package: it is installed into a temporary environment of any Python first, and then into the one that it makes.
   if "$found" -c 'import ensurepip, venv' 2> /dev/null; then
@@ -87,11 +112,10 @@ make_environment() {
   fi
   use_pip_settings
 
-  # Triton 3.9 has no wheel for 3.10, and 3.14 was not tried.
-  if [[ $version =~ ^3\.1[123]$ ]]; then
-    step "environment" "$uv" venv --allow-existing --python "$python" "$venv"
+  if fit "$version"; then
+    step "environment" "$uv" venv --allow-existing --python "$(command -v "$python")" "$venv"
   else
-    [[ ! $python =~ ^3\.1[123]$ ]] || base=$python
+    ! fit "${python##*/python}" || base=${python##*/python}
     [[ -n $version ]] && found="$python is Python $version" || found="no $python here"
     UV_HTTP_RETRIES=0 "$uv" venv --quiet --allow-existing --python "$base" "$venv" 2> /dev/null ||
       die "$found, and uv cannot get Python $base" "install Python 3.11, 3.12 or 3.13 and name it: make PYTHON=python3.12" 3
@@ -103,6 +127,7 @@ make_environment() {
 # that pip is configured to find. Nothing after it can replace it (constraints.txt).
 install_torch() {
   local torch options=(--index-strategy unsafe-best-match) plan url  # the best version of all indexes, as pip takes it
+  echo "install: looking for a CPU build of PyTorch"
   mapfile -t torch < <(grep -E '^torch(vision)?==' requirements/constraints.txt)
   if uv_pip --offline --dry-run --no-deps "${torch[@]}" 2>&1 | grep -q 'Would make no changes'; then return; fi
   if [[ $backend == cpu ]] && UV_HTTP_RETRIES=0 UV_HTTP_CONNECT_TIMEOUT=5 uv_pip --dry-run --torch-backend=cpu "${torch[@]}" 2> /dev/null; then
@@ -112,7 +137,7 @@ install_torch() {
     plan=$(uv_pip "${options[@]}" --dry-run "${torch[@]}" 2>&1) || true  # the step below says what is wrong
     if [[ $backend != cuda ]] && grep -qE '^ \+ (cuda|nvidia)-' <<< "$plan"; then ask_for_cuda; fi
   fi
-  step "PyTorch" uv_pip --no-deps "${options[@]}" "${torch[@]}"
+  step "PyTorch, 0.6 GB" uv_pip --no-deps "${options[@]}" "${torch[@]}"
   echo "install: torch $("$venv/bin/python" -c 'import importlib.metadata as m; print(m.version("torch"))')"
 }
 
@@ -154,6 +179,9 @@ cuda_gb=4
 temporary=$(mktemp -d)
 trap 'rm -rf "$temporary"' EXIT
 check_machine
+echo "install: $stage, up to $needed_gb GB into $venv; if it is interrupted, the same command goes on"
+choose_python
+[[ ! -d $venv ]] || ! names_another || rm -rf "$venv"  # it holds nothing but uv
 [[ -x $venv/bin/uv ]] || make_environment
 export VIRTUAL_ENV=$PWD/$venv
 [[ $venv != /* ]] || VIRTUAL_ENV=$venv
@@ -163,15 +191,15 @@ install_torch
 
 if [[ $stage == demo ]]; then
   sglang=$(grep '^sglang==' requirements/constraints.txt)
-  step "what SGLang needs" packages --extra serve
-  step "SGLang ${sglang#*==}" uv_pip --no-deps "$sglang"
+  step "what SGLang needs, 1.3 GB" packages --extra serve
+  step "SGLang ${sglang#*==}, 0.1 GB" uv_pip --no-deps "$sglang"
   step "this package" uv_pip --no-deps --no-build-isolation --editable . --editable kimi_w4a8_laptop
-  step "without static libraries and profilers" remove_unused
+  step "removing static libraries and profilers" remove_unused
 else
-  step "what the tests need" packages --all-extras
-  step "SGLang ${newest[0]#*==} beside it" uv_pip --no-deps --target "$venv/compat/${newest[0]/==/-}" "${newest[@]}"
-  step "AITER's files" uv_pip --no-deps --target "$venv/compat/amd-aiter" "${aiter[@]}"
+  step "what the tests need, 1.9 GB" packages --all-extras
+  step "SGLang ${newest[0]#*==} beside it, 0.2 GB" uv_pip --no-deps --target "$venv/compat/${newest[0]/==/-}" "${newest[@]}"
+  step "AITER's files, 0.2 GB" uv_pip --no-deps --target "$venv/compat/amd-aiter" "${aiter[@]}"
   # Once for all workers, which import it at the same time: compiling is two thirds of a first import.
-  step "what an engine imports, compiled" env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 "$venv/bin/python" -c \
+  step "compiling what an engine imports" env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 "$venv/bin/python" -c \
     'import os; from kimi_w4a8_laptop.fork_server import ForkServer as F; F.start(os.environ, 2).close()'
 fi

@@ -43,6 +43,11 @@ class Machine:
         (self.programs / name).write_text(f"#!{self.programs}/bash\n{text}\n")
         (self.programs / name).chmod(0o755)
 
+    def python(self, version: str) -> None:
+        """Add `python3.X`; it reports its version, and is the Python of this test."""
+        report = f"[[ $2 != *version_info* ]] || {{ echo {version}; exit; }}"
+        self.script(f"python{version}", f'{report}\nexec "{sys.executable}" "$@"')
+
     def install(self, stage: str = "demo", **variables: str) -> subprocess.CompletedProcess[str]:
         environment = {"HOME": str(self.venv.parent), "PATH": str(self.programs), "LANG": "C.UTF-8", **variables}
         return subprocess.run(
@@ -132,6 +137,27 @@ def test_an_unfit_python_and_no_download_of_another(
     )
 
 
+def test_a_fit_python_beside_an_unfit_one_is_taken(machine: Machine, with_uv: Callable[[str], None]) -> None:
+    with_uv("3.10")
+    machine.python("3.13")
+    done = machine.install(UV_OFFLINE="1", UV_PYTHON_DOWNLOADS="never", UV_NO_CACHE="1")
+    assert "install: python3 is 3.10, so python3.13 is taken" in done.stdout.splitlines()
+    assert "uv cannot get Python" not in done.stderr and (machine.venv / "bin/python").exists()
+
+
+def test_another_python_is_taken_before_torch_is_there(
+    machine: Machine, with_uv: Callable[[str], None], wheels: Callable[..., dict[str, str]]
+) -> None:
+    """The environment of the first answer, with Ctrl-C at the question about CUDA, is not kept for the other Python."""
+    with_uv("3.10")
+    (machine.venv / "from-the-first").touch()
+    machine.python("3.12")
+    machine.python("3.13")
+    other = next(name for name in ("python3.12", "python3.13") if not name.endswith(f".{sys.version_info[1]}"))
+    machine.install(PYTHON=other, UV_OFFLINE="1", UV_PYTHON_DOWNLOADS="never", **wheels(**{"": "nvidia-cublas"}))
+    assert not (machine.venv / "from-the-first").exists()
+
+
 @pytest.fixture
 def wheels(machine: Machine, tmp_path: Path) -> Callable[..., dict[str, str]]:
     """An environment with uv, whose only packages are empty wheels of torch; returns the variables that say so."""
@@ -181,6 +207,10 @@ def test_a_cuda_build_of_torch_is_installed_when_accepted(
 def test_a_cpu_build_in_a_folder_of_pips_is_preferred(machine: Machine, wheels: Callable[..., dict[str, str]]) -> None:
     done = machine.install(**wheels(**{"": "nvidia-cublas", "+cpu": ""}))
     assert re.search(r"^install: torch [\d.]+\+cpu$", done.stdout, re.MULTILINE), done.stderr
+    begun, *_, last = done.stdout.splitlines()  # a step is named with its size when it begins
+    assert re.fullmatch(r"install: demo, up to 3 GB into .+; if it is interrupted, the same command goes on", begun)
+    assert re.search(r"^install: PyTorch, 0\.6 GB \.\.\. \d+ s$", done.stdout, re.MULTILINE)
+    assert last == "install: what SGLang needs, 1.3 GB ..."  # it failed
 
 
 def test_the_places_that_name_the_versions_of_python_agree() -> None:
@@ -188,7 +218,7 @@ def test_the_places_that_name_the_versions_of_python_agree() -> None:
     named = [line.rpartition(" ")[2] for line in project["classifiers"] if "Python :: 3." in line]
     assert project["requires-python"] == f">={named[0]}"
     text = INSTALL.read_text()
-    (accepted,) = set(re.findall(r"=~ \^3\\\.1\[(\d+)\]\$", text))
+    (accepted,) = re.findall(r"=~ \^3\\\.1\[(\d+)\]\$", text)
     assert [f"3.1{digit}" for digit in accepted] == named[
         1:
     ]  # the image's Python is 3.10, and Triton 3.9 has no wheel for it
