@@ -30,18 +30,18 @@ PROGRAM = "kimi-w4a8"  # `kimi` alone is Moonshot's own client
 # Name and first line of help, in the order of `--help`. The module has the same name, with underscores. It holds a
 # function of that name, or an `app` with sub-commands.
 VERBS = {
-    "check": "Check a checkpoint from its configs, headers and small tensors; no weight matrix is read.",
-    "doctor": "Check this machine for a recipe: GPUs, ROCm, NUMA, memory, limits, disk, packages, patches, ports.",
-    "fetch": "Download checkpoints to the Hugging Face cache (HF_HOME), and check every file's digest.",
-    "patch": "Apply the patches of AITER's sources that fit, and delete the modules that were compiled before.",
-    "trust": "Show the Python files that a checkpoint would run under --trust-remote-code; --yes accepts them.",
-    "recipes": "List the packaged recipes: hardware, whether it was verified there, summary.",
+    "check": "Check a checkpoint by configs, headers and small tensors.",
+    "doctor": "Check this machine for a recipe: hardware, software, limits.",
+    "fetch": "Download checkpoints to the Hub's cache, and check every file.",
+    "patch": "Apply the patches of AITER's sources that fit.",
+    "trust": "Show the Python files of a checkpoint; --yes accepts them.",
+    "recipes": "List the packaged recipes: hardware, status there, summary.",
     "serve": "Serve a recipe, or show what would run. Engine arguments may follow after `--`.",
-    "chat": "Talk with a server: streamed, thinking dimmed, tool calls run; in a pipe: the answer.",
-    "route": "Route requests to replicas on other nodes; a replica with another model or other weights is refused.",
-    "plan": "Show the memory map per GPU, the KV capacity and the page-offset guard's verdict, from configs alone.",
-    "gates": "List every kernel gate: value, origin, allowed values, reader, effect. A misspelt gate is an error.",
-    "warm": "Compile the MoE kernels ahead of serving; needs no GPU, but FlyDSL and a linker for gfx942.",
+    "chat": "Talk with a server, or print only the answer in a pipe.",
+    "route": "Route requests to replicas on other nodes.",
+    "plan": "Show memory per GPU, KV capacity and the page guard's verdict.",
+    "gates": "List every kernel gate: value, origin, reader, effect.",
+    "warm": "Compile the MoE kernels ahead of serving; needs no GPU.",
 }
 _GROUP = "kimi_w4a8_eagle3.verbs"  # entry points: package of the modules -> its table
 _VALUES = {"path": "PATH", "int": "N", "float": "NUMBER"}  # part of a type: the word in the help

@@ -106,7 +106,10 @@ def chat(
     no_tools: bool = typer.Option(False, "--no-tools", help="Do not offer the calculator."),
     api_key_file: Path | None = KEY_FILE,
 ) -> None:
-    """Talk with a server: streamed, thinking dimmed, tool calls run; in a pipe: the answer."""
+    """Talk with a server, or print only the answer in a pipe.
+
+    Answers are streamed, thinking is dimmed, and tool calls run.
+    """
     console = Console(highlight=False)
     settings: Message = {"temperature": temperature, "max_tokens": max_tokens}
     settings |= {"chat_template_kwargs": {"thinking": False}} if no_thinking else {}

@@ -26,9 +26,9 @@ def check(
     tp: int = typer.Option(1, "--tp", min=1, help="Tensor-parallel size that must divide the shapes."),
     as_json: bool = typer.Option(False, "--json", help="Print the report as JSON instead of tables."),
 ) -> None:
-    """Check a checkpoint from its configs, headers and small tensors; no weight matrix is read.
+    """Check a checkpoint by configs, headers and small tensors.
 
-    The exit status is 0 if the checkpoint can be served, and 1 if there are problems.
+    No weight matrix is read. The exit status is 0 if the checkpoint can be served, and 1 if there are problems.
     """
     from ..quark.preflight import preflight  # start-up: torch
 

@@ -27,9 +27,9 @@ def doctor(
     port: Annotated[int | None, typer.Option(help="The port to serve on, if not the recipe's.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check this machine for a recipe: GPUs, ROCm, NUMA, memory, limits, disk, packages, patches, ports.
+    """Check this machine for a recipe: hardware, software, limits.
 
-    The default recipe is eagle3-opt.
+    GPUs, ROCm, NUMA, memory, limits, disk, packages, patches and ports are checked. The default recipe is eagle3-opt.
     """
     needs = Needs.of(load_recipe(one_recipe(name, recipe, "eagle3-opt")))
     if port is not None:

@@ -21,9 +21,10 @@ def fetch(
     offline: Annotated[bool, typer.Option("--offline", help="Use no network; list missing files.")] = False,
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Number of parallel transfers.")] = 8,
 ) -> None:
-    """Download checkpoints to the Hugging Face cache (HF_HOME), and check every file's digest.
+    """Download checkpoints to the Hub's cache, and check every file.
 
-    The disk space is checked first. An interrupted download resumes with the same command.
+    The cache is in HF_HOME, and a file is checked by its digest. The disk space is checked first. An interrupted
+    download resumes with the same command.
     """
     repositories = wanted(repos or [], recipe, revision)
     if not repositories:

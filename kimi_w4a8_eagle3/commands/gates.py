@@ -24,9 +24,9 @@ def gates(
     moe_backend: str = typer.Option("flydsl", "--moe-backend", help="Warn about gates that this MoE backend ignores."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """List every kernel gate: value, origin, allowed values, reader, effect. A misspelt gate is an error.
+    """List every kernel gate: value, origin, reader, effect.
 
-    With RECIPE it shows the values that the recipe sets.
+    A misspelt gate is an error. With RECIPE it shows the values that the recipe sets.
     """
     if moe_backend not in OUR_BACKENDS:
         raise UsageError(f"no MoE backend {moe_backend!r}", where="--moe-backend", expected=", ".join(OUR_BACKENDS))

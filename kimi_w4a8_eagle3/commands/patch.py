@@ -16,9 +16,10 @@ def patch(
     check: bool = typer.Option(False, "--check", help="Change nothing; exit code 1 if a patch that fits is missing."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Apply the patches of AITER's sources that fit, and delete the modules that were compiled before.
+    """Apply the patches of AITER's sources that fit.
 
-    A patch that does not fit leaves the files as they are. The page-offset guard then keeps the limit of these files.
+    The modules that were compiled before are deleted. A patch that does not fit leaves the files as they are. The
+    page-offset guard then keeps the limit of these files.
     """
     states = patch_states() if check else apply_patches()
     table = Table("patch", "state", "detail")

@@ -38,9 +38,9 @@ def plan(
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
     output: Path | None = typer.Option(None, "--output", "-o", help="Draw a stacked bar to this .png or .svg file."),
 ) -> None:
-    """Show the memory map per GPU, the KV capacity and the page-offset guard's verdict, from configs alone.
+    """Show memory per GPU, KV capacity and the page guard's verdict.
 
-    With --gpu A,B it prints one row for each GPU model. It needs no GPU.
+    They follow from configs alone. With --gpu A,B it prints one row for each GPU model. It needs no GPU.
     """
     if tp:
         settings = [*settings, f"tp-size={tp}"]

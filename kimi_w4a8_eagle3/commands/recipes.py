@@ -14,7 +14,7 @@ _COLUMNS = ("recipe", "hardware", "status", "summary")
 
 
 def recipes(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -> None:
-    """List the packaged recipes: hardware, whether it was verified there, summary."""
+    """List the packaged recipes: hardware, status there, summary."""
     table = Table("recipe", "hardware", "summary")
     rows = []
     for recipe in map(load_recipe, recipe_names()):

@@ -27,9 +27,10 @@ def route(
     ops_host: str = OPS_HOST,
     runs: Path = RUNS,
 ) -> None:
-    """Route requests to replicas on other nodes; a replica with another model or other weights is refused.
+    """Route requests to replicas on other nodes.
 
-    Replicas may come and go: the router checks addresses and identities every few seconds.
+    A replica with another model or other weights is refused. Replicas may come and go: the router checks addresses
+    and identities every few seconds.
     """
     if bool(worker) == bool(workers_dns):
         raise UsageError(

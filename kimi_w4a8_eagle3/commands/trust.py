@@ -26,9 +26,10 @@ def trust(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Record the files as read and accepted.")] = False,
 ) -> None:
-    """Show the Python files that a checkpoint would run under --trust-remote-code; --yes accepts them.
+    """Show the Python files of a checkpoint; --yes accepts them.
 
-    `kimi-w4a8 serve` runs only accepted files. The exit status is 1 while some are not accepted.
+    They would run under --trust-remote-code. `kimi-w4a8 serve` runs only accepted files. The exit status is 1 while
+    some are not accepted.
     """
     named, recipes = [*(names or []), *([recipe] if recipe else [])], {*recipe_names(), recipe}
     wanted = [one for name in named for one in (_of_recipe(name) if name in recipes else [(name, revision)])]

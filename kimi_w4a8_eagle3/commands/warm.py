@@ -21,11 +21,11 @@ def warm(
     objects: Path | None = typer.Option(None, "--objects", help="Folder of the code objects; default: KIMI_KERNELS."),
     jobs: int = typer.Option(0, "--jobs", min=0, help="Compiler processes; default: one per core."),
 ) -> None:
-    """Compile the MoE kernels ahead of serving; needs no GPU, but FlyDSL and a linker for gfx942.
+    """Compile the MoE kernels ahead of serving; needs no GPU.
 
-    It compiles the code objects of Kimi for TP 8 and 4. The kernels that serve without gates come first, for W4A8 and
-    MXFP4 checkpoints. W4A8 then gets all gates and tiles, including those of `kimi-w4a8 tune-moe`. Objects already in
-    the folder are kept.
+    FlyDSL and a linker for gfx942 are needed. It compiles the code objects of Kimi for TP 8 and 4. The kernels that
+    serve without gates come first, for W4A8 and MXFP4 checkpoints. W4A8 then gets all gates and tiles, including
+    those of `kimi-w4a8 tune-moe`. Objects already in the folder are kept.
     """
     require("flydsl", "torch")
     from ..moe.flydsl.backend import FlydslBackend  # start-up: torch

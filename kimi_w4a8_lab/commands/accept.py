@@ -35,9 +35,10 @@ def accept(
     data_dir: Path | None = typer.Option(None, "--data-dir", help="GSM8K: train.jsonl and test.jsonl (no Hub)."),
     runs: Path = RUNS,
 ) -> None:
-    """Accept what this machine serves, in an hour on eight MI325X: a timetable, the stages, a page and a bundle.
+    """Accept what this machine serves: stages, a page and a bundle.
 
-    A stage that fails is recorded, and the others go on. The same command runs only what has not passed.
+    It takes an hour on eight MI325X, and begins with a timetable. A stage that fails is recorded, and the others go
+    on. The same command runs only what has not passed.
     """
     require_packages()
     from ..accept import claims, journal, stages  # optional: lm_eval

@@ -52,7 +52,7 @@ class _WorkloadGroup(TyperGroup):
 app = typer.Typer(
     cls=_WorkloadGroup,
     no_args_is_help=True,
-    help="Measure a server: `kimi-w4a8 bench con2`, `con40`, or any workload of `kimi-w4a8 bench list`.",
+    help="Measure a server: `kimi-w4a8 bench con2`, or another workload.",
 )
 
 

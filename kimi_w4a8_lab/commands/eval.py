@@ -27,7 +27,7 @@ from ..report.tables import print_page
 if TYPE_CHECKING:
     from ..accuracy.tasks import Protocol
 
-_HELP = """Accuracy with a verdict, and proof that speculation changes no answer.
+_HELP = """Accuracy with a verdict, and proof that drafts change nothing.
 
 Exit codes: 0 pass; 3 fail; 4 invalid (too many requests failed, or nothing was tested); 5 inconclusive (too few
 problems to tell); 6 measured, not judged (nothing to compare with).

@@ -33,7 +33,10 @@ def rank(
     output: Path | None = typer.Option(None, "--output", "-o", help="Write the page to this folder."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Rank layouts of 8x MI325X for recorded traffic and latency limits, by simulation."""
+    """Rank layouts for recorded traffic and limits, by simulation.
+
+    The layouts are of 8x MI325X, and the limits are of latency.
+    """
     slo = Slo.parse(limits)
     console, layouts = table_console(), node_layouts()
     simulations = len(layouts) * (len(user_counts(users)) + len(variations(0.0, accept_length)))

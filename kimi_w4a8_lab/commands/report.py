@@ -22,9 +22,10 @@ def report(
     runs: list[Path] = typer.Argument(help="Run directories of `kimi-w4a8 bench`, `eval` or `accept`."),
     out: Path | None = typer.Option(None, "--output", "-o", help="Folder; default: `report` in the last run."),
 ) -> None:
-    """Write one self-contained HTML page and SVG figures from finished runs, from this machine or another.
+    """Write one HTML page and SVG figures from finished runs.
 
-    A folder that cannot be shown gets a line that says what is missing.
+    The page is self-contained, and the runs may be of another machine. A folder that cannot be shown gets a line
+    that says what is missing.
     """
     speed, pages, errors = [], [], []
     for run in runs:

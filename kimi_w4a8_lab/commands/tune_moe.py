@@ -28,7 +28,10 @@ def tune_moe(
     moe_backend: str = typer.Option("auto", "--moe-backend", help="flydsl, triton, or auto, as for serving."),
     output: Path | None = typer.Option(None, "--output", "-o", help="Table to update; default: the package's."),
 ) -> None:
-    """Measure tile choices on this GPU and write the fastest into the table; rows of other shapes and GPUs stay."""
+    """Measure tile choices on this GPU, and write the fastest.
+
+    Rows of other shapes and GPUs stay in the table.
+    """
     import torch  # start-up: torch
 
     if moe_backend not in (AUTO, *TUNABLE):

@@ -42,6 +42,14 @@ def test_the_list_of_commands_imports_none_of_them():
     assert done.stdout.strip().splitlines()[-1] == "[]", done.stderr
 
 
+def test_the_root_help_is_whole_at_80_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = CliRunner().invoke(app, ["--help"]).output
+    lines = dict(line.split(maxsplit=1) for line in shown.partition("Commands:\n")[2].splitlines())
+    assert lines.keys() == LINES.keys()
+    assert [name for name, line in lines.items() if not LINES[name].startswith(line)] == []
+
+
 def test_a_misspelt_command_gets_the_nearest():
     result = CliRunner().invoke(app, ["serv"])
     assert result.exit_code == 2 and "Did you mean 'serve'?" in result.output
