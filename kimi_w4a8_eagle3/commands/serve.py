@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,7 +82,10 @@ def serve(
     checks = {"preflight": not no_preflight, "hardware": not any_hardware}
     options = ServeOptions(ops_host, ops_port, drain_timeout, runs, **checks)
     launch = ready_to_serve(launch, options)
-    _show(launch, as_json=False)
+    if sys.stdout.isatty():  # run.json has the command
+        _print_notes(launch)
+    else:
+        _show(launch, as_json=False)
     raise typer.Exit(serve_foreground(launch, options))
 
 
@@ -90,6 +94,10 @@ def _show(launch: Launch, as_json: bool) -> None:
         typer.echo(json.dumps(launch.described(), indent=2))
         return
     typer.echo(launch.shell())
+    _print_notes(launch)
+
+
+def _print_notes(launch: Launch) -> None:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     for note in launch.notes:
         console.print(f"# {LABELS[note.severity]}{note.found}", style=STYLES[note.severity], markup=False)

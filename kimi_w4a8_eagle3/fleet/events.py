@@ -15,6 +15,7 @@ from ..base.run_dir import RECORD, new_run_dir, record, write_json
 from ..recipe.launch import Launch
 
 EVENTS = "events.jsonl"
+WANTED = "the supervisor ended it"  # reason of a `down` that is no failure
 _STYLES = {"ready": "green", "registered": "green", "down": "red", "stalled": "red", "refused": "red", "gave-up": "red"}
 
 
@@ -54,7 +55,8 @@ class EventLog:
         with self._lock:
             # A full disk, under the run folder or a redirected terminal, must not end the fleet.
             with suppress(OSError):
-                self._console.print(text, style=_STYLES.get(event, ""), markup=False)
+                style = "" if reason == WANTED else _STYLES.get(event, "")
+                self._console.print(text, style=style, markup=False)
             with suppress(OSError):
                 self._append(line)
 

@@ -20,12 +20,13 @@ from ..ops.replica_state import Phase, ReplicaState
 from ..recipe.launch import Launch
 from .checks import DRAIN_TIMEOUT_S
 from .engine_processes import EngineProcesses
-from .events import EventLog
+from .events import WANTED, EventLog
 
 # A cold start on MI325X reads 534 GB and builds kernels; the engine's own exit ends the wait earlier.
 READY_TIMEOUT_S = 5400.0
 _POLL_S = 0.25
 _LOOP_SILENT_S = 3.0  # of the HTTP server: with all delays, /ready is 503 within 5 s
+_END_GRACE_S = 0.5
 _STALLED_GRACE_S = 2.0  # a stalled engine finishes nothing, and its clients wait until its sockets close
 
 logger = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ class Replica:
         """Run the engine once. Returns when another thread ended it; raises KimiError with the reason otherwise."""
         self._enter(Phase.STARTING, "loading weights and building kernels")
         self.was_ready = False
-        reason = "the supervisor ended it"
+        reason = WANTED
         try:
             with self.launch.server(self.log_path) as server:
                 self._server = server
@@ -100,12 +101,15 @@ class Replica:
         self._drains = True
         self._end_requested.set()
 
-    def end_now(self, grace_s: float = 8.0) -> None:
-        """End it without finishing its requests, from another thread; return when its processes are gone."""
+    def end_now(self) -> None:
+        """End it without finishing its requests, from another thread; return when its processes are gone.
+
+        SGLang looks for SIGTERM only every 5 s, and then kills its processes as `stop` does.
+        """
         self._drains = False
         self._end_requested.set()
         if self._server is not None:
-            self._server.stop(grace_s)
+            self._server.stop(_END_GRACE_S)
 
     def _enter(self, phase: Phase, reason: str) -> None:
         self.state.enter(phase, reason)

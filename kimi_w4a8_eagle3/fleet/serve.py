@@ -44,7 +44,7 @@ def serve_foreground(front: Launch, options: ServeOptions) -> int:
 
     Several replicas run on loopback behind the router at the launch's address. One that ends or stalls is restarted,
     and so is the router. SIGHUP restarts the replicas one after the other. A single engine has no router, its log
-    appears on stdout, and its end raises KimiError. No process stays behind.
+    appears on stdout unless that is a terminal, and its end raises KimiError. No process stays behind.
     """
     console = Console(stderr=True, highlight=False)
     launches = replica_launches(front)
@@ -63,13 +63,14 @@ def serve_foreground(front: Launch, options: ServeOptions) -> int:
         router = RouterKeeper(router_endpoint(front.host, front.port), settings, partial(ready_urls, replicas), events)
     fleet = Fleet(front.name, replicas, events, router)
     where = logs[0] if alone else events.folder
-    console.print(f"kimi-w4a8: {len(launches)} engines of {front.name}; logs: {where}")
+    engines = "1 engine" if alone else f"{len(launches)} engines"
+    console.print(f"kimi-w4a8: {engines} of {front.name}; logs: {where}", soft_wrap=True)
     try:
         with (
             signals_raise(drain=True, on_hangup=None if alone else fleet.renew.set),
             router or nullcontext(),
             observed(options, front.port, fleet.view, front.door.api_key),
-            follow(logs[0]) if alone else nullcontext(),
+            follow(logs[0]) if alone and not sys.stdout.isatty() else nullcontext(),
         ):
             if not alone:
                 console.print(
@@ -77,7 +78,8 @@ def serve_foreground(front: Launch, options: ServeOptions) -> int:
                 )
             fleet.run()
     except Terminated as stopped:
-        console.print(f"kimi-w4a8: {stopped} received; all engines and the router were stopped; logs: {where}")
+        ended = "the engine was" if alone else "all engines and the router were"
+        console.print(f"kimi-w4a8: {stopped} received; {ended} stopped; logs: {where}")
         return stopped.exit_code
     return 0
 

@@ -2,6 +2,8 @@
 
 SGLang 0.5.20 also lacks the time per output token of a request. It is added under the name that 0.5.23 uses.
 
+Where there are metrics, the access log leaves out the requests that read them.
+
 SGLang builds its collectors only with --enable-metrics; without it these hooks do nothing. The hooks import
 prometheus_client themselves. At its import it reads from the environment whether several processes share their
 metrics, and the engine sets that variable after it loads the plugins.
@@ -55,6 +57,17 @@ def _harmless(hook: Callable[P, None]) -> Callable[P, None]:
     return guarded
 
 
+def worth_a_line(record: logging.LogRecord) -> bool:
+    """Return False for a line of the access log about an answered scrape, which the supervisor sends all the time.
+
+    uvicorn's arguments are client, method, path, HTTP version and status.
+    """
+    arguments = record.args
+    if not isinstance(arguments, tuple) or len(arguments) != 5:
+        return True
+    return not (str(arguments[2]).startswith(("/metrics", "/health")) and arguments[4] == 200)
+
+
 @REQUESTS.after(_TOKENIZER_COLLECTOR)
 @_harmless
 def define_request_metrics(
@@ -62,6 +75,8 @@ def define_request_metrics(
 ) -> None:
     """Define the metrics in the tokenizer's process, where every request is counted once, with any number of ranks."""
     from prometheus_client import Counter, Histogram  # it reads its environment when imported: see above
+
+    logging.getLogger("uvicorn.access").addFilter(worth_a_line)
 
     collector.kimi_spec_steps = (getattr(collector, "_counter_cls", None) or Counter)(
         name="kimi_spec_steps_total",

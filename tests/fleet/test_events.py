@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from kimi_w4a8_eagle3.fleet.events import EVENTS, EventLog
+from kimi_w4a8_eagle3.fleet.events import EVENTS, WANTED, EventLog
 
 
 def test_one_json_line_and_one_line_for_a_person(tmp_path):
@@ -18,6 +18,15 @@ def test_one_json_line_and_one_line_for_a_person(tmp_path):
     assert event.pop("time") > 1e9
     assert event == {"source": "replica-0", "event": "ready", "reason": "after [3] s"}
     assert shown.getvalue() == "kimi-w4a8: replica-0 ready: after [3] s\n"
+
+
+def test_an_end_that_was_wanted_is_not_red(tmp_path):
+    shown = io.StringIO()
+    events = EventLog(tmp_path, Console(file=shown, width=120, force_terminal=True, color_system="standard"))
+    events("tiny", "down", WANTED)
+    events("tiny", "down", "the engine ended by itself")
+    wanted, broken = shown.getvalue().splitlines()
+    assert wanted == f"kimi-w4a8: tiny down: {WANTED}" and broken.startswith("\x1b[31m")
 
 
 def test_a_full_terminal_does_not_keep_the_event_from_its_file(tmp_path):

@@ -3,6 +3,7 @@
 What a real engine then shows is checked in tests/e2e/test_ops.py.
 """
 
+import logging
 from functools import partial
 from types import SimpleNamespace
 
@@ -43,6 +44,16 @@ def collector(registry: CollectorRegistry) -> SimpleNamespace:
     found._histogram_cls = partial(Histogram, registry=registry)
     define_request_metrics(None, found, SimpleNamespace(speculative_num_draft_tokens=4))
     return found
+
+
+@pytest.mark.usefixtures("collector")
+def test_the_access_log_has_the_requests_of_clients_and_failed_scrapes(caplog: pytest.LogCaptureFixture) -> None:
+    scrapes = [("GET", "/metrics", 200), ("GET", "/health", 200), ("GET", "/metrics", 503)]
+    access = logging.getLogger("uvicorn.access")
+    with caplog.at_level(logging.INFO, "uvicorn.access"):
+        for method, path, status in [("POST", "/v1/completions", 200), *scrapes]:
+            access.info('%s - "%s %s HTTP/%s" %d', "127.0.0.1:1", method, path, "1.1", status)
+    assert [record.args[1:5:3] for record in caplog.records] == [("POST", 200), ("GET", 503)]
 
 
 def count(collector: SimpleNamespace, finished: bool = True, **output: list | None) -> None:
