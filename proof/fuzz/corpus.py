@@ -123,8 +123,8 @@ def _stops_everybody(model: str) -> tuple[Case, ...]:
             {"text": long, "sampling_params": {"max_new_tokens": 1}, "return_logprob": True}
             | {"logprob_start_len": 0, "top_logprobs_num": 128},
         ),
-        *[_case(4, each, "/v1/completions", {**completion, "regex": each}) for each in _AMBIGUOUS],
-        *[_case(4, f"{each} in a schema", CHAT, _schema(model, {"pattern": each})) for each in _AMBIGUOUS],
+        *[_case(4, regex, "/v1/completions", {**completion, "regex": regex}) for regex in _AMBIGUOUS],
+        *[_case(4, f"{regex} in a schema", CHAT, _schema(model, {"pattern": regex})) for regex in _AMBIGUOUS],
         _case(4, "a repeat of repeats", "/generate", _tag(_REPEATS), refused=True),
         _case(7, "lengths", CHAT, _schema(model, {"items": {"maxLength": 100}, "minItems": 100})),
         _case(7, "n times the logprobs of a prompt", "/v1/completions", {**completion, **_LOGPROBS}, refused=True),
@@ -183,7 +183,7 @@ def _from_agents(model: str) -> list[Case]:
         "5,000 tools": {"tools": tools * 5000},
     }
     answered: dict[str, dict[str, Any]] = {
-        "200 tools": {"tools": [_tool(f"f{each}", {"title": "long " * 30}) for each in range(200)]},
+        "200 tools": {"tools": [_tool(f"f{index}", {"title": "long " * 30}) for index in range(200)]},
         "the result of an unknown call": {"messages": [_says("Tom"), result], "tools": tools},
         "a schema and tools": {**wanted, "tools": tools},
         "a schema without an end": _schema(model, {"properties": {"x": {"$ref": "#"}}, "required": ["x"]}),

@@ -1,4 +1,4 @@
-"""What an engine holds when nobody asks it anything: slots, tokens of the cache, memory, descriptors."""
+"""Resources of an engine without requests: slots, tokens of the cache, memory, descriptors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Resources:
     descriptors: int = 0
 
     def beyond(self, before: Resources) -> Iterator[str]:
-        """What is held more than before, in words."""
+        """Yield the resources that exceed `before`, in words."""
         for name in ("running", "waiting", "tokens"):
             had, has = getattr(before, name), getattr(self, name)
             if has > had:
@@ -49,7 +49,7 @@ class Resources:
 
 
 async def settled(base_url: str, pid: int | None, before: Resources | None) -> Resources:
-    """What is held once nothing runs and nothing is held beyond `before`, or after a minute."""
+    """Return the resources once nothing runs and none exceeds `before`, or after a minute."""
     until = time.monotonic() + _SETTLE_S
     async with httpx.AsyncClient(base_url=base_url, timeout=30.0, trust_env=False) as http:
         while True:
@@ -61,7 +61,7 @@ async def settled(base_url: str, pid: int | None, before: Resources | None) -> R
 
 
 async def engine_resources(http: httpx.AsyncClient, pid: int | None) -> Resources:
-    """What is held now."""
+    """Return the resources of now."""
     loads = (await http.get("/v1/loads", params={"include": "core"})).raise_for_status().json()["loads"]
     running, waiting, tokens = (
         sum(int(load[name]) for load in loads) for name in ("num_running_reqs", "num_waiting_reqs", "num_used_tokens")
@@ -70,8 +70,8 @@ async def engine_resources(http: httpx.AsyncClient, pid: int | None) -> Resource
     if pid is not None:
         with suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
-            for each in (process, *process.children(recursive=True)):
+            for member in (process, *process.children(recursive=True)):
                 with suppress(psutil.NoSuchProcess):
-                    memory += each.memory_info().rss
-                    descriptors += each.num_fds()
+                    memory += member.memory_info().rss
+                    descriptors += member.num_fds()
     return Resources(running, waiting, tokens, memory, descriptors)

@@ -101,7 +101,7 @@ class FuzzSender:
                 if wire.half_close:
                     writer.write_eof()
             await asyncio.wait([reading], timeout=wire.patience_s)
-        statuses = [int(each) for each in _STATUS.findall(received)]
+        statuses = [int(status) for status in _STATUS.findall(received)]
         return max(statuses, default=0), received[:4096].decode(errors="replace")
 
     async def _connected(
@@ -129,7 +129,7 @@ async def _read(reader: asyncio.StreamReader, received: bytearray) -> None:
 
 
 def message(text: str) -> Any:
-    """What a refusal says, wherever its form has it; empty when it says nothing."""
+    """Return the message of a refusal in any form; empty without one."""
     try:
         answer = json.loads(text)
         while isinstance(answer, dict):

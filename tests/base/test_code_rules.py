@@ -28,9 +28,6 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "*/failing_requests.py: text in str(error)": "HIP errors; remove when SGLang needs torch 2.8",
     },
     "command-words": {"*/host.py: '-m' in words[[]:4]": "command lines of other processes"},
-    "english": {
-        **dict.fromkeys(("proof/fuzz/*", "tests/proof/test_fuzz.py*"), "remove when the fuzzing has its new classes"),
-    },
 }
 
 # What is planted: rule, file, and the code that is appended to it, or becomes a new file.

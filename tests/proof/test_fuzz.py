@@ -50,7 +50,7 @@ class Options(BaseModel):
 
 
 class Body(BaseModel):
-    """What the document says of every endpoint."""
+    """Body of every endpoint in the document."""
 
     model: str = "m"
     messages: list[dict[str, str]] | None = None
@@ -134,7 +134,7 @@ def answer(text: str, stream: bool) -> Response:
         choice = {"message": {"content": text}, "finish_reason": "stop", "logprobs": logprobs}
         return JSONResponse({"choices": [choice], "usage": usage})
     events = [{"choices": [{"delta": {"content": text}, "finish_reason": "stop"}]}, {"choices": [], "usage": usage}]
-    return Response("".join(f"data: {json.dumps(each)}\n\n" for each in events) + "data: [DONE]\n\n")
+    return Response("".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n")
 
 
 def fuzzed(engine: Engine, folder: Path, requests: int = 600, **more: Any) -> FuzzOutcome:
