@@ -32,7 +32,7 @@ LINES: tuple[tuple[str, str, str], ...] = (
     (r"git clone|make|make (demo|test|lint|venv)", CI, ""),
     (r"kimi-w4a8 (bench list|bench predict .*|bench sweep .* --print|recipes|patch( --check)?)", HERE, ""),
     (r"kimi-w4a8 (plan agent (--gpu mi325x|--tp 16 --set nnodes=2)|serve agent --dry-run)", HERE, ""),
-    (r"python -m proof\.account(\.layouts| -c 40)", HERE, ""),
+    (r"python -m proof\.account -c 40", HERE, ""),
     (
         r"python -m proof\.account\.directions",
         "proof/test_account.py::test_the_model_orders_two_layouts_as_infera_measured_them",
@@ -98,6 +98,11 @@ LINES: tuple[tuple[str, str, str], ...] = (
         r"kimi-w4a8 bench (con2|con40) .*",
         "speed/test_workloads.py::test_con2_and_con40_are_the_published_commands",
         GPU,
+    ),
+    (
+        r"python -m proof\.account\.layouts",
+        "proof/test_account.py::test_the_page_of_layouts_has_what_the_command_prints",
+        TIME,
     ),
     (
         r"make bench|kimi-w4a8 bench ab --a tiny.*",
