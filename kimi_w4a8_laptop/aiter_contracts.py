@@ -235,6 +235,35 @@ AITER: dict[str, Contract] = {
         {"out": Tensor("input", "tokens half"), "input": Tensor(_ANY, "tokens 2*half"), "limit": _MAYBE_NUMBER},
         "aiter/ops/activation.py and csrc/kernels/activation_kernels.cu",
     ),
+    # Without quantization it takes bfloat16 or float16; the other arguments belong to quantization.
+    "aiter.ops.fused_qk_rmsnorm_group_quant.fused_qk_rmsnorm": Contract(
+        {
+            "q_out_quantized": Tensor("q", "tokens hidden"),
+            "k_out": Tensor("q", "tokens latent"),
+            "q": Tensor(_HALF, "tokens hidden", "rows"),
+            "q_weight": Tensor("q", "hidden"),
+            "q_epsilon": _NUMBER,
+            "k": Tensor("q", "tokens latent", "rows"),
+            "k_weight": Tensor("q", "latent"),
+            "k_epsilon": _NUMBER,
+            "quant_type": _INTEGER,
+        },
+        "aiter/ops/fused_qk_rmsnorm_group_quant.py and csrc/kernels/fused_qk_norm.cu",
+    ),
+    # The kernels read cosines in the type of the input; int64 positions are the build's default.
+    "aiter.rope_cached_positions_2c_fwd_inplace": Contract(
+        {
+            "input_x": Tensor(_HALF, "1 tokens _ rotary", "rows"),
+            "input_y": Tensor("input_x", "1 tokens _ rotary", "rows"),
+            "cos": Tensor("input_x", "limit 1 1 half"),
+            "sin": Tensor("input_x", "limit 1 1 half"),
+            "positions": Tensor(torch.int64, "1 tokens"),
+            "rotate_style": _INTEGER,
+            "reuse_freqs_front_part": _FLAG,
+            "nope_first": _FLAG,
+        },
+        "aiter/ops/rope.py and csrc/kernels/rope/general_2c_cached_positions_fwd_kernels.cu",
+    ),
     "aiter.ops.sample.greedy_sample": Contract(
         {"out": Tensor(_INT, "rows"), "input": Tensor(_ANY, "rows vocabulary", "rows")},
         "csrc/kernels/sample_kernels.cu",

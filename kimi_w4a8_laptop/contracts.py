@@ -212,6 +212,11 @@ SGL_KERNEL: dict[str, Contract] = {
         },
         "sgl-kernel/csrc/grammar/apply_token_bitmask_inplace_cuda.cu",
     ),
+    # SGLang compiles it with hipcc at its first use.
+    "sglang_jit.clamp_position": Contract(
+        {"dst": Tensor(_INDEX, "batch"), "seq_lens": Tensor("dst", "batch")},
+        "sglang/kernels/jit/csrc/elementwise/clamp_position.cuh",
+    ),
     "sgl_kernel.silu_and_mul": Contract(
         {"input": Tensor((_FLOAT, *_HALF)), "out": Tensor("input", optional=True)},
         "sgl-kernel/csrc/elementwise/activation.cu",

@@ -8,7 +8,7 @@ from kimi_w4a8_eagle3.base.errors import or_end
 from kimi_w4a8_eagle3.sglang_plugin import hooks
 from kimi_w4a8_eagle3.sglang_plugin.hooks import Feature, Hook
 
-from . import cpu
+from . import cpu, virtual
 
 
 def register() -> None:
@@ -17,7 +17,7 @@ def register() -> None:
     Does nothing in an engine on a GPU. SGLang calls it in every process before it builds anything.
     """
     with or_end("the CPU's plugin cannot be installed"):
-        if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
+        if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1" or virtual.wanted():
             from .tiny import processor  # start-up: imports transformers
 
             processor.register()

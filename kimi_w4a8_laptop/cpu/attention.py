@@ -20,7 +20,7 @@ from .batch_invariant import batched_rows, padded
 # (float32: 2 MB).
 _MAX_SCORES = 512 * 1024
 # Keys per product: up to this number BLAS adds them in sequence.
-_BLOCK = 128
+BLOCK = 128
 # Queries per block: the first queries of a long prompt see few keys, and small blocks of scores stay in the cache.
 _QUERIES = 128
 
@@ -137,14 +137,14 @@ def _attend(
         v = torch.nn.functional.pad(v, (0, 1), value=1.0)  # the last column sums the weights
         for token, position, keys in part.queries:
             rows = q.index_select(0, token).view(*position.shape, *q.shape[1:])
-            out = _masked(rows, k[:, :keys], v[:, :keys], position, scale)
+            out = masked_attention(rows, k[:, :keys], v[:, :keys], position, scale)
             output[token] = out.flatten(0, 1).to(output.dtype)
 
 
 class _Part(NamedTuple):
     """Requests that are computed together."""
 
-    slots: torch.Tensor  # [B, L], L a multiple of _BLOCK
+    slots: torch.Tensor  # [B, L], L a multiple of BLOCK
     queries: list[tuple[torch.Tensor, torch.Tensor, int]]  # rows of q [B*M], positions [B, M], keys that they see
 
 
@@ -171,20 +171,22 @@ def _parts(table: torch.Tensor, pool: torch.Tensor, lengths: list[int], new: lis
         end = torch.tensor([lengths[row] for row in bucket]).unsqueeze(1)
         most = max(lengths[row] for row in bucket)
         # Beyond its length a request repeats its own last key, never another's: a zero weight does not hide a NaN.
-        seen = torch.minimum(torch.arange(_blocks(most) * _BLOCK), end - 1)
+        seen = torch.minimum(torch.arange(_blocks(most) * BLOCK), end - 1)
         part = _Part(table[:, :most].index_select(0, pool.index_select(0, rows)).gather(1, seen), [])
         for at in range(0, count, _QUERIES):
             step = torch.arange(at, min(at + _QUERIES, count))
-            keys = _blocks(most - count + at + len(step)) * _BLOCK
+            keys = _blocks(most - count + at + len(step)) * BLOCK
             part.queries.append(((start + step).flatten(), end - count + step, keys))
         parts.append(part)
     return parts
 
 
-def _masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, position: torch.Tensor, scale: float) -> torch.Tensor:
+def masked_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, position: torch.Tensor, scale: float
+) -> torch.Tensor:
     """Masked grouped-query attention: q [B, M, H, Dk], k [B*G, L, Dk], v [B*G, L, Dv + 1] -> [B, M, H, Dv] float32.
 
-    A query at `position` [B, M] sees the keys 0..position of its request. L is a multiple of _BLOCK.
+    A query at `position` [B, M] sees the keys 0..position of its request. L is a multiple of BLOCK.
     """
     batch, m, heads, dim = q.shape
     length, groups = k.shape[1], len(k) // batch
@@ -195,10 +197,10 @@ def _masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, position: torch.T
     scores = torch.baddbmm(q.new_empty(1, 1, 1), q, k.transpose(1, 2), beta=0)[:, :rows]
     unseen = torch.arange(length) > position.view(batch, 1, m, 1, 1)
     scores.view(batch, groups, m, -1, length).masked_fill_(unseen, float("-inf"))
-    weights = padded(scores.sub_(scores.amax(-1, keepdim=True)).exp_(), batched_rows(_BLOCK, transposed=False))
+    weights = padded(scores.sub_(scores.amax(-1, keepdim=True)).exp_(), batched_rows(BLOCK, transposed=False))
     out = weights.new_zeros(*weights.shape[:2], v.shape[-1])
-    for block in range(0, length, _BLOCK):
-        out.baddbmm_(weights[..., block : block + _BLOCK], v[:, block : block + _BLOCK])
+    for block in range(0, length, BLOCK):
+        out.baddbmm_(weights[..., block : block + BLOCK], v[:, block : block + BLOCK])
     out = (out[..., :-1] / out[..., -1:])[:, :rows]
     return out.view(batch, groups, m, -1, v.shape[-1] - 1).transpose(1, 2).reshape(batch, m, heads, -1)
 
@@ -212,7 +214,7 @@ def _gather(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
 
 
 def _blocks(keys: int) -> int:
-    return -(-keys // _BLOCK)
+    return -(-keys // BLOCK)
 
 
 def _buckets(new: list[int], lengths: list[int], heads: int) -> list[list[int]]:

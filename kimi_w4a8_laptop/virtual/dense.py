@@ -1,0 +1,147 @@
+"""Stand-ins of norms, activations, linear layers, routing, sampling and draft trees.
+
+They compute as SGLang's CPU path does, so that answers can be compared with those of the engine on a CPU.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from ..cpu import draft_chain
+from .operators import operator
+
+
+def _rms(x: torch.Tensor, weight: torch.Tensor, epsilon: float, dtype: torch.dtype) -> torch.Tensor:
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon) * weight).to(dtype)
+
+
+@operator("aiter.rmsnorm2d_fwd")
+def rmsnorm2d_fwd(input: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    return _rms(input, weight, epsilon, input.dtype)
+
+
+@operator("aiter.rmsnorm2d_fwd_with_add")
+def rmsnorm2d_fwd_with_add(
+    out: torch.Tensor,
+    input: torch.Tensor,
+    residual_in: torch.Tensor,
+    residual_out: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+) -> None:
+    wide = input.float() + residual_in.float()
+    residual_out.copy_(wide)
+    out.copy_(_rms(wide, weight, epsilon, out.dtype))
+
+
+@operator("aiter.ops.fused_qk_rmsnorm_group_quant.fused_qk_rmsnorm")
+def fused_qk_rmsnorm(
+    q_out_quantized: torch.Tensor,
+    k_out: torch.Tensor,
+    q: torch.Tensor,
+    q_weight: torch.Tensor,
+    q_epsilon: float,
+    k: torch.Tensor,
+    k_weight: torch.Tensor,
+    k_epsilon: float,
+) -> None:
+    q_out_quantized.copy_(_rms(q, q_weight, q_epsilon, q.dtype))
+    k_out.copy_(_rms(k, k_weight, k_epsilon, k.dtype))
+
+
+@operator("aiter.layernorm2d_fwd")
+def layernorm2d_fwd(
+    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float = 1e-5
+) -> torch.Tensor:
+    return F.layer_norm(input, weight.shape, weight, bias, epsilon)
+
+
+@operator("sgl_kernel.silu_and_mul")
+def sgl_silu_and_mul(input: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor | None:
+    half = input.shape[-1] // 2
+    result = F.silu(input[..., :half]) * input[..., half:]
+    if out is None:
+        return result
+    out.copy_(result)
+    return None
+
+
+@operator("aiter.silu_and_mul")
+def aiter_silu_and_mul(out: torch.Tensor, input: torch.Tensor) -> None:
+    half = input.shape[-1] // 2
+    out.copy_(F.silu(input[..., :half]) * input[..., half:])
+
+
+@operator("aiter.tuned_gemm.tgemm.mm")
+def mm(
+    inp: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None = None, otype: torch.dtype | None = None
+) -> torch.Tensor:
+    return F.linear(inp, weights, bias).to(otype or inp.dtype)
+
+
+@operator("sgl_kernel.rotary_embedding")
+def rotary_embedding(
+    positions: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor | None,
+    head_size: int,
+    cos_sin_cache: torch.Tensor,
+    is_neox: bool,
+) -> None:
+    tokens, rotary = positions.numel(), cos_sin_cache.shape[-1]
+    cos, sin = cos_sin_cache[positions.flatten()].unsqueeze(1).chunk(2, dim=-1)
+    for tensor in (query, key):
+        if tensor is None:
+            continue
+        heads = tensor.view(tokens, -1, head_size)[..., :rotary]
+        first, second = heads.chunk(2, dim=-1) if is_neox else (heads[..., ::2], heads[..., 1::2])
+        turned = first * cos - second * sin, second * cos + first * sin
+        heads.copy_(torch.cat(turned, -1) if is_neox else torch.stack(turned, -1).flatten(-2))
+
+
+@operator("aiter.ops.sample.greedy_sample")
+def greedy_sample(out: torch.Tensor, input: torch.Tensor) -> None:
+    out.copy_(input.argmax(-1))
+
+
+@operator("aiter.biased_grouped_topk")
+def biased_grouped_topk(
+    gating_output: torch.Tensor,
+    correction_bias: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    num_expert_group: int,
+    topk_group: int,
+    need_renorm: bool,
+    routed_scaling_factor: float = 1.0,
+) -> None:
+    if num_expert_group != 1 or topk_group != 1:
+        raise NotImplementedError("biased_grouped_topk of several groups has no stand-in")
+    scores = gating_output.float().sigmoid()
+    chosen = (scores + correction_bias.float()).topk(topk_ids.shape[1], dim=-1).indices
+    weights = scores.gather(1, chosen)
+    if need_renorm:
+        weights = weights / weights.sum(-1, keepdim=True)
+    topk_ids.copy_(chosen)
+    topk_weights.copy_(weights * routed_scaling_factor)
+
+
+@operator("sgl_kernel.apply_token_bitmask_inplace_cuda")
+def apply_token_bitmask_inplace_cuda(
+    logits: torch.Tensor, bitmask: torch.Tensor, indices: torch.Tensor | None = None
+) -> None:
+    rows = slice(None) if indices is None else indices.long()
+    words = bitmask[rows].unsqueeze(-1) >> torch.arange(32, dtype=torch.int32)
+    allowed = (words & 1).bool().flatten(-2)[:, : logits.shape[-1]]
+    logits[rows] = logits[rows].masked_fill(~allowed, float("-inf"))
+
+
+operator("sgl_kernel.verify_tree_greedy")(draft_chain.verify_tree_greedy_cpu)
+operator("sgl_kernel.build_tree_kernel_efficient")(draft_chain.build_tree_kernel_efficient_cpu)
+
+
+@operator("sglang_jit.clamp_position")
+def clamp_position(dst: torch.Tensor, seq_lens: torch.Tensor) -> None:
+    dst.copy_((seq_lens - 1).clamp(min=0))

@@ -1,0 +1,562 @@
+// A "cuda" device for a torch that was built for CPUs: tensors say cuda:N, and a CPU kernel computes each operator.
+//
+// The dispatch key CUDA gets one boxed fallback. It passes CPU tensors over the same memory to the CPU's kernel and
+// returns CUDA tensors. It refuses what a GPU refuses (tensors of two devices in one operator, a host synchronization
+// during graph capture), counts what costs time on a GPU, and checks that streams waited for each other's data.
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/core/impl/alloc_cpu.h>
+#include <torch/library.h>
+
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <set>
+
+using c10::DeviceType;
+using c10::IValue;
+using torch::jit::Stack;
+
+namespace {
+
+constexpr auto kCUDA = DeviceType::CUDA;
+constexpr int kDevices = 8, kStreams = 64;
+std::recursive_mutex lock;  // of everything below that is not thread-local
+
+// ---- counters -------------------------------------------------------------------------------------------------
+enum Kind { kLaunch, kAllocation, kSynchronization, kPageableCopy, kHostCopy, kKinds };
+const char* const kNames[] = {"launch", "allocation", "synchronization", "pageable copy", "host copy"};
+std::map<std::string, uint64_t> counts[kKinds];
+using Notice = void (*)(int kind, const char* name);
+Notice notice = nullptr;
+bool capturing = false;
+
+void count(Kind kind, const std::string& name) {
+  TORCH_CHECK(!capturing || kind == kLaunch || kind == kAllocation || kind == kHostCopy, "operation not permitted when ",
+              "stream is capturing: ", kNames[kind], " in ", name);
+  std::lock_guard<std::recursive_mutex> guard(lock);
+  ++counts[kind][name];
+  if (notice) notice(kind, name.c_str());
+}
+
+// ---- streams: a vector clock for each, and one for the host ---------------------------------------------------
+using Clock = std::array<uint64_t, kStreams>;
+Clock clocks[kStreams], host;
+std::map<int64_t, Clock> events;
+std::map<std::string, uint64_t> races;
+int64_t next_event = 1, next_stream = kDevices;  // streams 0 to 7 are the devices' default streams
+thread_local int current_device = 0;
+thread_local int current_stream[kDevices] = {0, 1, 2, 3, 4, 5, 6, 7};
+
+void join(Clock& into, const Clock& other) {
+  for (int i = 0; i < kStreams; ++i) into[i] = std::max(into[i], other[i]);
+}
+
+struct Access {
+  int stream = -1;
+  uint64_t time = 0;
+  const char *low = nullptr, *high = nullptr;
+  std::string name;
+};
+
+// Memory of a CUDA storage: the CPU storage that holds it, and the last accesses.
+struct Block {
+  c10::Storage cpu;
+  std::map<int, Access> writes, reads;  // by stream
+};
+
+void release(void* block) { delete static_cast<Block*>(block); }
+
+c10::DataPtr data_ptr(Block* block, int device) {
+  return {block->cpu.mutable_data(), block, &release, c10::Device(kCUDA, device)};
+}
+
+Block* block_of(const c10::Storage& storage) {
+  TORCH_CHECK(storage.data_ptr().get_deleter() == &release, "memory that the virtual device did not allocate");
+  return static_cast<Block*>(storage.data_ptr().get_context());
+}
+
+c10::Storage cuda_storage(const c10::Storage& cpu, int device) {
+  auto* block = new Block{cpu};
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), cpu.nbytes(),
+                                                            data_ptr(block, device), c10::GetAllocator(kCUDA), true));
+}
+
+struct Allocator final : c10::Allocator {
+  c10::DataPtr allocate(size_t bytes) override {
+    count(kAllocation, "storage");
+    auto cpu = c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                                                  c10::GetCPUAllocator(), true));
+    return data_ptr(new Block{cpu}, current_device);
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
+  void copy_data(void* to, const void* from, size_t n) const override { std::memcpy(to, from, n); }
+};
+Allocator allocator;
+const bool allocator_is_set = (c10::SetAllocator(kCUDA, &allocator, 1), true);
+
+// ---- tensors --------------------------------------------------------------------------------------------------
+void copy_geometry(const at::Tensor& from, at::TensorImpl* to) {
+  to->set_storage_offset(from.storage_offset());
+  to->set_sizes_and_strides(from.sizes(), from.strides());
+}
+
+// base: the tensor that the result is a view of; inference mode makes a view of an ordinary tensor an ordinary one
+at::Tensor with_storage(const c10::Storage& storage, const at::Tensor& like, DeviceType type, const at::Tensor* base = nullptr) {
+  auto key = c10::DispatchKeySet(type == kCUDA ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU);
+  auto tensor = base ? at::detail::make_tensor<at::TensorImpl>(at::TensorImpl::VIEW, c10::Storage(storage), base->key_set(), like.dtype())
+                     : at::detail::make_tensor<at::TensorImpl>(c10::Storage(storage), key, like.dtype());
+  copy_geometry(like, tensor.unsafeGetTensorImpl());
+  if (like.is_conj()) tensor._set_conj(true);
+  if (like.is_neg()) tensor._set_neg(true);
+  return tensor;
+}
+
+at::Tensor host_alias(const at::Tensor& tensor) {
+  return with_storage(block_of(tensor.storage())->cpu, tensor, DeviceType::CPU);
+}
+
+std::pair<const char*, const char*> extent(const at::Tensor& t) {
+  auto* low = static_cast<const char*>(t.storage().data()) + t.storage_offset() * t.itemsize();
+  int64_t last = 0;
+  for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
+  return {low, t.numel() ? low + (last + 1) * t.itemsize() : low};
+}
+
+// Record an access of the current stream; note a race with one that it has not waited for.
+void access(const at::Tensor& tensor, bool write, bool scattered, const std::string& name) {
+  if (!tensor.storage().data()) return;
+  auto stream = current_stream[tensor.get_device()];
+  auto& clock = clocks[stream];
+  auto* block = block_of(tensor.storage());
+  auto [low, high] = extent(tensor);
+  auto check = [&](const std::map<int, Access>& others, const char* kind) {
+    for (auto& [other, last] : others)
+      if (other != stream && clock[other] < last.time && low < last.high && last.low < high)
+        ++races[name + " " + kind + " " + last.name];
+  };
+  check(block->writes, write ? "overwrites" : "reads");
+  if (write && !scattered) check(block->reads, "overwrites what is read by");
+  Access mine{stream, clock[stream], low, high, name};
+  auto& last = (write ? block->writes : block->reads)[stream];
+  if (last.stream >= 0 && last.time == mine.time) {  // several arguments of one launch
+    mine.low = std::min(low, last.low), mine.high = std::max(high, last.high);
+  }
+  last = mine;
+}
+
+void begin_launch(int device) {
+  auto stream = current_stream[device];
+  join(clocks[stream], host);
+  ++clocks[stream][stream];
+}
+
+// ---- graphs: the operators of a capture, run again on the same memory -------------------------------------------
+using Callback = void (*)(int64_t);
+Callback callback = nullptr;
+struct Launch {
+  const c10::OperatorHandle* op;
+  Stack arguments, results;
+  int64_t callback_id;
+};
+std::map<int64_t, std::vector<Launch>> graphs;
+std::vector<Launch>* recording = nullptr;
+
+// ---- the fallback ---------------------------------------------------------------------------------------------
+const std::set<std::string> kViews = {"aten::view", "aten::as_strided", "aten::_reshape_alias", "aten::alias", "aten::detach",
+                                      "aten::unfold", "aten::view_as_real", "aten::view_as_complex", "aten::set_",
+                                      "aten::resize_", "aten::empty", "aten::empty_strided", "aten::is_set_to", "virtual_gpu::host"};
+const std::set<std::string> kSynchronous = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal",
+                                            "aten::_unique2", "aten::unique_consecutive", "aten::unique_dim", "aten::is_nonzero"};
+const std::set<std::string> kTakesHostIndex = {"aten::index", "aten::index_put_", "aten::_index_put_impl_", "aten::index_put"};
+const std::set<std::string> kScattered = {"aten::index_put_", "aten::_index_put_impl_", "aten::scatter_", "aten::index_copy_"};
+
+struct Swap {
+  at::Tensor cuda, cpu;
+  bool written;
+};
+
+struct Call {
+  const c10::OperatorHandle& op;
+  std::string name;
+  std::vector<Swap> swaps;
+  std::vector<std::pair<c10::Storage, c10::Storage>> storages;  // cuda, cpu
+  int device = -1;
+  bool host_operand = false;
+
+  explicit Call(const c10::OperatorHandle& handle) : op(handle), name(handle.schema().name()) {}
+
+  at::Tensor to_cpu(const at::Tensor& tensor, bool written) {
+    if (!tensor.defined()) return tensor;
+    if (!tensor.is_cuda()) {
+      host_operand |= tensor.dim() > 0 || written;
+      return tensor;
+    }
+    TORCH_CHECK(device < 0 || device == tensor.get_device() || name == "aten::copy_", name, ": Expected all tensors to be on ",
+                "the same device, but found at least two devices, cuda:", device, " and ", tensor.device());
+    if (device < 0) device = tensor.get_device();
+    swaps.push_back({tensor, host_alias(tensor), written});
+    return swaps.back().cpu;
+  }
+
+  IValue value_to_cpu(const IValue& value, bool written) {
+    if (value.isTensor()) return to_cpu(value.toTensor(), written);
+    if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(to_cpu(tensor, written));
+      return list;
+    }
+    if (value.isOptionalTensorList()) {
+      c10::List<std::optional<at::Tensor>> list;
+      for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector())
+        list.push_back(tensor ? std::optional<at::Tensor>(to_cpu(*tensor, written)) : std::nullopt);
+      return list;
+    }
+    if (value.isList() && value.toListRef().size() && value.toListRef()[0].isTensorList()) {
+      c10::List<c10::List<at::Tensor>> lists;
+      for (const auto& inner : value.toListRef()) lists.push_back(value_to_cpu(inner, written).toTensorList());
+      return lists;
+    }
+    if (value.isDevice() && value.toDevice().is_cuda()) {
+      device = value.toDevice().has_index() ? value.toDevice().index() : current_device;
+      return c10::Device(DeviceType::CPU);
+    }
+    if (value.isStorage() && value.toStorage().device().is_cuda()) {
+      storages.emplace_back(value.toStorage(), block_of(value.toStorage())->cpu);
+      return storages.back().second;
+    }
+    return value;
+  }
+
+  c10::Storage storage_of(const c10::Storage& cpu) {
+    for (auto& swap : swaps)
+      if (block_of(swap.cuda.storage())->cpu.is_alias_of(cpu)) return swap.cuda.storage();
+    for (auto& [cuda, known] : storages)
+      if (known.is_alias_of(cpu)) return cuda;
+    count(kAllocation, name);
+    return cuda_storage(cpu, device);
+  }
+
+  at::Tensor to_cuda(const at::Tensor& tensor) {
+    if (!tensor.defined() || tensor.is_cuda()) return tensor;
+    for (auto& swap : swaps)
+      if (swap.cpu.is_same(tensor)) return swap.cuda;
+    for (auto& swap : swaps)
+      if (block_of(swap.cuda.storage())->cpu.is_alias_of(tensor.storage()))
+        return with_storage(swap.cuda.storage(), tensor, kCUDA, &swap.cuda);
+    return with_storage(storage_of(tensor.storage()), tensor, kCUDA);
+  }
+
+  IValue value_to_cuda(const IValue& value) {
+    if (value.isTensor()) return to_cuda(value.toTensor());
+    if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(to_cuda(tensor));
+      return list;
+    }
+    return value;
+  }
+
+  // Carry a resize or a new storage of an argument over to the CUDA tensor.
+  void carry_over(const Swap& swap) {
+    auto* impl = swap.cuda.unsafeGetTensorImpl();
+    auto* block = block_of(swap.cuda.storage());
+    if (!block->cpu.is_alias_of(swap.cpu.storage())) {
+      impl->set_storage_keep_dtype(storage_of(swap.cpu.storage()));
+    } else if (swap.cuda.storage().data() != block->cpu.data() || swap.cuda.storage().nbytes() != block->cpu.nbytes()) {
+      auto* storage = swap.cuda.storage().unsafeGetStorageImpl();
+      storage->set_data_ptr_noswap(data_ptr(new Block{block->cpu}, swap.cuda.get_device()));
+      storage->set_nbytes(block_of(swap.cuda.storage())->cpu.nbytes());
+    }
+    if (swap.cuda.sizes() != swap.cpu.sizes() || swap.cuda.strides() != swap.cpu.strides() ||
+        swap.cuda.storage_offset() != swap.cpu.storage_offset())
+      copy_geometry(swap.cpu, impl);
+  }
+};
+
+bool pinned(const void* data);
+
+// Copies between host and device: pageable host memory makes either direction wait for the device.
+void count_copy(Call& call, const at::Tensor& to, const at::Tensor& from, bool non_blocking) {
+  const at::Tensor& on_host = to.is_cuda() ? from : to;
+  if (on_host.is_cuda() || !on_host.numel()) return;
+  bool down = !to.is_cuda();
+  auto name = std::string(down ? "to host" : "to device");
+  if (!pinned(on_host.storage().data())) {
+    if (down) count(kSynchronization, name);
+    else count(kPageableCopy, name);
+    if (down) join(host, clocks[current_stream[from.get_device()]]);
+  } else if (non_blocking) {
+    count(kHostCopy, name);
+  } else {
+    count(kSynchronization, name);
+    join(host, clocks[current_stream[call.device]]);
+  }
+}
+
+void run(const c10::OperatorHandle& op, Stack* stack) {
+  Call call(op);
+  const auto& schema = op.schema();
+  const auto& arguments = schema.arguments();
+  const size_t first = stack->size() - arguments.size();
+  Stack original;
+  if (recording && !kViews.count(call.name)) original.assign(stack->begin() + first, stack->end());
+  at::Tensor to, from;
+  bool non_blocking = false;
+  if (call.name == "aten::copy_") {
+    to = (*stack)[first].toTensor(), from = (*stack)[first + 1].toTensor(), non_blocking = (*stack)[first + 2].toBool();
+  }
+  bool masked = false;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    auto& value = (*stack)[first + i];
+    const auto* alias = arguments[i].alias_info();
+    if (kTakesHostIndex.count(call.name) && value.isOptionalTensorList()) {
+      for (const std::optional<at::Tensor>& index : value.toOptionalTensorVector()) {
+        if (!index || !index->defined()) continue;
+        masked |= index->scalar_type() == at::kBool || index->scalar_type() == at::kByte;
+        if (!index->is_cuda() && index->numel()) count(kPageableCopy, call.name + " with indices of the host");
+      }
+      bool before = call.host_operand;
+      value = call.value_to_cpu(value, false);
+      call.host_operand = before;
+    } else {
+      value = call.value_to_cpu(value, alias && alias->isWrite());
+    }
+    if (value.isBool() && arguments[i].name() == "pin_memory") value = false;
+  }
+  TORCH_CHECK(!call.host_operand || to.defined() || call.name.rfind("c10d", 0) == 0, call.name, ": Expected all tensors to be on ",
+              "the same device, but found at least two devices, cuda:", call.device, " and cpu");
+  if (call.device < 0) call.device = current_device;
+  {
+    std::lock_guard<std::recursive_mutex> guard(lock);
+    if (!kViews.count(call.name)) {
+      begin_launch(call.device);
+      for (auto& swap : call.swaps) access(swap.cuda, swap.written, kScattered.count(call.name), call.name);
+      if (to.defined()) count_copy(call, to, from, non_blocking);
+      count(kLaunch, call.name);
+    }
+    if (kSynchronous.count(call.name) || masked) {
+      count(kSynchronization, call.name);
+      join(host, clocks[current_stream[call.device]]);
+    }
+  }
+  {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  }
+  for (auto& swap : call.swaps) call.carry_over(swap);
+  const size_t results = schema.returns().size();
+  for (size_t i = stack->size() - results; i < stack->size(); ++i) (*stack)[i] = call.value_to_cuda((*stack)[i]);
+  if (recording && !original.empty())
+    recording->push_back({&op, original, Stack(stack->end() - static_cast<int64_t>(results), stack->end()), 0});
+}
+
+void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) { run(op, stack); }
+
+at::Tensor host_view(const at::Tensor& tensor) { return tensor.is_cuda() ? host_alias(tensor) : tensor; }
+
+// Give a new CPU tensor to the device without a copy.
+at::Tensor adopt(const at::Tensor& tensor, int64_t device) {
+  count(kAllocation, "result of a kernel");
+  return with_storage(cuda_storage(tensor.storage(), static_cast<int>(device)), tensor, kCUDA);
+}
+
+// ---- what torch asks of a device ------------------------------------------------------------------------------
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+  DeviceType type() const override { return kCUDA; }
+  c10::Device exchangeDevice(c10::Device d) const override {
+    auto before = getDevice();
+    setDevice(d);
+    return before;
+  }
+  c10::Device getDevice() const override { return {kCUDA, static_cast<c10::DeviceIndex>(current_device)}; }
+  void setDevice(c10::Device d) const override {
+    if (d.has_index()) current_device = d.index();
+  }
+  void uncheckedSetDevice(c10::Device d) const noexcept override { setDevice(d); }
+  c10::Stream getStream(c10::Device d) const override {
+    return c10::Stream(c10::Stream::UNSAFE, d, current_stream[d.index()]);
+  }
+  c10::Stream exchangeStream(c10::Stream s) const override {
+    auto before = getStream(s.device());
+    current_stream[s.device_index()] = static_cast<int>(s.id());
+    return before;
+  }
+  c10::DeviceIndex deviceCount() const noexcept override { return kDevices; }
+};
+C10_REGISTER_GUARD_IMPL(CUDA, Guard);
+
+std::map<const char*, size_t> pinned_blocks;
+bool pinned(const void* data) {
+  std::lock_guard<std::recursive_mutex> guard(lock);
+  auto after = pinned_blocks.upper_bound(static_cast<const char*>(data));
+  if (after == pinned_blocks.begin()) return false;
+  --after;
+  return static_cast<const char*>(data) < after->first + std::max<size_t>(after->second, 1);
+}
+
+struct PinnedAllocator final : c10::Allocator {
+  static void unpin(void* data) {
+    {
+      std::lock_guard<std::recursive_mutex> guard(lock);
+      pinned_blocks.erase(static_cast<const char*>(data));
+    }
+    c10::free_cpu(data);
+  }
+  c10::DataPtr allocate(size_t bytes) override {
+    void* data = c10::alloc_cpu(std::max<size_t>(bytes, 64));
+    std::lock_guard<std::recursive_mutex> guard(lock);
+    pinned_blocks[static_cast<const char*>(data)] = bytes;
+    return {data, data, &unpin, c10::Device(DeviceType::CPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &unpin; }
+  void copy_data(void* to, const void* from, size_t n) const override { std::memcpy(to, from, n); }
+};
+PinnedAllocator pinned_allocator;
+
+struct CUDAHooks final : at::CUDAHooksInterface {
+  explicit CUDAHooks(at::CUDAHooksArgs) {}
+  void init() const override {}
+  bool hasCUDA() const override { return true; }
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  bool isPinnedPtr(const void* data) const override { return pinned(data); }
+  at::Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator; }
+  at::Allocator* getCUDADeviceAllocator() const override { return &allocator; }
+  c10::DeviceIndex deviceCount() const override { return kDevices; }
+  c10::DeviceIndex current_device() const override { return static_cast<c10::DeviceIndex>(::current_device); }
+  c10::DeviceIndex getCurrentDevice() const override { return static_cast<c10::DeviceIndex>(::current_device); }
+  void setCurrentDevice(c10::DeviceIndex d) const override { ::current_device = d; }
+  int getNumGPUs() const override { return kDevices; }
+  at::Device getDeviceFromPtr(void*) const override { return {kCUDA, static_cast<c10::DeviceIndex>(::current_device)}; }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override { return at::detail::getDefaultCPUGenerator(); }
+  at::Generator getNewGenerator(c10::DeviceIndex) const override { return at::detail::createCPUGenerator(); }
+  void deviceSynchronize(c10::DeviceIndex) const override {}
+};
+// torch has made its hooks by the time that this library is loaded; they have no members, so a vtable is all they are.
+const bool hooks_are_ours = [] {
+  static CUDAHooks ours{at::CUDAHooksArgs{}};
+  auto* torch_s = const_cast<at::CUDAHooksInterface*>(&at::detail::getCUDAHooks());
+  *reinterpret_cast<void**>(torch_s) = *reinterpret_cast<void**>(&ours);
+  return true;
+}();
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
+
+// These are composite on a GPU, and their kernels look for a compiled CUDA kernel.
+TORCH_LIBRARY_IMPL(aten, CUDA, m) {
+  for (const char* name : {"copy_"}) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&fallback>());
+}
+
+TORCH_LIBRARY(virtual_gpu, m) {
+  m.def("host(Tensor(a) tensor) -> Tensor(a)");
+  m.def("adopt(Tensor tensor, int device) -> Tensor");
+}
+TORCH_LIBRARY_IMPL(virtual_gpu, CUDA, m) { m.impl("host", &host_view); }
+TORCH_LIBRARY_IMPL(virtual_gpu, CPU, m) {
+  m.impl("host", &host_view);
+  m.impl("adopt", &adopt);
+}
+
+// ---- for ctypes -----------------------------------------------------------------------------------------------
+extern "C" {
+
+int vg_device() { return current_device; }
+void vg_set_device(int device) { current_device = device; }
+int vg_stream(int device) { return current_stream[device]; }
+void vg_set_stream(int device, int stream) { current_stream[device] = stream; }
+int vg_new_stream() {
+  std::lock_guard<std::recursive_mutex> guard(lock);
+  return next_stream < kStreams ? static_cast<int>(next_stream++) : -1;
+}
+
+int64_t vg_record(int stream, int64_t event) {
+  std::lock_guard<std::recursive_mutex> guard(lock);
+  if (!event) event = next_event++;
+  join(clocks[stream], host);
+  events[event] = clocks[stream];
+  return event;
+}
+void vg_wait(int stream, int64_t event) {
+  std::lock_guard<std::recursive_mutex> guard(lock);
+  join(clocks[stream], events[event]);
+}
+// event < 0: a stream, as -1 - stream, or all if that is no stream. Returns false where a graph is being captured.
+bool vg_synchronize(int64_t event, const char* name) {
+  std::lock_guard<std::recursive_mutex> guard(lock);
+  if (capturing) return false;
+  ++counts[kSynchronization][name];
+  if (notice) notice(kSynchronization, name);
+  if (event >= 0) join(host, events[event]);
+  else if (-1 - event < kStreams) join(host, clocks[-1 - event]);
+  else for (const auto& clock : clocks) join(host, clock);
+  return true;
+}
+
+void vg_launch(const char* name, int device) {
+  std::lock_guard<std::recursive_mutex> guard(lock);
+  begin_launch(device);
+  count(kLaunch, name);
+}
+
+void vg_notice(Notice function) { notice = function; }
+void vg_reset() {
+  std::lock_guard<std::recursive_mutex> guard(lock);
+  for (auto& kind : counts) kind.clear();
+}
+// Lines of "kind<TAB>name<TAB>number"; the caller's buffer is large.
+void vg_report(char* out, size_t size) {
+  std::lock_guard<std::recursive_mutex> guard(lock);
+  std::string text;
+  for (int kind = 0; kind < kKinds; ++kind)
+    for (auto& [name, number] : counts[kind]) text += std::string(kNames[kind]) + "\t" + name + "\t" + std::to_string(number) + "\n";
+  for (auto& [name, number] : races) text += "race\t" + name + "\t" + std::to_string(number) + "\n";
+  std::snprintf(out, size, "%s", text.c_str());
+}
+
+void vg_capture_begin(int64_t graph) {
+  std::lock_guard<std::recursive_mutex> guard(lock);
+  capturing = true;
+  recording = &graphs[graph];
+}
+void vg_capture_end() {
+  std::lock_guard<std::recursive_mutex> guard(lock);
+  capturing = false;
+  recording = nullptr;
+}
+bool vg_capturing() { return capturing; }
+void vg_callback(Callback function) { callback = function; }
+void vg_record_call(int64_t id) {
+  if (recording) recording->push_back({nullptr, {}, {}, id});
+}
+void vg_forget(int64_t graph) {
+  std::lock_guard<std::recursive_mutex> guard(lock);
+  graphs.erase(graph);
+}
+void vg_replay(int64_t graph) {
+  at::AutoDispatchBelowADInplaceOrView guard;
+  for (auto& launch : graphs[graph]) {
+    if (!launch.op) {
+      callback(launch.callback_id);
+      continue;
+    }
+    Stack stack = launch.arguments;
+    run(*launch.op, &stack);
+    for (size_t i = 0; i < launch.results.size(); ++i) {
+      if (!launch.results[i].isTensor() || !launch.results[i].toTensor().defined()) continue;
+      const auto& old = launch.results[i].toTensor();
+      const auto& now = stack[i].toTensor();
+      if (!old.is_same(now) && old.storage().data() != now.storage().data()) host_alias(old).copy_(host_alias(now));
+    }
+  }
+}
+}

@@ -1,0 +1,59 @@
+"""Launches of kernels that are Python here: one launch on the device, computed on the same memory as CPU tensors."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from ctypes import CFUNCTYPE, c_int64
+
+import torch
+
+from . import library
+
+_calls: dict[int, Callable[[], object]] = {}
+_numbers = itertools.count(1)
+
+
+def host(value: object) -> object:
+    """Return a CPU tensor over the memory of a CUDA tensor; tuples and lists are walked."""
+    if isinstance(value, torch.Tensor):
+        return torch.ops.virtual_gpu.host(value) if value.is_cuda else value
+    if isinstance(value, (list, tuple)) and any(isinstance(part, torch.Tensor) for part in value):
+        return type(value)(map(host, value))
+    return value
+
+
+def launch(name: str, kernel: Callable[..., object], *given: object, **named: object) -> object:
+    """Run `kernel` on the memory of its CUDA tensors, now and at each replay of the graph that is being captured."""
+    device = library.load()
+    tensors = [value for value in (*given, *named.values()) if isinstance(value, torch.Tensor)]
+    number = next((tensor.get_device() for tensor in tensors if tensor.is_cuda), device.vg_device())
+    device.vg_launch(name.encode(), number)
+    on_host, named_on_host = [host(value) for value in given], {key: host(value) for key, value in named.items()}
+    result = kernel(*on_host, **named_on_host)
+    if device.vg_capturing():
+        identity = next(_numbers)
+        _calls[identity] = lambda: _write(result, kernel(*on_host, **named_on_host))
+        device.vg_record_call(c_int64(identity))
+    return _adopted(result, number)
+
+
+def _adopted(value: object, device: int) -> object:
+    """Return new CPU tensors of a result as tensors of the device."""
+    if isinstance(value, torch.Tensor):
+        return torch.ops.virtual_gpu.adopt(value, device)
+    return tuple(_adopted(part, device) for part in value) if isinstance(value, tuple) else value
+
+
+def _write(first: object, again: object) -> None:
+    """Write the result of a replay to the memory of the captured one."""
+    if isinstance(first, torch.Tensor) and isinstance(again, torch.Tensor):
+        first.copy_(again)
+    elif isinstance(first, tuple) and isinstance(again, tuple):
+        for old, new in zip(first, again, strict=True):
+            _write(old, new)
+
+
+@CFUNCTYPE(None, c_int64)
+def replayed(identity: int) -> None:
+    _calls[identity]()

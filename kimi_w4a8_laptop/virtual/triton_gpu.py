@@ -1,0 +1,64 @@
+"""Triton on the virtual node: the driver says gfx942, and its interpreter runs each kernel as one launch."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import interpreter
+
+from .kernel_launch import launch
+
+_SIZES = {
+    "max_shared_mem": 65536,
+    "multiprocessor_count": 304,
+    "warpSize": 64,
+    "max_num_regs": 65536,
+    "mem_clock_rate": 1,
+    "mem_bus_width": 1,
+    "sm_clock_rate": 1,
+}
+
+
+class Driver:
+    binary_ext = "hsaco"
+    utils = SimpleNamespace(get_device_properties=lambda device: _SIZES)
+
+    @classmethod
+    def is_active(cls) -> bool:
+        return True
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("hip", "gfx942", 64)
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cuda", torch.cuda.current_device())
+
+    def get_device_interface(self) -> Any:
+        return torch.cuda
+
+    def get_current_device(self) -> int:
+        return torch.cuda.current_device()
+
+    def set_current_device(self, device: int) -> None:
+        torch.cuda.set_device(device)
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        return torch.cuda.current_stream(device).cuda_stream
+
+    def get_device_capability(self, *_: object) -> tuple[str, int]:
+        return ("gfx942", 0)
+
+
+def install() -> None:
+    """Make the driver active and count the interpreter's launches."""
+    triton.runtime.driver.set_active(Driver())
+    run = interpreter.GridExecutor.__call__
+
+    def call(self: Any, *given: Any, **named: Any) -> Any:
+        return launch(f"triton {self.fn.__name__}", lambda *a, **k: run(self, *a, **k), *given, **named)
+
+    interpreter.GridExecutor.__call__ = call
