@@ -63,10 +63,12 @@ def _register() -> None:
         features.append(model_name_hook.FEATURE)
     if multiprocessing.parent_process() is None:  # schedulers and detokenizers do not need the HTTP server's imports
         # SGLang's import order: its parsers and HTTP server
-        from . import answer_parsers, chat_contract, door, large_requests, responses_contract
+        from . import answer_parsers, chat_contract, door, large_requests, messages_contract, responses_contract
 
         answer_parsers.install()
-        http_parts = (answer_parsers, chat_contract, large_requests, orphans, responses_contract)
+        http_parts = (
+            answer_parsers, chat_contract, large_requests, messages_contract, orphans, responses_contract,
+        )  # fmt: skip
         features += [part.FEATURE for part in http_parts]
         features += door.features()  # last: it imports the HTTP server, which reads the environment at its import
     hooks.register(HookRegistry, features)

@@ -22,7 +22,10 @@ _CHAT = "sglang.srt.entrypoints.openai.serving_chat"
 _RESPONSES = "sglang.srt.entrypoints.openai.serving_responses.OpenAIServingResponses"
 FEATURE = Feature(
     "Kimi's conversations",
-    remove_when="SGLang renders Kimi's ids of calls, keeps broken past calls, and reports incomplete calls as such",
+    remove_when=(
+        "SGLang renders Kimi's ids of calls and thinking sent back, keeps broken past calls, "
+        "and reports incomplete calls as such"
+    ),
 )
 
 
@@ -33,6 +36,12 @@ def prepare(serving: OpenAIServingChat, request: ChatCompletionRequest, *args: o
         raise ValueError("the request holds no message to answer: add one with a role and a text")
     if PARSER in (serving.tool_call_parser, serving.reasoning_parser):
         number_calls(request.messages)
+
+
+@FEATURE.around(f"{_CHAT}.OpenAIServingChat.supports_native_reasoning_history")
+def keep_thinking_apart(original: Callable[..., bool], serving: OpenAIServingChat) -> bool:
+    """Give the template the thinking that /v1/messages gets back. SGLang writes it into the text of the answer."""
+    return PARSER in (serving.tool_call_parser, serving.reasoning_parser) or original(serving)
 
 
 @FEATURE.around(f"{_CHAT}.normalize_assistant_tool_call_arguments")
@@ -68,18 +77,6 @@ async def finish_stream(
     index, _, parsers, _, _, has_calls = given[:6]
     if getattr(getattr(parsers.get(index), "detector", None), "incomplete_tool_call_indices", None):
         has_calls[index] = False
-
-
-@FEATURE.before("sglang.srt.entrypoints.anthropic.serving.AnthropicServing._convert_response")
-def keep_cut_calls(serving: object, response: Any) -> None:
-    """Give /v1/messages a call that is no JSON as text: there, arguments are an object, and SGLang would make it {}."""
-    for choice in response.choices:
-        message = choice.message
-        broken = [call for call in message.tool_calls or () if not is_json(call.function.arguments)]
-        if broken:
-            message.tool_calls = [call for call in message.tool_calls if call not in broken]
-            texts = [f"{call.function.name} {call.function.arguments}" for call in broken]
-            message.content = "\n".join(filter(None, [message.content, *texts]))
 
 
 @FEATURE.after("sglang.srt.utils.weight_versions.build_endpoint_weight_version_metadata")

@@ -12,49 +12,16 @@ from support.sglang_program import BOTH, found
 ANSWER = "<|im_assistant|>assistant<|im_middle|>"
 CONTEXT = 131072  # of the recipe `agent`
 PROGRAM = """
-import asyncio, json, os
-os.environ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
-import httpx
-from sglang.srt.entrypoints import http_server
-from sglang.srt.entrypoints.engine import init_tokenizer_manager
-from sglang.srt.entrypoints.openai.serving_responses import OpenAIServingResponses
-from sglang.srt.runtime_context import publish
-from sglang.srt.server_args import PortArgs, prepare_server_args
-from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
-from kimi_w4a8_eagle3.sglang_plugin import door
+import asyncio, json
 from support import recorded
-
-argv = render(load_recipe("tiny"), ["context-length=%d"]).argv
-args = prepare_server_args(argv[argv.index("sglang.launch_server") + 1:])
-args.resolve_once()
-args.check_server_args()
-publish(args, role="tokenizer")
-manager, templates = init_tokenizer_manager(args, PortArgs.init_new(args))
-manager.model_config.is_multimodal = True  # SGLang refuses pictures before it renders the prompt
-prompts = {}
-
-async def engine(request, http=None):
-    request.normalize_batch_and_arguments()
-    prompts[http.headers["x-number"]] = request.text or manager.tokenizer.decode(request.input_ids)
-    text = "I think.</think>Done."
-    meta = {"id": request.rid, "finish_reason": {"type": "stop", "matched": None}, "prompt_tokens": 1}
-    meta |= {"completion_tokens": 1, "cached_tokens": 0, "weight_version": "default"}
-    yield {"text": text, "output_ids": manager.tokenizer.encode(text), "meta_info": meta, "index": 0}
-
-manager.generate_request = engine
-http_server.set_global_state(http_server._GlobalState(manager, templates, {}))
-state = http_server.app.state
-state.openai_serving_chat = manager.serving_chat_class(manager, templates)
-state.anthropic_serving = http_server.AnthropicServing(state.openai_serving_chat)
-state.openai_serving_responses = OpenAIServingResponses(manager, templates)
-door.guard_http_server(lambda *_: None, args, manager)
+from support.engineless import client, prompts, text_of
 
 async def main():
-    transport = httpx.ASGITransport(http_server.app, client=("127.0.0.1", 1))
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:9527", timeout=200) as client:
+    async with client(%d) as server:
         async def ask(number, row):
-            answer = await client.post(row["path"], json=row["body"], headers={"x-number": str(number)})
-            return [answer.status_code, answer.text[-300:], prompts.get(str(number), "").count(%r)]
+            answer = await server.post(row["path"], json=row["body"], headers={"x-number": str(number)})
+            prompt = text_of(prompts.get(str(number), []))
+            return [answer.status_code, answer.text[-300:], prompt.count(%r)]
         return await asyncio.gather(*(ask(*numbered) for numbered in enumerate(recorded.rows("requests"))))
 
 print(json.dumps({"answers": asyncio.run(main())}))
