@@ -212,7 +212,20 @@ SGL_KERNEL: dict[str, Contract] = {
         },
         "sgl-kernel/csrc/grammar/apply_token_bitmask_inplace_cuda.cu",
     ),
-    # SGLang compiles it with hipcc at its first use.
+    # SGLang compiles these two with hipcc at their first use.
+    "sglang_jit.store_cache": Contract(
+        {
+            "k": Tensor((*_HALF, _FLOAT), "tokens row", "rows"),
+            "v": Tensor("k", "tokens value", "rows"),
+            "k_cache": Tensor("k", "slots row", "rows"),
+            "v_cache": Tensor("k", "slots value", "rows"),
+            "indices": Tensor(_INDEX, "tokens", "any"),
+            "num_split": _INTEGER,
+            "size_limit": _INTEGER,
+            "reserved_skip_index": _INTEGER,
+        },
+        "sglang/kernels/jit/csrc/elementwise/kvcache.cuh",
+    ),
     "sglang_jit.clamp_position": Contract(
         {"dst": Tensor(_INDEX, "batch"), "seq_lens": Tensor("dst", "batch")},
         "sglang/kernels/jit/csrc/elementwise/clamp_position.cuh",

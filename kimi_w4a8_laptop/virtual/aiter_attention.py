@@ -48,6 +48,8 @@ def _ragged(
     """Fill `out` for each sequence between the bounds; return the log-sum-exp [H, T]."""
     lse = torch.full((q.shape[1], q.shape[0]), -torch.inf)
     starts, key_starts = q_bounds.tolist(), k_bounds.tolist()
+    if starts[-1] > len(q) or starts != sorted(starts):
+        raise RuntimeError(f"query bounds {starts} (keys {key_starts}) for a query of {len(q)} rows")
     for sequence in range(min(len(starts), len(key_starts)) - 1):
         rows = slice(starts[sequence], starts[sequence + 1])
         if rows.stop > rows.start:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from ..cpu import draft_chain
-from .operators import operator
+from .operators import STAND_INS, operator
 
 
 def _rms(x: torch.Tensor, weight: torch.Tensor, epsilon: float, dtype: torch.dtype) -> torch.Tensor:
@@ -145,3 +145,29 @@ operator("sgl_kernel.build_tree_kernel_efficient")(draft_chain.build_tree_kernel
 @operator("sglang_jit.clamp_position")
 def clamp_position(dst: torch.Tensor, seq_lens: torch.Tensor) -> None:
     dst.copy_((seq_lens - 1).clamp(min=0))
+
+
+@operator("sglang_jit.store_cache")
+def store_cache(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    indices: torch.Tensor,
+    size_limit: int,
+    reserved_skip_index: int,
+) -> None:
+    if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < size_limit:
+        raise RuntimeError(f"store_cache: an index is outside of [0, {size_limit})")
+    kept = indices != reserved_skip_index
+    k_cache[indices[kept]] = k[kept]
+    v_cache[indices[kept]] = v[kept]
+
+
+def fast_topk(values: torch.Tensor, topk: int, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the largest values; it is torch code in sgl_kernel too, so it is no launch of its own."""
+    found = torch.max(values, dim, keepdim=True) if topk == 1 else torch.topk(values, topk, dim)
+    return found.values, found.indices
+
+
+STAND_INS["sgl_kernel.fast_topk"] = fast_topk
