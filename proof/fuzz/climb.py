@@ -21,7 +21,7 @@ import signal
 import struct
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -75,13 +75,21 @@ class CostKind:
     largest: int
 
 
+class OrderedTries(InMemoryExampleDatabase):
+    """Kept tries in an order that does not depend on the hashes of bytes, which differ in each process."""
+
+    def fetch(self, key: bytes) -> Iterator[bytes]:
+        """Yield the tries under a key."""
+        yield from sorted(super().fetch(key))
+
+
 class Climb:
     """The costliest try of a kind. The next round begins with the costliest ones of the rounds before it."""
 
     def __init__(self, kind: CostKind, seed: int = 1) -> None:
         self.kind, self.tries, self._seed, self._rounds = kind, 0, seed, 0
         self.best, self.example = Cost(0.0, 0, 1), None
-        self._database = InMemoryExampleDatabase()
+        self._database = OrderedTries()
 
     @property
     def over(self) -> bool:
