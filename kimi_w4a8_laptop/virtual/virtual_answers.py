@@ -21,17 +21,16 @@ QUESTIONS = (
     "Anna had 12 pens. She gave 5 to Ben. How many pens are left?",
     "Write a list of three colours.",
 )
-_SCHEMA = '{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]}'
 _GREEDY: dict[str, Any] = {"temperature": 0.0}
 _SEEDED: dict[str, Any] = {"temperature": 1.0, "sampling_seed": 7}
-# One batch of four requests for each kind.
+# One batch of four requests for each kind. No grammars: the door tries them, and only a server has a door.
 KINDS: dict[str, list[dict[str, Any]]] = {
     "greedy": [_GREEDY] * 4,
     "seeded": [{**_SEEDED, "top_p": 0.95}, {**_SEEDED, "top_k": 20}, {**_SEEDED, "min_p": 0.05}, _SEEDED],
     "mixed": [
         {**_GREEDY, "frequency_penalty": 0.8, "repetition_penalty": 1.2, "min_new_tokens": 8},
         {**_SEEDED, "presence_penalty": 0.5},
-        {**_GREEDY, "json_schema": _SCHEMA},
+        {**_SEEDED, "temperature": 0.6, "repetition_penalty": 1.1},
         _GREEDY,
     ],
 }
