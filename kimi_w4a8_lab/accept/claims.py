@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kimi_w4a8_eagle3.base.finding import Severity
-
-from ..report.evaluation import chart
+from ..base.verdict import Verdict
+from ..report.evaluation import TONES, chart
 from ..report.page import Page, Picture, Section, Table, Tone, Words
 from ..speed.statistics import METRICS, Interval
-from .journal import AcceptResult, StageResult
+from .journal import DONE, REFUSED, WORDS, AcceptResult, StageResult
 
 
 @dataclass(frozen=True)
@@ -29,57 +28,57 @@ class Claim:
     otherwise: str = ""
 
 
-_WORDS = {
-    Severity.SKIP: Words("not run", "soft"),
-    Severity.OK: Words("passed", "better"),
-    Severity.FAIL: Words("failed", "worse"),
-}
+_WORDS = {verdict: Words(word, TONES.get(verdict, "soft")) for verdict, word in WORDS.items()}
 CLAIMS = [Claim(**row) for row in json.loads(Path(__file__).with_name("claims.json").read_text())]
+_FIGURES = ("stage", "figure", "measured", "predicted", "published", "limit")
 _CLAIMED = ("what", "not proved without a GPU", "now", "found")
 
 
-def settled(claim: Claim, results: Mapping[str, StageResult]) -> tuple[Severity, str]:
-    """Return OK if all stages of the claim passed, FAIL if one failed, SKIP if one did not run, and the reason."""
+def settled(claim: Claim, results: Mapping[str, StageResult]) -> tuple[Verdict, str]:
+    """Return PASS if all stages of the claim passed, else the verdict on the first worst one, and the reason."""
     found = [result for result in results.values() if result.proves in claim.settled_by]
-    for severity in (Severity.FAIL, Severity.SKIP):
+    for verdict in (*REFUSED, Verdict.NOT_RUN, *DONE[1:]):
         for result in found:
-            if result.severity is severity:
-                return severity, result.found
+            if result.verdict is verdict:
+                return verdict, result.found
     if not claim.settled_by or set(claim.settled_by) - {result.proves for result in found}:
-        return Severity.SKIP, claim.otherwise or "not in this run: accept --full"
-    return Severity.OK, "; ".join(dict.fromkeys(result.found for result in found))
+        return Verdict.NOT_RUN, claim.otherwise or "not in this run: accept --full"
+    return Verdict.PASS, "; ".join(dict.fromkeys(result.found for result in found))
 
 
 def page(run: AcceptResult) -> Page:
-    """Return the page: the verdict, the stages with their figures, and a row for each claim."""
-    stage_rows, figures, claims, words = list[list[str | Words]](), list[list[str]](), list[list[str | Words]](), []
+    """Return the page: the verdict with its scope and reasons, stages with their figures, and a row for each claim."""
+    stage_rows, figures, claims = list[list[str | Words]](), list[list[str | Words]](), list[list[str | Words]]()
+    scope = " on ".join(run.identity[key] for key in ("scope", "machine") if key in run.identity)
+    words = [Words(", ".join(filter(None, (scope, run.started))))]
     for name, result in run.stages.items():
-        stage_rows.append([name, _WORDS[result.severity], f"{result.seconds:.0f}", Words(result.found, literal=True)])
+        stage_rows.append([name, _WORDS[result.verdict], f"{result.seconds:.0f}", Words(result.found, literal=True)])
         for figure in result.figures:
-            values = (figure.value, figure.predicted, figure.published)
-            cells = ("" if value is None else f"{value:.4g} {figure.unit}" for value in values)
-            figures.append([name, figure.name, *cells])
-        if result.severity is Severity.FAIL:
-            words.append(Words(f"{name}: {result.found.splitlines()[0]}", "worse"))
+            values = (figure.value, figure.predicted, figure.published, figure.limit)
+            measured, *others = ("" if value is None else f"{value:.4g} {figure.unit}" for value in values)
+            figures.append([name, figure.name, Words(measured, "worse" if figure.slow else ""), *others])
+    for verdict in (*REFUSED, *DONE[1:]):
+        for name in run.names(verdict):
+            first = run.stages[name].found.partition("\n")[0]
+            words.append(Words(f"{name}: {WORDS[verdict]}: {first}", _WORDS[verdict].tone))
     for claim in CLAIMS:
-        severity, found = settled(claim, run.stages)
-        claims.append([claim.what.replace("`", ""), claim.left_open.replace("`", ""), _WORDS[severity], found])
+        verdict, found = settled(claim, run.stages)
+        claims.append([claim.what.replace("`", ""), claim.left_open.replace("`", ""), _WORDS[verdict], found])
     sections = [
-        Section("Figures", tables=[Table(("stage", "figure", "measured", "predicted", "published"), figures)]),
+        Section("Figures", "Beyond its limit a figure is slow.", tables=[Table(_FIGURES, figures)]),
         Section("Stages", tables=[Table(("stage", "verdict", "s", "found"), stage_rows)]),
         Section("What this run settles", tables=[Table(_CLAIMED, claims)]),
     ]
     about = ", ".join(f"{name} {value}" for name, value in run.identity.items())
-    reasons = words or [Words("No stage failed.", "better")]
-    tone: Tone = "worse" if words else "better" if run.accepted else ""
-    return Page(run.headline, reasons, about, _chart(run), sections=sections, tone=tone)
+    tone: Tone = "worse" if run.names(*REFUSED) else "better" if run.accepted and not run.names(*DONE[1:]) else ""
+    return Page(run.headline, words, about, _chart(run), sections=sections, tone=tone)
 
 
 def _chart(run: AcceptResult) -> Picture | None:
     """Draw TPOT beside prediction and published value; before any is measured, the time of each stage."""
     bars, times = [], []
     for name, result in run.stages.items():
-        times.append((name, _WORDS[result.severity].text, False, Interval(result.seconds, None, None)))
+        times.append((name, WORDS[result.verdict], False, Interval(result.seconds, None, None)))
         for figure in (figure for figure in result.figures if figure.name == METRICS["tpot_median_ms"].title):
             values = {"measured": figure.value, "predicted": figure.predicted, "published": figure.published}
             known = {side: Interval(value, None, None) for side, value in values.items() if value is not None}

@@ -4,37 +4,48 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.finding import Finding, Severity
 from kimi_w4a8_eagle3.base.run_dir import RECORD, git_commit, installed_versions, new_run_dir, record, write_json
+from kimi_w4a8_eagle3.base.run_dir import machine as host
 from kimi_w4a8_eagle3.machine.hardware import Machine
 
 from ..base.experiment import read_result, write_result
+from ..base.verdict import Verdict
+
+WORDS = {verdict: verdict.value for verdict in reversed(Verdict)}
+WORDS |= {Verdict.PASS: "passed", Verdict.FAIL: "failed", Verdict.MEASURED: "not judged"}
+REFUSED = (Verdict.FAIL, Verdict.SLOW)
+DONE = (Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.MEASURED)  # would end in the same way again
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Measured figure with its prediction and published value, if any."""
+    """Measured figure with its prediction, its published value and the limit beyond which it is slow, if any."""
 
     name: str
     value: float
     unit: str
     predicted: float | None = None
     published: float | None = None
+    limit: float | None = None
+    slow: bool = False
 
     def __str__(self) -> str:
         return f"{self.name} {self.value:.4g} {self.unit}"
 
 
 @dataclass(frozen=True)
-class StageResult(Finding):
-    """OK or FAIL of a stage, or SKIP if it did not run, with its figures. proves, missing: as of the stage."""
+class StageResult:
+    """Verdict on a stage with a sentence and its figures. name, proves, missing: as of the stage."""
 
+    found: str
+    verdict: Verdict = Verdict.PASS
+    name: str = ""
     proves: str = ""
     seconds: float = 0.0
     figures: list[Figure] = field(default_factory=list)
@@ -49,55 +60,60 @@ class Skipped(KimiError):
 class Stage:
     """One step of the run. proves: claim it settles, "" for none. missing: why it cannot run here, "" if it can.
 
-    run returns a sentence and figures, or raises KimiError. minutes: expected on eight MI325X.
+    run returns the result without what the stage knows, or raises KimiError. minutes: expected on eight MI325X.
     """
 
     name: str
     proves: str
-    run: Callable[[], tuple[str, list[Figure]]]
+    run: Callable[[], StageResult]
     missing: str = ""
     minutes: float = 0.0
 
 
 @dataclass
 class AcceptResult:
-    """result.json of an acceptance run: every stage by name. identity: versions and sizes, which decide the results."""
+    """result.json of an acceptance run: every stage by name. identity: versions, machine and sizes, which decide."""
 
     identity: dict[str, str]
     stages: dict[str, StageResult] = field(default_factory=dict)
+    started: str = ""
     kind: Literal["accept"] = "accept"
 
-    def names(self, severity: Severity) -> list[str]:
-        return [name for name, result in self.stages.items() if result.severity is severity]
+    def names(self, *verdicts: Verdict) -> list[str]:
+        return [name for name, result in self.stages.items() if result.verdict in verdicts]
 
     def add(self, result: StageResult) -> None:
         self.stages[result.name] = result
 
     @property
     def accepted(self) -> bool:
-        can_run = [result for result in self.stages.values() if not result.missing]
-        return bool(can_run) and all(result.severity is Severity.OK for result in can_run)
+        """True if a stage passed, and none that can run here failed, is slow or has not run."""
+        verdicts = {result.verdict for result in self.stages.values() if not result.missing}
+        return Verdict.PASS in verdicts and verdicts.issubset(DONE)
 
     @property
     def headline(self) -> str:
-        passed, failed = self.names(Severity.OK), self.names(Severity.FAIL)
-        head = "NOT ACCEPTED" if failed else "ACCEPTED" if self.accepted else "NOT FINISHED"
-        words = [f"{len(passed)} of {len(self.stages)} stages passed"]
-        words += [f"failed: {', '.join(failed)}"] if failed else []
-        return f"{head}: {'; '.join(words)}"
+        head = "NOT ACCEPTED" if self.names(*REFUSED) else "ACCEPTED" if self.accepted else "NOT FINISHED"
+        counts = {word: len(self.names(verdict)) for verdict, word in WORDS.items()}
+        passed = counts.pop(WORDS[Verdict.PASS])
+        others = (f", {count} {word}" for word, count in counts.items() if count)
+        return f"{head}: {passed} of {len(self.stages)} stages passed{''.join(others)}"
 
 
-def open_run(runs: Path, sizes: str, restart: bool) -> tuple[Path, AcceptResult]:
+def open_run(runs: Path, asked: Mapping[str, str], restart: bool) -> tuple[Path, AcceptResult]:
     """Return the newest run under `runs`, or a new one if there is none or `restart` is set.
 
-    Raises KimiError for an unreadable run and for one with other versions or sizes.
+    asked: what the command asks for. Raises KimiError for an unreadable run, and for one with other versions, on
+    another machine or of something else.
     """
-    identity = {**installed_versions(), "commit": git_commit() or "none", "sizes": sizes}
+    here = Machine.detect()
+    place = f"{host()['processor']}, {len(here.devices)} GPUs{f' {here.gpu.name}' if here.gpu else ''}"
+    identity = {**installed_versions(), "commit": git_commit() or "none", "machine": place, **asked}
     earlier = sorted(runs.glob(f"*-{AcceptResult.kind}*/{RECORD}"))
     if restart or not earlier:
-        folder, result = new_run_dir(AcceptResult.kind, runs), AcceptResult(identity)
-        gpus = [asdict(device) for device in Machine.detect().devices]
-        write_json(folder / RECORD, record(AcceptResult.kind, {}, {}, gpus=gpus))
+        folder, facts = new_run_dir(AcceptResult.kind, runs), record(AcceptResult.kind, {}, {})
+        result = AcceptResult(identity, started=facts["started"])
+        write_json(folder / RECORD, {**facts, "gpus": list(map(asdict, here.devices))})
         write_result(folder, result)
         return folder, result
     folder = earlier[-1].parent
@@ -115,19 +131,19 @@ def open_run(runs: Path, sizes: str, restart: bool) -> tuple[Path, AcceptResult]
 
 
 def run_stages(stages: Sequence[Stage], folder: Path, result: AcceptResult, say: Callable[[str], None]) -> None:
-    """Run the stages that have not passed yet, in order, and record the result of each.
+    """Run the stages that are not done yet, in order, and record the result of each.
 
-    A failure is recorded and the next stage runs. Raises KimiError at the end if a stage failed. An interrupted stage
-    is not recorded and runs again.
+    A failure is recorded and the next stage runs. Raises KimiError at the end if the run is not accepted. An
+    interrupted stage is not recorded and runs again.
     """
-    passed, failed = result.names(Severity.OK), result.names(Severity.FAIL)
-    began, todo = time.monotonic(), [stage for stage in stages if not stage.missing and stage.name not in passed]
+    done, refused = result.names(*DONE), result.names(*REFUSED)
+    began, todo = time.monotonic(), [stage for stage in stages if not stage.missing and stage.name not in done]
     for stage in stages:
-        if not stage.missing and stage.name in passed:
-            say(f"{stage.name}: passed before")
-        elif stage.missing or stage.name not in failed:
+        if not stage.missing and stage.name in done:
+            say(f"{stage.name}: {WORDS[result.stages[stage.name].verdict]} before")
+        elif stage.missing or stage.name not in refused:
             why = stage.missing or "not reached"
-            result.add(StageResult(why, Severity.SKIP, stage.name, proves=stage.proves, missing=stage.missing))
+            result.add(StageResult(why, Verdict.NOT_RUN, stage.name, stage.proves, missing=stage.missing))
     write_result(folder, result)
     say(f"timetable: about {sum(stage.minutes for stage in todo):.0f} min")
     for stage in todo:
@@ -139,27 +155,24 @@ def run_stages(stages: Sequence[Stage], folder: Path, result: AcceptResult, say:
         found = _result(stage, folder)
         result.add(found)
         write_result(folder, result)
-        if found.severity is not Severity.OK:
-            say(f"{stage.name}: {found.severity.value}: {found.found}")
-    if failed := result.names(Severity.FAIL):
-        first = result.stages[failed[0]].found.partition("\n")[0]
-        raise KimiError(
-            f"{len(failed)} of {len(stages)} stages failed; {failed[0]}: {first}",
-            remedy="mend it and repeat the command, which runs only the stages that have not passed",
-        )
+        if found.verdict is not Verdict.PASS:
+            say(f"{stage.name}: {WORDS[found.verdict]}: {found.found}")
+    if not result.accepted:
+        name = (result.names(*REFUSED) or result.names(Verdict.NOT_RUN, *DONE))[0]
+        first = result.stages[name].found.partition("\n")[0]
+        remedy = "mend it and repeat the command, which runs only the stages that failed, were slow or have not run"
+        raise KimiError(f"{result.headline}; {name}: {first}", remedy=remedy)
 
 
 def _result(stage: Stage, folder: Path) -> StageResult:
-    began, figures, severity = time.monotonic(), list[Figure](), Severity.FAIL
+    began = time.monotonic()
     try:
-        found, figures = stage.run()
-        severity = Severity.OK
+        found = stage.run()
     except Skipped as reason:
-        severity, found = Severity.SKIP, reason.what
+        found = StageResult(reason.what, Verdict.NOT_RUN)
     except KimiError as error:
-        found = str(error)
+        found = StageResult(str(error), Verdict.FAIL)
     except Exception as error:  # the other stages, the page and the bundle must not suffer from it
         (folder / "traceback.txt").write_text(traceback.format_exc())
-        found = f"{type(error).__name__}: {error}; report it and attach the bundle"
-    seconds = time.monotonic() - began
-    return StageResult(found, severity, stage.name, proves=stage.proves, seconds=seconds, figures=figures)
+        found = StageResult(f"{type(error).__name__}: {error}; report it and attach the bundle", Verdict.FAIL)
+    return replace(found, name=stage.name, proves=stage.proves, seconds=time.monotonic() - began)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,16 +36,14 @@ from ..base.experiment import read_result
 from ..base.server_under_test import Server, Target
 from ..base.verdict import Verdict
 from ..predict.machine_model import Cluster, kimi, moe_shape
-from ..predict.predict import of_workload
 from ..report import evaluation
 from ..report.page import write_page
-from ..speed import published
 from ..speed.runs import grouped, read_run
 from ..speed.single import Texts, bench
-from ..speed.statistics import METRICS
 from ..speed.workloads import Workload, load_workload, with_changes
-from .journal import Figure, Skipped, Stage
+from .journal import Figure, Skipped, Stage, StageResult
 from .kernel_stage import check_kernels, run_child
+from .speed_verdict import judge, speed_figures, why_not_judged
 
 FIRST = "agent"  # the recipe of the first hour
 ON_GPUS = (FIRST, "w4a8", "eagle3", "eagle3-opt", "w4a16")  # the last one with published accuracy runs GSM8K
@@ -55,9 +53,7 @@ LOAD_MINUTES = 20.0  # start of one engine with Kimi-K2.5 from a local disk
 _MINUTES = {"start": LOAD_MINUTES, "smoke": 2.0, "tools": 4.0, "streams": 1.0, "con2": 2.0, "con40": 4.0}
 _MINUTES["lossless"] = LOAD_MINUTES + 5
 _STREAMED = 24  # of the prompts a sixth is maths
-_SHOWN = ("tpot_median_ms", "ttft_median_ms", "output_throughput_tok_s")
 _GATE_OF_ANOTHER_ARITHMETIC = "FLYDSL_W4A16_HYBRID"  # bfloat16 activations, outside the contract
-Found = tuple[str, list[Figure]]
 
 
 @dataclass(frozen=True)
@@ -106,7 +102,7 @@ class AcceptRun:
             no_image = "" if Path(__file__).is_relative_to(IMAGE) else "this is not the image"
             no_hub = "" if on_hub else "needs a recipe of a model on the Hub, and its GPUs"
             no_hub = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else no_hub
-            stages.append(Stage("image", "image", lambda: ("this is the image", []), no_image))
+            stages.append(Stage("image", "image", lambda: StageResult("this is the image"), no_image))
             stages.append(Stage("fetch", "fetch", partial(self._fetch, on_hub), no_hub))
         for recipe in recipes:
             stages += self._of_recipe(recipe)
@@ -127,7 +123,7 @@ class AcceptRun:
         published_names = {reference.configuration for reference in accuracy.load_references()}
         judged = [name for name in self.recipes if name in published_names and load_recipe(name).draft]
 
-        def stage(what: str, proves: str, run: Callable[[], Found]) -> Stage:
+        def stage(what: str, proves: str, run: Callable[[], StageResult]) -> Stage:
             minutes = _MINUTES.get(what, 5.0) if on_gpus else 0.5
             return Stage(f"{name}: {what}", proves if on_gpus else "", run, missing, minutes)
 
@@ -137,14 +133,15 @@ class AcceptRun:
             yield stage("tools", "", partial(self._tools, recipe))
             yield stage("streams", "", partial(self._streams, recipe))
         for workload in SPEED[on_gpus] if self.sizes.full else SPEED[on_gpus][:2]:
-            yield stage(workload, "speed", partial(self._speed, recipe, load_workload(workload)))
+            load = load_workload(workload)
+            yield stage(workload, "speed" if load.reference else "", partial(self._speed, recipe, load))
         if self.sizes.full and (judged[-1:] == [name] or not on_gpus):
             proves = "" if self.sizes.problems else "gsm8k"  # a few problems prove nothing
             yield stage("accuracy", proves, partial(self._accuracy, recipe))
         if first and recipe.draft:
             yield stage("lossless", "lossless", partial(self._lossless, recipe))
 
-    def _doctor(self, recipes: Sequence[Recipe]) -> Found:
+    def _doctor(self, recipes: Sequence[Recipe]) -> StageResult:
         notes = []
         for recipe in recipes:
             report = examine(Probe(), Needs.of(recipe))
@@ -155,26 +152,27 @@ class AcceptRun:
                     raise KimiError(f"{result.name}: {result.found}", where=where, remedy=result.remedy)
             warned = [result.name for result in report.results if result.severity is Severity.WARN]
             notes.append(f"{recipe.name}: ready" + (f", with warnings: {', '.join(warned)}" if warned else ""))
-        return "; ".join(notes), []
+        return StageResult("; ".join(notes))
 
-    def _fetch(self, recipes: Sequence[str]) -> Found:
+    def _fetch(self, recipes: Sequence[str]) -> StageResult:
         wanted = list(dict.fromkeys(repository for name in recipes for repository in wanted_by_recipe(name)))
         session = Session(self.console)
         bad = [repository.repo for repository in wanted if not session.run(repository, verify=False, offline=False)]
         if bad:
             raise KimiError(f"{', '.join(bad)} is incomplete", remedy="kimi-w4a8 fetch --verify names the files")
-        return f"{', '.join(repository.repo for repository in wanted)}: complete", []
+        return StageResult(f"{', '.join(repository.repo for repository in wanted)}: complete")
 
-    def _kernels(self, backend: str, gates: Mapping[str, str], tp: int, label: str) -> Found:
+    def _kernels(self, backend: str, gates: Mapping[str, str], tp: int, label: str) -> StageResult:
         shape, result = moe_shape(kimi(), Cluster(tp=tp)), self.folder / f"kernels-{label}.json"
         figures = check_kernels(backend, shape, gates, result)
-        return "known answers bit for bit, eagerly and from a graph; random ones beside the reference", figures
+        found = "known answers bit for bit, eagerly and from a graph; random ones beside the reference"
+        return StageResult(found, figures=figures)
 
-    def _tune(self) -> Found:
+    def _tune(self) -> StageResult:
         table = self.folder / "tiles.json"
         run_child(["-m", "kimi_w4a8_eagle3.cli", "tune-moe", "--output", str(table)], {}, self.folder / "tune-moe.log")
         changed = [row for row in read_rows(table) if row not in read_rows(TABLE)]
-        return "; ".join(f"{row['tiles']} {row['source']}" for row in changed), []
+        return StageResult("; ".join(f"{row['tiles']} {row['source']}" for row in changed))
 
     def _serving(self, recipe: Recipe) -> Server:
         if recipe.name in self._failed_starts:
@@ -193,21 +191,22 @@ class AcceptRun:
         server = self._serving(recipe)
         return Target(server.base_url, recipe.name, server.model, api_key=self.api_key)
 
-    def _start(self, recipe: Recipe) -> Found:
+    def _start(self, recipe: Recipe) -> StageResult:
         facts = self._serving(recipe).facts
-        return f"{facts.model_path}, context {facts.context_len}, {facts.num_draft_tokens or 'no'} draft tokens", []
+        drafts = facts.num_draft_tokens or "no"
+        return StageResult(f"{facts.model_path}, context {facts.context_len}, {drafts} draft tokens")
 
-    def _smoke(self, recipe: Recipe) -> Found:
+    def _smoke(self, recipe: Recipe) -> StageResult:
         longest = 2048 if recipe.hardware.gpus else 512  # Kimi-K2.5 reasons before it answers
         floors = smoke.Floors(self.sizes.smoke, longest, speculates=recipe.draft is not None)
         folder, _, checks = smoke.run(self._target(recipe), floors, self.console, self.folder)
-        return _passed(folder, *(f"{check.name}: {check.found}" for check in checks)), []
+        return _evaluated(folder, *(f"{check.name}: {check.found}" for check in checks))
 
-    def _tools(self, recipe: Recipe) -> Found:
+    def _tools(self, recipe: Recipe) -> StageResult:
         plan, judging = tool_run.ToolPlan(limit=self.sizes.tools), tool_run.Judging(runs=self.folder)
-        return _passed(tool_run.run(self._target(recipe), plan, judging, self.console), few=True), []
+        return _evaluated(tool_run.run(self._target(recipe), plan, judging, self.console))
 
-    def _streams(self, recipe: Recipe) -> Found:
+    def _streams(self, recipe: Recipe) -> StageResult:
         """Ask a few problems streamed and whole: thinking must be apart from the answer, and both must end."""
         server, thinks = self._serving(recipe), "reasoning-parser" in recipe.improved_args | recipe.args
         texts = [prompt.text for prompt in prompts(_STREAMED) if prompt.kind == "maths"]
@@ -221,25 +220,18 @@ class AcceptRun:
         ]
         if wrong:
             raise KimiError(f"{len(wrong)} of {len(answers)} answers are wrong: {wrong[0]}", where=server.base_url)
-        return f"{len(texts)} answers streamed and whole, with thinking apart from the answer", []
+        return StageResult(f"{len(texts)} answers streamed and whole, with thinking apart from the answer")
 
-    def _speed(self, recipe: Recipe, workload: Workload) -> Found:
+    def _speed(self, recipe: Recipe, workload: Workload) -> StageResult:
         workload = with_changes(workload, num_prompts=self.sizes.prompts)
         run = read_run(bench(workload, self.texts, self._target(recipe), self.folder, self.console.print))
         cell = grouped([run])[workload.name, workload.concurrency[0]][recipe.name]
-        reported, _ = published.reported(recipe.name, workload.reference or "")
-        length, text = cell.accept_length, cell.measurements[0].text
-        predict = partial(of_workload, recipe.name, workload, cell.concurrency, length)
-        figures = [
-            Figure(METRICS[key].title, cell.figures[key].value, METRICS[key].unit, predict(key), reported.get(key))
-            for key in _SHOWN
-        ]
-        if length is not None:
-            name = "accept length" + (f", {text.prompt:.0%} of the text repeats itself," if text else "")
-            figures.append(Figure(name, length, "tokens", published=reported.get("accept_length")))
-        return f"{'; '.join(map(str, figures))} ({run.folder.name})", figures
+        why_not = why_not_judged(self.machine, self.sizes.prompts)
+        figures = speed_figures(cell, judged=not why_not)
+        verdict, found = judge(figures, why_not)
+        return StageResult(f"{found}\n{'; '.join(map(str, figures))} ({run.folder.name})", verdict, figures=figures)
 
-    def _accuracy(self, recipe: Recipe) -> Found:
+    def _accuracy(self, recipe: Recipe) -> StageResult:
         built_in, limit = not recipe.model.on_hub, self.sizes.problems
         math = Protocol(tasks.TINY_MATH, True, 0, tasks.TINY_MATH.max_tokens, limit or 300, 32)
         protocol = math if built_in else Protocol(tasks.GSM8K, False, tasks.GSM8K.shots, 512, limit, 256)
@@ -250,9 +242,9 @@ class AcceptRun:
             for row in read_result(folder, AccuracyResult).verdict.accuracies
             if row.answered
         ]
-        return _passed(folder, few=limit is not None), figures
+        return replace(_evaluated(folder), figures=figures)
 
-    def _lossless(self, recipe: Recipe) -> Found:
+    def _lossless(self, recipe: Recipe) -> StageResult:
         """Compare the running engine with the second start, the same recipe without its draft.
 
         SGLang cannot switch a draft off while it runs; it can change the thresholds of acceptance only.
@@ -264,7 +256,7 @@ class AcceptRun:
         folder, report = lossless.run(reference, target, plan, self.console, release=self.stop)
         figures = [Figure("accept length", report.accept_length or 0.0, "tokens")]
         figures += [Figure("sampling, smallest p", report.sampling.smallest, "")] if report.sampling else []
-        return _passed(folder), figures
+        return replace(_evaluated(folder), figures=figures)
 
 
 def _variants(recipes: Sequence[Recipe]) -> Iterator[tuple[str, str, dict[str, str]]]:
@@ -289,16 +281,14 @@ def _misread(body: Mapping[str, Any], answer: Answer, thinks: bool) -> str:
     return f"{how}: answer {text[:40]!r}, thinking {thinking[:40]!r}, ended by {answer.finish_reason}"
 
 
-def _passed(folder: Path, *details: str, few: bool = False) -> str:
-    """Write an evaluation's page and return its details, by default the reasons, if it passed.
+def _evaluated(folder: Path, *details: str) -> StageResult:
+    """Write an evaluation's page and return its verdict with details, by default its reasons.
 
-    An evaluation that had nothing to be judged by passes, too, and with `few` problems one that was inconclusive.
-    Raises KimiError for any other verdict.
+    Raises KimiError for a run that failed or is invalid.
     """
     result = read_result(folder, *RESULTS)
     page, verdict = evaluation.page(folder, result), result.verdict.state
     path, found = write_page(page, folder), "; ".join(details or (words.text for words in page.verdicts))
-    allowed = {Verdict.PASS, Verdict.MEASURED} | ({Verdict.INCONCLUSIVE} if few else set())
-    if verdict not in allowed:
+    if verdict in (Verdict.FAIL, Verdict.INVALID):
         raise KimiError(f"{verdict}: {found}", where=str(folder), remedy=f"open {path}")
-    return f"{verdict.headline.lower()}: {found} ({folder.name})"
+    return StageResult(f"{found} ({folder.name})", verdict)

@@ -1,4 +1,4 @@
-"""Verdicts of an evaluation, and their exit codes."""
+"""Verdicts of evaluations and of stages of `accept`, and the exit codes of evaluations."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from enum import Enum
 
 
 class Verdict(str, Enum):
-    """Result of an evaluation. Of several verdicts, the last in this list decides. Runs record the value."""
+    """Result of an evaluation or stage. Of several verdicts, the last in this list decides. Runs record the value."""
 
+    NOT_RUN = "not run"
     MEASURED = "measured"
     PASS = "pass"  # noqa: S105 a verdict, not a password
     INCONCLUSIVE = "inconclusive"
+    SLOW = "slow"
     FAIL = "fail"
     INVALID = "invalid"
 

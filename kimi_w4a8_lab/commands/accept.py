@@ -10,7 +10,6 @@ from pathlib import Path
 import typer
 
 from kimi_w4a8_eagle3.base.console import table_console
-from kimi_w4a8_eagle3.base.finding import Severity
 from kimi_w4a8_eagle3.commands.options import RUNS, signals
 from kimi_w4a8_eagle3.door.settings import client_key
 from kimi_w4a8_eagle3.machine.hardware import Machine
@@ -38,7 +37,7 @@ def accept(
     """Accept what this machine serves: stages, a page and a bundle.
 
     It takes an hour on eight MI325X, and begins with a timetable. A stage that fails is recorded, and the others go
-    on. The same command runs only what has not passed.
+    on. Speed is judged there, not by --quick. The same command runs only what failed, was slow or has not run.
     """
     require_packages()
     from ..accept import claims, journal, stages  # optional: lm_eval
@@ -47,7 +46,8 @@ def accept(
     sizes = replace(stages.QUICK if quick else stages.Sizes(), full=full)
     recipes = recipe or (list(stages.ON_GPUS if full else stages.ON_GPUS[:1]) if machine.devices else ["tiny"])
     texts, console = Texts(sharegpt=sharegpt or None), table_console()
-    folder, result = journal.open_run(runs, f"{sizes} {' '.join(recipes)}", restart)
+    scope = f"{'quick run' if quick else 'run'}{' with --full' if full else ''} of {', '.join(recipes)}"
+    folder, result = journal.open_run(runs, {"scope": scope, "sizes": str(sizes)}, restart)
     key = client_key(None, os.environ)
     run = stages.AcceptRun(folder, recipes, sizes, console, texts, data_dir, key, machine)
     todo = run.stages()
@@ -58,6 +58,6 @@ def accept(
             journal.run_stages(todo, folder, result, console.print)
     finally:
         page = claims.page(result)
-        print_page(page, Verdict.FAIL if result.names(Severity.FAIL) else Verdict.MEASURED)
+        print_page(page, Verdict.FAIL if result.names(*journal.REFUSED) else Verdict.MEASURED)
         path, bundle = write_page(page, folder), claims.write_bundle(folder)
         console.print(f"page: {path}\nbundle: {bundle}", markup=False)

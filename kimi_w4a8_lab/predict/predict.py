@@ -7,6 +7,7 @@ half after it. A wave of `C` requests takes `C` prefills plus the decode steps o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -118,17 +119,29 @@ def predict(load: Load, key: str, fit: Fit, cluster: Cluster) -> float:
 
 
 def of_workload(side: str, workload: Workload, concurrency: int, length: float | None, key: str) -> float | None:
-    """Return figure `key` of a recipe for MI325X at the measured accept length; None where the model has none."""
+    """Return figure `key` of a recipe with TP 8 on MI325X at the measured accept length; None if the model has none."""
     if workload.input_len is None or key not in _KNOWN:
         return None
     try:
         recipe = load_recipe(side)
         steps = int(str(recipe.args.get("speculative-num-steps", 0))) if length else 0
-        precision = recipe.name if recipe.name in PRECISIONS else "w4a8"
-        load = Load(concurrency, workload.input_len, workload.output_len, precision, steps, length or 1.0)
+        load = Load(concurrency, workload.input_len, workload.output_len, _precision(side), steps, length or 1.0)
     except KimiError:  # not a recipe of this machine, or the server ran with other draft steps
         return None
-    return predict(load, key, calibrate(Cluster()), Cluster()) if recipe.hardware.reference == "mi325x" else None
+    args, cluster = recipe.args | recipe.improved_args, Cluster()
+    known = recipe.hardware.reference == "mi325x" and (args.get("tp-size"), args.get("dp-size", 1)) == (cluster.tp, 1)
+    return predict(load, key, calibrate(cluster), cluster) if known else None
+
+
+def _precision(side: str) -> str:
+    return side if side in PRECISIONS else "w4a8"
+
+
+def largest_error(side: str, key: str) -> float:
+    """Return how far a published figure of the recipe's precision is from the model at most, in whole percent of it."""
+    points = [one for one in check(calibrate(Cluster()), Cluster()) if one.key == key and not one.calibrated]
+    same = [one for one in points if _precision(one.side) == _precision(side)]
+    return math.ceil(max(100 * abs(one.published / one.predicted - 1) for one in same)) / 100
 
 
 def calibrate(cluster: Cluster) -> Fit:

@@ -31,7 +31,8 @@ from ..base.verdict import Verdict
 from ..speed.statistics import Interval
 from .page import Page, Picture, Section, Table, Tone, Words
 
-TONES: dict[Verdict | None, Tone] = {Verdict.PASS: "better", Verdict.FAIL: "worse", Verdict.INVALID: "worse"}
+TONES: dict[Verdict | None, Tone] = dict.fromkeys((Verdict.SLOW, Verdict.FAIL, Verdict.INVALID), "worse")
+TONES[Verdict.PASS] = "better"
 Bars = list[tuple[str, str, bool, Interval]]  # group, side, published, percent
 _ACCURACIES = ("metric", "solved", "measured [95%]", "published [95%]", "by", "difference [90%]", "source")
 _SOLVED = ("both solve", "only this run", "only the baseline", "neither")

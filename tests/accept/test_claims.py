@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from kimi_w4a8_eagle3.base.finding import Severity
 from kimi_w4a8_eagle3.machine.hardware import Device, Machine
 from kimi_w4a8_lab.accept.claims import CLAIMS, page, settled, write_bundle
 from kimi_w4a8_lab.accept.journal import AcceptResult, Figure, Stage, StageResult
 from kimi_w4a8_lab.accept.stages import FIRST, IMAGE, LOAD_MINUTES, ON_GPUS, AcceptRun, Sizes
+from kimi_w4a8_lab.base.verdict import Verdict
 from kimi_w4a8_lab.predict.machine_model import Cluster
 from kimi_w4a8_lab.predict.predict import calibrate, check, of_workload
 from kimi_w4a8_lab.report.page import write_page
@@ -22,9 +22,9 @@ from kimi_w4a8_lab.speed.workloads import load_workload
 
 ROOT = Path(__file__).parents[2]
 MI325X = Machine((Device("gfx942", 304, "0000:01:00.0", 0, 256 << 30),) * 8)
-PASSED = StageResult("well", Severity.OK, figures=[Figure("TPOT median", 27.4, "ms", published=27.41)])
-FAILED = StageResult("<b>a GPU fell off", Severity.FAIL)
-MISSING = StageResult("needs a gfx942 GPU", Severity.SKIP)
+PASSED = StageResult("well", figures=[Figure("TPOT median", 27.4, "ms", published=27.41)])
+FAILED = StageResult("<b>a GPU fell off", Verdict.FAIL)
+MISSING = StageResult("needs a gfx942 GPU", Verdict.NOT_RUN)
 
 
 def stages(machine: Machine, *recipes: str, full: bool = True) -> list[Stage]:
@@ -77,22 +77,25 @@ def test_the_built_in_model_on_a_cpu_proves_nothing_about_gpus() -> None:
     here = stages(Machine(), "tiny", "eagle3-opt")
     outcomes = ended(here, {stage.name: MISSING for stage in here if stage.missing})
     assert {"doctor", "tiny: smoke", "tiny: lossless"} <= {
-        name for name, result in outcomes.items() if result.severity is Severity.OK
+        name for name, result in outcomes.items() if result.verdict is Verdict.PASS
     }
-    assert {settled(claim, outcomes)[0] for claim in CLAIMS} == {Severity.SKIP}
+    assert {settled(claim, outcomes)[0] for claim in CLAIMS} == {Verdict.NOT_RUN}
 
 
 @pytest.mark.parametrize(
     ("changes", "verdict", "found"),
     [
-        ({}, Severity.OK, "well"),
-        ({"eagle3: con40": FAILED}, Severity.FAIL, "<b>a GPU fell off"),
-        ({"eagle3: con2": MISSING}, Severity.SKIP, "needs a gfx942 GPU"),
-        ({"eagle3: chat": replace(MISSING, found="not reached")}, Severity.SKIP, "not reached"),
-        ({"eagle3: accuracy": FAILED}, Severity.OK, "well"),
+        ({}, Verdict.PASS, "well"),
+        ({"eagle3: con40": FAILED}, Verdict.FAIL, "<b>a GPU fell off"),
+        ({"eagle3: con2": MISSING}, Verdict.NOT_RUN, "needs a gfx942 GPU"),
+        ({"eagle3: con2": replace(MISSING, found="not reached")}, Verdict.NOT_RUN, "not reached"),
+        ({"eagle3: con40": StageResult("300 tok/s", Verdict.SLOW)}, Verdict.SLOW, "300 tok/s"),
+        ({"eagle3: con40": StageResult("other GPUs", Verdict.MEASURED)}, Verdict.MEASURED, "other GPUs"),
+        ({"eagle3: chat": StageResult("nothing beside it", Verdict.MEASURED)}, Verdict.PASS, "well"),
+        ({"eagle3: accuracy": FAILED}, Verdict.PASS, "well"),
     ],
 )
-def test_one_stage_that_did_not_pass_is_enough(changes: dict[str, StageResult], verdict: Severity, found: str) -> None:
+def test_one_stage_that_did_not_pass_is_enough(changes: dict[str, StageResult], verdict: Verdict, found: str) -> None:
     here = stages(MI325X, "w4a8", "eagle3")
     (claim,) = (claim for claim in CLAIMS if claim.left_open == "con2 and con40 on 8 GPUs")
     assert settled(claim, ended(here, changes)) == (verdict, found)
@@ -112,3 +115,17 @@ def test_the_page_has_every_row_and_the_bundle_everything(tmp_path: Path) -> Non
     assert "<b>a GPU" not in html and "http" not in html and not (folder / "lead.svg").read_text().count("<b>")
     with tarfile.open(write_bundle(folder)) as archive:
         assert sorted(archive.getnames()) == ["run", "run/lead.svg", "run/report.html"]
+
+
+def test_a_page_says_its_scope_and_what_was_not_judged_and_is_green_only_if_all_passed() -> None:
+    stages = {"start": StageResult("up"), "con40": StageResult("speed not judged: no GPU\n1 ms", Verdict.MEASURED)}
+    identity = {"scope": "quick run of tiny", "machine": "AMD EPYC, no GPU"}
+    shown = page(AcceptResult(identity, stages, started="2026-11-26T20:00:00+00:00"))
+    assert [words.text for words in shown.verdicts] == [
+        "quick run of tiny on AMD EPYC, no GPU, 2026-11-26T20:00:00+00:00",
+        "con40: not judged: speed not judged: no GPU",
+    ]
+    assert shown.tone == "" and shown.title == "ACCEPTED: 1 of 2 stages passed, 1 not judged"
+    assert page(AcceptResult(identity, {"start": StageResult("up")})).tone == "better"
+    slow = page(AcceptResult(identity, {**stages, "con2": StageResult("300 tok/s", Verdict.SLOW)}))
+    assert slow.tone == "worse" and slow.verdicts[1].text == "con2: slow: 300 tok/s"

@@ -5,24 +5,26 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.finding import Severity
 from kimi_w4a8_eagle3.base.signals import Terminated
 from kimi_w4a8_lab.accept import journal
-from kimi_w4a8_lab.accept.journal import AcceptResult, Figure, Skipped, Stage, open_run, run_stages
+from kimi_w4a8_lab.accept.journal import AcceptResult, Figure, Skipped, Stage, StageResult, open_run, run_stages
 from kimi_w4a8_lab.base.experiment import RESULT
+from kimi_w4a8_lab.base.verdict import Verdict
 
 FIGURE = Figure(name="speed", value=5.1, unit="TB/s", predicted=6.0)
 KILLED = """
 import os, sys
 from pathlib import Path
-from kimi_w4a8_lab.accept.journal import Stage, open_run, run_stages
-found = open_run(Path(sys.argv[1]), "all", restart=False)
-stages = [Stage("first", "", lambda: ("done", [])), Stage("second", "", lambda: os.kill(os.getpid(), 9))]
+from kimi_w4a8_lab.accept.journal import Stage, StageResult, open_run, run_stages
+found = open_run(Path(sys.argv[1]), {"sizes": "all"}, restart=False)
+stages = [Stage("first", "", lambda: StageResult("done")), Stage("second", "", lambda: os.kill(os.getpid(), 9))]
 run_stages(stages, *found, print)
 """
 
@@ -31,21 +33,21 @@ def run(
     stages: list[Stage], runs: Path, restart: bool = False, sizes: str = "all"
 ) -> tuple[Path, AcceptResult, list[str]]:
     said: list[str] = []
-    folder, found = open_run(runs, sizes, restart)
+    folder, found = open_run(runs, {"sizes": sizes}, restart)
     run_stages(stages, folder, found, said.append)
     return folder, found, said
 
 
 def passing(name: str, ran: list[str]) -> Stage:
-    def go() -> tuple[str, list[Figure]]:
+    def go() -> StageResult:
         ran.append(name)
-        return f"{name} is well", [FIGURE]
+        return StageResult(f"{name} is well", figures=[FIGURE])
 
     return Stage(name, "", go)
 
 
 def failing(name: str, error: Exception) -> Stage:
-    def go() -> tuple[str, list[Figure]]:
+    def go() -> StageResult:
         raise error
 
     return Stage(name, "", go)
@@ -57,7 +59,7 @@ def test_a_killed_run_goes_on_after_the_last_stage_that_passed(tmp_path: Path) -
     ran: list[str] = []
     _, found, said = run([passing("first", ran), passing("second", ran)], tmp_path)
     assert ran == ["second"] and said[0] == "first: passed before" and said[3].startswith("[1/1] second (0 min so far")
-    assert found.names(Severity.OK) == ["first", "second"]
+    assert found.names(Verdict.PASS) == ["first", "second"]
     assert found.stages["second"].figures == [FIGURE]
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -67,47 +69,73 @@ def test_a_failure_is_recorded_and_the_other_stages_go_on(tmp_path: Path) -> Non
     bad = failing("bad", KimiError("port 9527 is taken", remedy="stop the other server"))
     after = failing("after", Skipped("the engine did not start"))
     stages = [passing("good", ran), bad, after, passing("later", ran)]
-    with pytest.raises(KimiError, match="1 of 4 stages failed; bad: port 9527 is taken") as caught:
+    with pytest.raises(KimiError, match="2 of 4 stages passed, 1 failed, 1 not run; bad: port 9527 is taken") as caught:
         run(stages, tmp_path)
     assert caught.value.exit_code == 1 and ran == ["good", "later"]
-    _, found = open_run(tmp_path, "all", restart=False)
-    assert (found.names(Severity.FAIL), found.names(Severity.SKIP)) == (["bad"], ["after"])
+    _, found = open_run(tmp_path, {"sizes": "all"}, restart=False)
+    assert (found.names(Verdict.FAIL), found.names(Verdict.NOT_RUN)) == (["bad"], ["after"])
     assert "stop the other server" in found.stages["bad"].found
-    assert found.headline == "NOT ACCEPTED: 2 of 4 stages passed; failed: bad"
+    assert found.headline == "NOT ACCEPTED: 2 of 4 stages passed, 1 failed, 1 not run"
     mended = [passing(stage.name, ran) for stage in stages]
     _, found, _ = run(mended, tmp_path)
     assert ran == ["good", "later", "bad", "after"]
     assert found.headline == "ACCEPTED: 4 of 4 stages passed"
 
 
+@pytest.mark.parametrize(
+    ("verdicts", "headline"),
+    [
+        (["pass", "inconclusive", "measured", "pass"], "ACCEPTED: 2 of 4 stages passed, 1 inconclusive, 1 not judged"),
+        (["pass", "slow", "measured"], "NOT ACCEPTED: 1 of 3 stages passed, 1 slow, 1 not judged"),
+        (["measured", "inconclusive"], "NOT FINISHED: 0 of 2 stages passed, 1 inconclusive, 1 not judged"),
+    ],
+)
+def test_only_a_stage_that_passed_counts_as_passed(verdicts: list[str], headline: str, tmp_path: Path) -> None:
+    ran: list[str] = []
+
+    def go(name: str, verdict: str) -> StageResult:
+        ran.append(name)
+        return StageResult(f"{verdict} it is", Verdict(verdict))
+
+    stages = [Stage(str(at), "", partial(go, str(at), verdict)) for at, verdict in enumerate(verdicts)]
+    accepted = headline.startswith("ACCEPTED")
+    with nullcontext() if accepted else pytest.raises(KimiError, match=headline):
+        run(stages, tmp_path)
+    folder, found = open_run(tmp_path, {"sizes": "all"}, restart=False)
+    assert (found.headline, found.accepted) == (headline, accepted)
+    with nullcontext() if accepted else pytest.raises(KimiError):
+        run_stages(stages, folder, found, print)
+    assert ran[len(stages) :] == [str(at) for at, verdict in enumerate(verdicts) if verdict == "slow"]
+
+
 def test_the_timetable_comes_first_and_each_stage_shows_the_time_left(tmp_path: Path) -> None:
-    stages = [Stage(name, "", lambda: ("", []), minutes=minutes) for name, minutes in (("a", 20), ("b", 5))]
+    stages = [Stage(name, "", lambda: StageResult(""), minutes=minutes) for name, minutes in (("a", 20), ("b", 5))]
     _, _, said = run(stages, tmp_path)
     assert said[:3] == ["timetable: about 25 min", "    20 min  a", "     5 min  b"]
     assert said[3:] == ["[1/2] a (0 min so far, about 25 to go)", "[2/2] b (0 min so far, about 5 to go)"]
 
 
 def test_an_unexpected_exception_fails_the_stage(tmp_path: Path) -> None:
-    with pytest.raises(KimiError, match="odd: ZeroDivisionError: division"):
+    with pytest.raises(KimiError, match="1 failed; odd: ZeroDivisionError: division"):
         run([failing("odd", ZeroDivisionError("division"))], tmp_path)
-    folder, found = open_run(tmp_path, "all", restart=False)
-    assert found.stages["odd"].severity is Severity.FAIL and "in go" in (folder / "traceback.txt").read_text()
+    folder, found = open_run(tmp_path, {"sizes": "all"}, restart=False)
+    assert found.stages["odd"].verdict is Verdict.FAIL and "in go" in (folder / "traceback.txt").read_text()
 
 
 def test_a_signal_is_no_failure_of_the_stage(tmp_path: Path) -> None:
     ran: list[str] = []
     with pytest.raises(Terminated):
         run([passing("one", ran), failing("two", Terminated(signal.SIGTERM))], tmp_path)
-    _, found = open_run(tmp_path, "all", restart=False)
-    assert (found.names(Severity.OK), found.names(Severity.SKIP)) == (["one"], ["two"])
-    assert found.headline == "NOT FINISHED: 1 of 2 stages passed"
+    _, found = open_run(tmp_path, {"sizes": "all"}, restart=False)
+    assert (found.names(Verdict.PASS), found.names(Verdict.NOT_RUN)) == (["one"], ["two"])
+    assert found.headline == "NOT FINISHED: 1 of 2 stages passed, 1 not run"
 
 
 def test_a_stage_that_is_missing_here_runs_once_it_is_there(tmp_path: Path) -> None:
     ran: list[str] = []
-    run([Stage("gpu", "", lambda: ("", []), "needs a gfx942 GPU"), passing("cpu", ran)], tmp_path)
-    result = open_run(tmp_path, "all", restart=False)[1].stages["gpu"]
-    assert (result.severity, result.found) == (Severity.SKIP, "needs a gfx942 GPU")
+    run([Stage("gpu", "", lambda: StageResult(""), "needs a gfx942 GPU"), passing("cpu", ran)], tmp_path)
+    result = open_run(tmp_path, {"sizes": "all"}, restart=False)[1].stages["gpu"]
+    assert (result.verdict, result.found) == (Verdict.NOT_RUN, "needs a gfx942 GPU")
     run([passing("gpu", ran), passing("cpu", ran)], tmp_path)
     assert ran == ["cpu", "gpu"]
 
@@ -123,15 +151,15 @@ def test_results_of_other_versions_or_sizes_do_not_count(tmp_path: Path, monkeyp
     assert "--restart" in caught.value.remedy
     second, *_ = run([passing("one", ran)], tmp_path, restart=True)
     assert ran == ["one", "one"] and first.is_dir() and second != first
-    assert open_run(tmp_path, "all", restart=False)[0] == second
+    assert open_run(tmp_path, {"sizes": "all"}, restart=False)[0] == second
 
 
 @pytest.mark.parametrize(
     ("content", "what"), [('{"kind": "accept", "identity"', "EOF"), ('{"kind": "bench"}', "kind: Input should be")]
 )
 def test_a_damaged_run_is_one_message(tmp_path: Path, content: str, what: str) -> None:
-    folder, *_ = run([], tmp_path)
+    folder, *_ = run([passing("one", [])], tmp_path)
     (folder / RESULT).write_text(content)
     with pytest.raises(KimiError, match=f"result.json cannot be read: .*{what}") as caught:
-        open_run(tmp_path, "all", restart=False)
+        open_run(tmp_path, {"sizes": "all"}, restart=False)
     assert "--restart" in caught.value.remedy

@@ -183,7 +183,7 @@ def test_without_answers_there_is_no_accuracy_and_no_comparison():
 
 def test_each_verdict_has_its_exit_code():
     codes = {"pass": 0, "fail": 3, "invalid": 4, "inconclusive": 5, "measured": 6}
-    assert {verdict.value: verdict.exit_code for verdict in Verdict} == codes
+    assert {verdict.value: verdict.exit_code for verdict in map(Verdict, codes)} == codes
     assert f"{Verdict.MEASURED}" == "measured" and Verdict.MEASURED.headline == "MEASURED, NOT JUDGED"
 
 

@@ -7,7 +7,7 @@ import pytest
 from support.every_page import accuracy_result
 from typer.testing import CliRunner
 
-from kimi_w4a8_eagle3.base.finding import Severity, checked
+from kimi_w4a8_eagle3.base.finding import checked
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_lab.accept.journal import AcceptResult, StageResult
 from kimi_w4a8_lab.accuracy import smoke
@@ -162,7 +162,7 @@ def test_an_unreadable_folder_gets_a_page_that_names_the_missing_part(tmp_path, 
 
 
 def test_kimi_report_shows_an_acceptance_run(tmp_path):
-    stages = {name: StageResult("ready", Severity.OK) for name in ("doctor", "smoke")}
+    stages = {name: StageResult("ready") for name in ("doctor", "smoke")}
     write_result(tmp_path, AcceptResult({"sglang": "1.2"}, stages))
     done = CliRunner().invoke(app, ["report", str(tmp_path), "--output", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output

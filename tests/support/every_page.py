@@ -8,7 +8,6 @@ from typing import Any
 
 from support.plans import plan
 
-from kimi_w4a8_eagle3.base.finding import Severity
 from kimi_w4a8_eagle3.engine.client import Generation
 from kimi_w4a8_lab.accept import claims
 from kimi_w4a8_lab.accept.journal import AcceptResult, Figure, StageResult
@@ -91,7 +90,7 @@ def accuracy_result(verdict: Judgement, server: str, **facts: Any) -> AccuracyRe
 def accepted() -> AcceptResult:
     figures = [Figure("TPOT median", 27.4, "ms", 26.1, 27.79), Figure("TTFT median", 812.0, "ms", 790.0)]
     measures = [f"{recipe}: {point}" for recipe in ("agent", "w4a8", "eagle3") for point in ("con2", "con40")]
-    results = {name: StageResult(LONG, Severity.OK, seconds=60.0, figures=figures) for name in measures}
-    results |= {name: StageResult("fine", Severity.OK, seconds=9.0) for name in "abcdefghijklmnopqrst"}
-    failed = StageResult(HOSTILE, Severity.FAIL)
+    results = {name: StageResult(LONG, seconds=60.0, figures=figures) for name in measures}
+    results |= {name: StageResult("fine", seconds=9.0) for name in "abcdefghijklmnopqrst"}
+    failed = StageResult(HOSTILE, Verdict.FAIL)
     return AcceptResult({"sglang": "1.2"}, {**results, "chat": failed, HOSTILE: results["a"]})
