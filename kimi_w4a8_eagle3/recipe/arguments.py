@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from ..base.errors import KimiError, UsageError
@@ -29,18 +28,6 @@ def parse_setting(text: str) -> tuple[str, Any]:
         raise UsageError(f"cannot read the setting {text!r}", where="--set", expected="KEY=VALUE")
     key = key.strip() if "." in key else f"args.{canonical(key.strip())}"
     return key, _parse_value(value.strip())
-
-
-def check_type(name: str, value: ArgValue, usual: ArgValue | None) -> None:
-    """Raise UsageError for a typed `value` that is not of the kind of the recipe's own value, a number or a flag."""
-    if not isinstance(usual, bool | int | float) or not isinstance(value, str) or value == "auto":
-        return
-    if not isinstance(usual, bool):
-        with suppress(ValueError):
-            type(usual)(value)
-            return
-    expected = {bool: "true or false", int: "a whole number"}.get(type(usual), "a number")
-    raise UsageError(f"--{name} {value} is not a valid value", where="engine arguments", expected=expected)
 
 
 def parse_arguments(words: Sequence[str]) -> Args:

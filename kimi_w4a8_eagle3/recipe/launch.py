@@ -24,11 +24,11 @@ from ..engine.process import Command, EngineServer, Program, words
 from ..gates import read_gates
 from ..machine.aiter_regime import Regime, installed_regime
 from ..machine.hardware import Gpu, Machine, gpu_by_name
+from .argument_values import VALUES, check_numa_nodes, check_values
 from .arguments import (
     Args,
     argument_groups,
     attention_tp,
-    check_type,
     command_words,
     number,
     parse_arguments,
@@ -47,8 +47,6 @@ __all__ = [
 ]  # fmt: skip
 
 DEFAULT_PORT = 30000  # of SGLang
-# Arguments with options of their own in `kimi-w4a8 serve`.
-_SERVER_OPTIONS = ("host", "port", "tp-size", "served-model-name")
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class Launch:
     caller's environment. notes: one sentence for each difference from the published command and for each warning.
     overrides: changes from the command line, as `--name value`. refused: known faults that prevent the start. machine:
     the machine that the arguments fit. door: settings of the door in this environment. untested: True if an override
-    names an engine argument that the recipe does not have, so that no test has parsed it.
+    names an engine argument that no packaged recipe has, so that only the installed SGLang can check it.
     """
 
     recipe: Recipe
@@ -198,16 +196,13 @@ class Resolved:
 def resolve(recipe: Recipe, settings: Sequence[str] = (), extra: Sequence[str] = ()) -> Resolved:
     """Apply the command line's overrides: `settings` in the form of `--set`, `extra` as typed after `--`.
 
-    Raises KimiError for a setting that no recipe has.
+    Raises KimiError for a setting that no recipe has, and for a value that its engine argument cannot have.
     """
     published, notes = recipe.args, list[Finding]()
     changes = dict(parse_setting(text) for text in settings)
     changes |= {f"args.{name}": value for name, value in parse_arguments(extra).items()}
     overrides = {key.removeprefix("args."): value for key, value in changes.items()}
-    for name, value in overrides.items():
-        check_type(name, value, published.get(name))
-    known = {*published, *recipe.improve, *_SERVER_OPTIONS}
-    untested = any(key.startswith("args.") and key.split(".")[1] not in known for key in changes)
+    untested = any(key.startswith("args.") and key.removeprefix("args.") not in VALUES for key in changes)
     recipe = with_settings(recipe, changes)
     if recipe.options.deterministic:
         recipe = with_determinism(recipe)
@@ -215,6 +210,9 @@ def resolve(recipe: Recipe, settings: Sequence[str] = (), extra: Sequence[str] =
     _improve(args, recipe, notes)
     if recipe.options.speculation != "fixed":
         apply_speculation(args, recipe, notes)
+    check_values(args)
+    ranks = int(number(args, "tp-size", 1)) // int(number(args, "nnodes", 1))
+    check_numa_nodes(args, int(str(args.get("base-gpu-id", 0))) + ranks * recipe.options.replicas)
     shown = [show(name, value) for name, value in overrides.items()]
     return Resolved(recipe, args, published, notes, shown, untested)
 

@@ -169,12 +169,12 @@ def test_settings_and_trailing_arguments_win_and_are_shown() -> None:
     launch = render(
         load_recipe("eagle3"),
         ["port=8000", "env.AITER_FLYDSL_DEBUG=1"],
-        ["--watchdog-timeout", "60", "--numa-node", "0", "1", "--tool-call-parser=kimi_k2", "--enable-dp-lm-head"],
+        ["--watchdog-timeout", "60", "--numa-node", *"00001111", "--tool-call-parser=kimi_k2", "--enable-dp-lm-head"],
         machine=NO_GPU,
     )
     assert value_of(launch.argv, "port") == "8000" and launch.port == 8000
     assert value_of(launch.argv, "watchdog-timeout") == "60" and launch.argv.count("--watchdog-timeout") == 1
-    assert launch.argv[launch.argv.index("--numa-node") + 1 :][:2] == ["0", "1"]
+    assert launch.argv[launch.argv.index("--numa-node") + 1 :][:8] == list("00001111")
     assert value_of(launch.argv, "tool-call-parser") == "kimi_k2" and "--enable-dp-lm-head" in launch.argv
     assert launch.env["AITER_FLYDSL_DEBUG"] == "1"
     for shown in ("--port 8000", "env.AITER_FLYDSL_DEBUG=1", "--watchdog-timeout 60", "--tool-call-parser kimi_k2"):
@@ -210,14 +210,6 @@ def test_a_value_reaches_the_engine_as_it_was_typed(value: str) -> None:
 
 def test_a_flag_of_the_recipe_can_be_switched_off() -> None:
     assert "--enable-torch-compile" not in render(load_recipe("w4a8"), ["enable-torch-compile=false"]).argv
-
-
-@pytest.mark.parametrize(
-    "words", [["--tp", "many"], ["--tp", "0"], ["--mem-fraction-static", "1.2"], ["--max-total-tokens", "-5"]]
-)
-def test_a_number_that_cannot_be_is_refused(words: list[str]) -> None:
-    with pytest.raises(KimiError, match="is not a valid value"):
-        render(load_recipe("eagle3"), [], words, machine=NO_GPU)
 
 
 def test_the_guard_reads_the_draft_that_is_served(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from support.sglang_program import VERSIONS, found
 
 from kimi_w4a8_eagle3.machine.hardware import Machine
+from kimi_w4a8_eagle3.recipe.argument_values import VALUES, ChoiceValue, FlagValue, NumberValue
 from kimi_w4a8_eagle3.recipe.known_faults import known_faults
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, recipe_names, render
 
@@ -58,6 +59,22 @@ def _arguments(name: str, settings: list[str]) -> list[str]:
 def test_every_recipe_is_accepted(parsed: dict[str, dict]) -> None:
     for name in [*SERVED, *OPTIONS]:
         assert parsed[name].get("unknown") == [], (name, parsed[name])
+
+
+def test_our_table_of_values_is_no_wider_than_sglangs_parser(parsed: dict[str, dict]) -> None:
+    named = {name for recipe in recipe_names() for name in render(load_recipe(recipe), machine=Machine()).args}
+    assert named <= {*VALUES, "weight-version"}
+    for name, values in VALUES.items():
+        found = parsed["described"][name]
+        if isinstance(values, FlagValue):
+            assert found["values"] == 0, name
+        elif isinstance(values, NumberValue):
+            kinds = {int: ("int", "human_readable_int"), float: ("float",)}
+            assert found["type"] in kinds[values.kind], name
+        elif isinstance(values, ChoiceValue):
+            assert not found["choices"] or set(values.names) <= set(found["choices"]), name
+        else:
+            assert found["type"] == ("int" if name == "numa-node" else "str") and not found["choices"], name
 
 
 def test_every_argument_of_a_known_fault_exists(parsed: dict[str, dict]) -> None:
