@@ -15,6 +15,7 @@
 #   CONFIG                         folder with the record of `kimi-w4a8 trust`, and the key that `up` makes
 #   API_KEY_FILE, ADMIN_KEY_FILE   files with keys (docs/security.md)
 #   DOCKER, DOCKER_ARGS            docker or podman; more arguments for it
+#   READY_TIMEOUT                  seconds that `up` waits for the server (3600)
 #   HF_TOKEN                       token for `fetch` only, passed on by name and never printed
 set -euo pipefail
 
@@ -31,6 +32,7 @@ RUNS=$(realpath -m "${RUNS:-runs}")
 CONFIG=$(realpath -m "${CONFIG:-${XDG_CONFIG_HOME:-$HOME/.config}/kimi-w4a8-eagle3}")
 DOCKER=${DOCKER:-docker}
 PORT=${PORT:-9527}
+READY_TIMEOUT=${READY_TIMEOUT:-3600}
 DEV=${DEV:-/dev} ETC=${ETC:-/etc} # tests use other folders
 
 usage() {
@@ -60,6 +62,15 @@ if [[ $1 == up ]]; then
   done
   [[ $service == @(docker|compose|systemd) ]] || usage "--as $service is unknown"
   [[ $service == docker || $# == 0 ]] || usage "more arguments of serve need --as docker"
+  [[ $service != compose || -z ${ADMIN_KEY_FILE:-}${DOCKER_ARGS:-} ]] ||
+    usage "ADMIN_KEY_FILE and DOCKER_ARGS need --as docker or systemd"
+  [[ $READY_TIMEOUT =~ ^[0-9]+$ ]] || usage "READY_TIMEOUT=$READY_TIMEOUT is not a number of seconds"
+  for word in "$@"; do
+    case $word in
+      --host | --host=* | host=* | --port | --port=* | port=* | --ops-*)
+        usage "up takes its address from --listen and its ports from PORT, not from $word" ;;
+    esac
+  done
   [[ $service != systemd || $EUID == 0 || -n $print_only ]] || usage "--as systemd needs root"
   NAME=${NAME:-kimi-${recipe//[^A-Za-z0-9_.-]/-}}
   API_KEY_FILE=${API_KEY_FILE:-$CONFIG/api-key}
@@ -117,20 +128,24 @@ args=(
   --security-opt seccomp=unconfined # ROCm's debugger and the NUMA binding need calls that the default profile refuses
   --ipc host                        # tensor-parallel ranks share memory; the 64 MiB of a private /dev/shm end at once
   --network host
+  --env "HF_HOME=$(inside "$MODELS")"
+  --env "KIMI_RUNS=$(inside "$RUNS")"
+  --env "KIMI_TRUSTED_CODE=$(inside "$CONFIG")/trusted-code.json"
+  --env "KIMI_COMMAND=$here/docker-run.sh" # messages of the container name the host's command
+  --env "HEALTHCHECK_URL=http://127.0.0.1:$((PORT + 1))/live"
+)
+# The rest is not for the check before a start, which runs before the folders exist.
+own_args=(
   --volume "$MODELS/hub:$(inside "$MODELS")/hub$access" # not the token beside it
   --volume "$RUNS:$(inside "$RUNS")"
   --volume "$home:/home/kimi" # kernels built at run time, kept for as long as the image is the same
   --volume "$CONFIG:$(inside "$CONFIG")$access"
   --workdir "$(inside "$RUNS")"
-  --env "HF_HOME=$(inside "$MODELS")"
-  --env "KIMI_RUNS=$(inside "$RUNS")"
-  --env "KIMI_TRUSTED_CODE=$(inside "$CONFIG")/trusted-code.json"
-  --env "HEALTHCHECK_URL=http://127.0.0.1:$((PORT + 1))/live"
 )
 if [[ $service == docker ]]; then
-  args+=(--detach --restart on-failure:3 --stop-timeout 150) # longer than the drain of `kimi-w4a8 serve`
+  own_args+=(--detach --restart on-failure:3 --stop-timeout 150) # longer than the drain of `kimi-w4a8 serve`
 else
-  args+=(--rm)
+  own_args+=(--rm)
 fi
 
 rootless=
@@ -164,10 +179,10 @@ for kind in API ADMIN; do
   name=${kind}_KEY_FILE
   if [[ -n ${!name:-} ]]; then
     secret=/run/secrets/kimi-${kind,,}-key
-    args+=(--volume "${!name}:$secret:ro" --env "KIMI_$name=$secret")
+    own_args+=(--volume "${!name}:$secret:ro" --env "KIMI_$name=$secret")
   fi
 done
-[[ -z ${NAME:-} ]] || args+=(--name "$NAME")
+[[ -z ${NAME:-} ]] || own_args+=(--name "$NAME")
 # A server does not need the Hub's token, and an attacker who breaks into it could read it.
 if [[ $1 == fetch ]]; then
   args+=(--env HF_XET_CACHE=/home/kimi/.cache/huggingface/xet)
@@ -200,7 +215,8 @@ for word in "${@:2}"; do
   previous=$word
 done
 read -r -a more <<<"${DOCKER_ARGS:-}"
-args+=("${more[@]}" "$IMAGE" "${words[@]}")
+check=("${args[@]}" --rm --tmpfs "/home/kimi:rw,mode=1777" "${more[@]}" "$IMAGE" "${words[@]}" --dry-run)
+args+=("${own_args[@]}" "${more[@]}" "$IMAGE" "${words[@]}")
 
 if [[ -n $print_only ]]; then
   printf '%q' "$DOCKER"
@@ -256,11 +272,26 @@ fi
 if [[ -n ${NAME:-} && $service == docker ]] && "$DOCKER" container inspect "$NAME" >/dev/null 2>&1; then
   need "there is a container $NAME" "$DOCKER stop --time 150 $NAME && $DOCKER rm --volumes $NAME"
 fi
+if [[ -n $service ]]; then
+  for port in "$PORT" "$((PORT + 1))"; do
+    if (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
+      need "port $port is in use" "ss --listening --processes --tcp 'sport = :$port'"
+    fi
+  done
+fi
 if ((${#reasons[@]})); then
   printf 'docker-run.sh: %s\n' "${reasons[@]}" >&2
   command=$(printf ' && %s' "${commands[@]}")
   echo "docker-run.sh: first run: ${command# && }" >&2
   exit 1
+fi
+# Before the first file is made, the image checks the recipe and the arguments.
+if [[ -n $service ]]; then
+  answer=$("$DOCKER" "${check[@]}" 2>&1 >/dev/null) || {
+    code=$?
+    printf '%s\n' "$answer" >&2
+    exit $code
+  }
 fi
 own() { # root gives what it made to the container's user
   ((EUID)) || [[ $(stat -c %u "$1") != 0 ]] || chown "$user" "$1"
@@ -278,27 +309,40 @@ if [[ ! -e $API_KEY_FILE ]]; then
 fi
 # One file of settings for compose and systemd; both read it as lines of NAME=value.
 settings() {
-  printf '%s\n' "IMAGE=$IMAGE" "RECIPE=$recipe" "LISTEN=$listen" "PORT=$PORT" "OPS_PORT=$((PORT + 1))" "USER_IDS=$user" \
-    "MODELS=$MODELS" "RUNS=$RUNS" "CONFIG=$CONFIG" "KERNELS=$home" "API_KEY_FILE=$API_KEY_FILE" \
-    "MODELS_INSIDE=$(inside "$MODELS")" "RUNS_INSIDE=$(inside "$RUNS")" "CONFIG_INSIDE=$(inside "$CONFIG")" \
-    "VIDEO_GID=$(stat -c %g "$DEV/kfd")" "RENDER_GID=$(stat -c %g "$DEV"/dri/renderD* | head -n 1)"
+  local pair
+  for pair in "IMAGE=$IMAGE" "NAME=$NAME" "RECIPE=$recipe" "LISTEN=$listen" "PORT=$PORT" "OPS_PORT=$((PORT + 1))" \
+    "USER_IDS=$user" "MODELS=$MODELS" "RUNS=$RUNS" "CONFIG=$CONFIG" "KERNELS=$home" "COMMAND=$here/docker-run.sh" \
+    "API_KEY_FILE=$API_KEY_FILE" "ADMIN_KEY_FILE=${ADMIN_KEY_FILE:-}" "DOCKER=$(command -v "$DOCKER")" \
+    "DOCKER_ARGS=${DOCKER_ARGS:-}" "MODELS_INSIDE=$(inside "$MODELS")" "RUNS_INSIDE=$(inside "$RUNS")" \
+    "CONFIG_INSIDE=$(inside "$CONFIG")" "VIDEO_GID=$(stat -c %g "$DEV/kfd")" \
+    "RENDER_GID=$(stat -c %g "$DEV"/dri/renderD* | head -n 1)"; do
+    echo "${pair%%=*}='${pair#*=}'" # both programs take single quotes literally
+  done
 }
+follow() { # the command line of its words
+  local line
+  printf -v line ' %q' "$@"
+  echo "${line# }"
+}
+remove="$DOCKER stop --time 150 $NAME && $DOCKER rm --volumes $NAME"
 case $service in
   docker)
     "$DOCKER" "${args[@]}"
-    log="$DOCKER logs --follow $NAME" stop="$DOCKER stop --time 150 $NAME && $DOCKER rm --volumes $NAME"
+    log="$DOCKER logs --follow $NAME" stop=$remove
     ;;
   compose)
     file=$CONFIG/$NAME.env
     settings >"$file"
-    "$DOCKER" compose --env-file "$file" --file "$here/compose.yaml" up --detach
-    log="$DOCKER compose --env-file $file --file $here/compose.yaml logs --follow" stop=${log/logs --follow/down}
+    compose=("$DOCKER" compose --env-file "$file" --file "$here/compose.yaml")
+    "${compose[@]}" up --detach
+    log=$(follow "${compose[@]}" logs --follow) stop=$(follow "${compose[@]}" down)
     ;;
   systemd)
     mkdir -p "$ETC/kimi" "$ETC/systemd/system"
     settings >"$ETC/kimi/kimi.env"
-    sed "/^Doc/s|/opt/kimi-w4a8-eagle3/launch|${here// /%%20}|; s|/opt/kimi-w4a8-eagle3/launch|$here|; s|/usr/bin/docker|$(command -v "$DOCKER")|" "$here/systemd/kimi@.service" \
-      >"$ETC/systemd/system/kimi@.service"
+    edit="/^Doc/s|/opt/kimi-w4a8-eagle3/launch|${here// /%20}|; s|/opt/kimi-w4a8-eagle3/launch|$here|; s|/usr/bin/docker|$(command -v "$DOCKER")|"
+    [[ $("$DOCKER" --version) != *podman* ]] || edit+="; s/^After=docker.service /After=/; /^Requires=docker.service/d"
+    sed "$edit" "$here/systemd/kimi@.service" >"$ETC/systemd/system/kimi@.service"
     systemctl daemon-reload
     systemctl enable --now "kimi@$recipe"
     log="journalctl --follow --unit kimi@$recipe" stop="systemctl disable --now kimi@$recipe"
@@ -311,3 +355,42 @@ ready:   curl -s http://127.0.0.1:$((PORT + 1))/ready
 log:     $log
 stop:    $stop
 TEXT
+
+# ready: succeed if the server answers 200; its phase is in $phase.
+phase=
+ready() {
+  local status=
+  exec 3<>"/dev/tcp/127.0.0.1/$((PORT + 1))" || return 1
+  printf 'GET /ready HTTP/1.0\r\n\r\n' >&3
+  IFS= read -r -t 10 status <&3 || true
+  [[ ! $(timeout 10 cat <&3) =~ \"phase\":\ ?\"([a-z_ ]+)\" ]] || phase=${BASH_REMATCH[1]}
+  exec 3>&-
+  [[ $status == *" 200 "* ]]
+}
+# alive: succeed while the first container runs; a restart means that it failed.
+alive() {
+  if [[ $service == systemd ]]; then
+    [[ $(systemctl show --property ActiveState --property NRestarts "kimi@$recipe") != *@(ActiveState=failed|NRestarts=[1-9])* ]]
+  else
+    [[ $("$DOCKER" container inspect --format '{{.State.Status}} {{.RestartCount}}' "$NAME" 2>&1) == @(created|running|initialized)" 0" ]]
+  fi
+}
+echo "waiting until it serves, at most $((READY_TIMEOUT / 60)) minutes; Ctrl-C ends the waiting only"
+shown=
+until ready 2>/dev/null; do
+  if ! alive; then
+    end=("$DOCKER" logs --tail 30 "$NAME")
+    [[ $service != systemd ]] || end=(journalctl --no-pager --lines 30 --unit "kimi@$recipe")
+    "${end[@]}" >&2 || true
+    eval "$stop" >/dev/null 2>&1 || true
+    echo "docker-run.sh: $NAME ended before it served and was stopped; its last lines are above" >&2
+    exit 1
+  elif ((SECONDS > READY_TIMEOUT)); then
+    echo "docker-run.sh: $NAME does not serve after $READY_TIMEOUT s and still runs. Read its log, then wait or stop it: $log" >&2
+    exit 1
+  fi
+  [[ $phase == "$shown" ]] || echo "$((SECONDS / 60)) min: ${phase}"
+  shown=$phase
+  sleep 1
+done
+echo "ready"

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+
+
+def on_host(remedy: str) -> str:
+    """Name the host's command instead of `kimi-w4a8`, in a container that launch/docker-run.sh started."""
+    command = os.environ.get("KIMI_COMMAND", "")
+    return re.sub(r"\bkimi-w4a8 (?=[a-z])", lambda _: f"{command} ", remedy) if command else remedy
 
 
 @dataclass
@@ -21,7 +29,7 @@ class KimiError(Exception):
     exit_code: int = 1
 
     def __str__(self) -> str:
-        details = {"where:": self.where, "expected:": self.expected, "to do:": self.remedy}
+        details = {"where:": self.where, "expected:": self.expected, "to do:": on_host(self.remedy)}
         return "\n".join([self.what, *(f"  {label:<9} {text}" for label, text in details.items() if text)])
 
 

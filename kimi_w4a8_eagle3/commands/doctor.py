@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..base.console import table_console
+from ..base.errors import on_host
 from ..base.finding import STYLES
 from ..doctor.needs import Needs
 from ..doctor.probe import Probe
@@ -29,9 +30,9 @@ def doctor(
 ) -> None:
     """Check this machine for a recipe: hardware, software, limits.
 
-    GPUs, ROCm, NUMA, memory, limits, disk, packages, patches and ports are checked. The default recipe is eagle3-opt.
+    GPUs, ROCm, NUMA, memory, limits, disk, packages, patches and ports are checked. The default recipe is agent.
     """
-    needs = Needs.of(load_recipe(one_recipe(name, recipe, "eagle3-opt")))
+    needs = Needs.of(load_recipe(one_recipe(name, recipe, "agent")))
     if port is not None:
         needs = dataclasses.replace(needs, port=port)
     report = examine(Probe(), needs)
@@ -49,7 +50,7 @@ def _print(report: Report) -> None:
     lines = Table.grid(padding=(0, 2))
     for result in report.results:
         arrow = " ->" if console.width > 120 else "\n->"
-        found = result.found + (f"{arrow} {result.remedy}" if result.remedy else "")
+        found = result.found + (f"{arrow} {on_host(result.remedy)}" if result.remedy else "")
         lines.add_row(Text(result.severity.value, STYLES[result.severity]), result.name, Text(found))
     console.print(lines)
     verdict = "not ready" if report.failed else "ready"

@@ -34,7 +34,7 @@ def test_without_a_gpu_the_large_recipe_is_refused_with_reasons(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # no question to the outside
     code, output = doctor("--json")
     report = json.loads(output)
-    assert code == 1 and report["verdict"] == "fail" and report["recipe"] == "eagle3-opt"
+    assert code == 1 and report["verdict"] == "fail" and report["recipe"] == "agent"
     checks = {check["name"]: check for check in report["checks"]}
     assert checks["gpus"]["severity"] == "fail" and "8 x gfx942 needed" in checks["gpus"]["found"]
     assert "--recipe tiny" in checks["gpus"]["remedy"]

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from kimi_w4a8_eagle3.base.errors import KimiError, on_host
+
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "launch"
 RUN = LAUNCH / "docker-run.sh"
@@ -116,3 +118,13 @@ def test_only_fetch_is_given_the_token() -> None:
 def test_no_command_is_an_error() -> None:
     assert docker_run().returncode == 2
     assert docker_run("--print").returncode == 2
+
+
+def test_a_message_in_the_container_names_the_hosts_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = shlex.split(docker_run("--print", "serve", "agent").stdout)
+    (variable,) = [word for word in words if word.startswith("KIMI_COMMAND=")]
+    monkeypatch.setenv(*variable.split("=", 1))
+    message = str(KimiError("it is not here", remedy="kimi-w4a8 fetch -r agent, or `kimi-w4a8 trust`"))
+    assert f"to do:    {RUN} fetch -r agent, or `{RUN} trust`" in message
+    monkeypatch.delenv("KIMI_COMMAND")
+    assert on_host("kimi-w4a8 fetch") == "kimi-w4a8 fetch"

@@ -2,122 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
+from support.docker_host import AS_ROOT, RELATIVE, ROOT, RUN, Host, caller, host, ordinary
 
-ROOT = Path(__file__).parents[2]
-LAUNCH = ROOT / "launch"
-RUN = LAUNCH / "docker-run.sh"
-AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-
-
-def own_groups() -> set[int]:
-    return {os.getgid(), os.getegid(), *os.getgroups()}
+__all__ = ["caller", "ordinary"]  # fixtures
 
 
 def docker_run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([RUN, *arguments], env={**os.environ, **environment}, capture_output=True, text=True)
-
-
-@dataclass
-class Host:
-    """A machine with two nodes, a fake docker, and a caller who is not root unless `uid` is 0."""
-
-    folder: Path
-    uid: int
-    groups: list[int]
-
-    @property
-    def home(self) -> Path:
-        return self.folder / "home"
-
-    @property
-    def owner(self) -> int:
-        """The user in the container."""
-        return self.uid or 10001
-
-    def run(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        usual = {"PATH": f"{self.folder}/bin:{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(self.home)}
-        usual |= {"DEV": f"{self.folder}/dev", "ETC": f"{self.folder}/etc", "FAKE_DOCKER": f"{self.folder}/state"}
-        root = os.geteuid() == 0
-        return subprocess.run(
-            [LAUNCH / "docker-run.sh", *command],
-            env={**usual, **environment},
-            cwd=self.home,
-            user=self.uid if root else None,
-            group=self.groups[0] if root else None,
-            extra_groups=self.groups[1:] if root else None,
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-        )
-
-    def started(self) -> dict[str, Any]:
-        """Return the last arguments of the fake docker: options, mounts, words."""
-        answer: dict[str, Any] = json.loads((self.folder / "state/run.json").read_text())
-        return answer
-
-    def can(self, how: str, path: str) -> bool:
-        """True if the container's user has this right to a mounted file or folder; those above it do not matter."""
-        found, bit = Path(path).stat(), {"r": 4, "w": 2}[how]
-        shift = 6 if found.st_uid == self.owner else 3 if found.st_gid in (self.owner, *self.groups[1:]) else 0
-        return bool(found.st_mode >> shift & bit)
-
-
-def host(uid: int, groups: list[int]) -> Iterator[Host]:
-    """Make a machine whose home and cache are 0700, as `hf auth login` makes them, without a checkout beside them."""
-    root = os.geteuid() == 0
-    umask = os.umask(0o022)  # the other user reads the nodes, also where the umask of the tests is 077
-    with tempfile.TemporaryDirectory() as name:  # pytest's own folders are for their owner only
-        folder = Path(name)
-        folder.chmod(0o755)
-        found = Host(folder, uid, groups)
-        for path in ("dev/dri", "bin", "state", "etc", "home/.cache/huggingface"):
-            (folder / path).mkdir(parents=True)
-        (folder / "state").chmod(0o777)
-        for node, group in (("kfd", 4444), ("dri/renderD128", 4445)):
-            (folder / "dev" / node).touch()
-            if root:
-                os.chown(folder / "dev" / node, 0, group)
-        for name in ("docker", "podman"):
-            shutil.copy(Path(__file__).with_name("fake_docker.py"), folder / "bin" / name)
-            (folder / "bin" / name).chmod(0o755)
-        (folder / "home/.cache/huggingface/token").write_text("hf_secret")
-        for path in (found.home, found.home / ".cache", *(found.home / ".cache").rglob("*")):
-            path.chmod(0o700)
-            if root:
-                os.chown(path, uid, groups[0])
-        os.umask(umask)
-        yield found
-
-
-@pytest.fixture
-def ordinary() -> Iterator[Host]:
-    """A caller without root's rights: another user if the tests run as root."""
-    root = os.geteuid() == 0
-    yield from host(4242 if root else os.geteuid(), [4242, 4343] if root else sorted(own_groups()))
-
-
-@pytest.fixture(params=[pytest.param(0, marks=AS_ROOT), 4242], ids=["root", "user"])
-def caller(request: pytest.FixtureRequest) -> Iterator[Host]:
-    uid = request.param if os.geteuid() == 0 else os.geteuid()
-    yield from host(uid, [uid] if os.geteuid() == 0 else sorted(own_groups()))
-
-
-RELATIVE = {"MODELS": "models", "RUNS": "out", "CONFIG": "config"}
 
 
 def lines_of(page: str) -> list[list[str]]:
@@ -140,83 +37,6 @@ def test_the_lines_of_the_pages_work_with_relative_names(caller: Host) -> None:
             assert caller.can("r" if mount["read_only"] else "w", mount["source"]), (words, mount)
     (home,) = caller.home.glob("out/home-0123456789ab")
     assert home.stat().st_uid == caller.owner
-
-
-def test_a_service_has_a_key_of_its_user_and_listens_on_the_network(caller: Host) -> None:
-    done = caller.run("up", "agent", "--listen", "0.0.0.0", **RELATIVE, PORT="9000")
-    assert (done.returncode, done.stderr) == (0, "")
-    key = caller.home / "config/api-key"
-    assert (key.stat().st_mode & 0o777, key.stat().st_uid) == (0o600, caller.owner)
-    assert re.fullmatch(r"[0-9a-f]{64}", key.read_text())
-    for line in ("address: http://0.0.0.0:9000/v1", f"key:     {key}", "http://127.0.0.1:9001/ready"):
-        assert line in done.stdout
-    started = caller.started()
-    assert started["words"] == ["kimi-w4a8-eagle3", *["serve", "agent", "--set", "host=0.0.0.0", "--set", "port=9000"]]
-    assert {"--detach", "--restart"} <= set(started["options"]) and "--rm" not in started["options"]
-    mounts = {mount["target"]: mount for mount in started["mounts"]}
-    assert mounts["/run/secrets/kimi-api-key"]["source"] == str(key)
-    again = caller.run("up", "agent", "--listen", "0.0.0.0", **RELATIVE)
-    assert again.returncode == 1 and "first run: docker stop --time 150 kimi-agent && docker rm" in again.stderr
-    before = key.read_text()
-    (caller.folder / "state/kimi-agent").unlink()
-    assert caller.run("up", "agent", **RELATIVE).returncode == 0 and key.read_text() == before
-
-
-def filled(text: str, settings: dict[str, str]) -> str:
-    """Fill in compose's ${NAME}, ${NAME:-default} and ${NAME:?message}."""
-
-    def value(match: re.Match[str]) -> str:
-        name, kind, rest = match[1], match[2], match[3]
-        assert name in settings or kind == ":-", f"{name} is not set"
-        return settings.get(name, rest or "")
-
-    return re.sub(r"\$\{(\w+)(:[-?])?([^}]*)\}", value, text)
-
-
-def test_compose_starts_what_the_docker_line_starts(caller: Host) -> None:
-    done = caller.run("up", "agent", "--listen", "0.0.0.0", "--as", "compose", **RELATIVE)
-    assert (done.returncode, done.stderr) == (0, "")
-    words = json.loads((caller.folder / "state/compose.json").read_text())
-    assert words[:1] == ["--env-file"] and words[2:] == ["--file", str(LAUNCH / "compose.yaml"), "up", "--detach"]
-    settings = dict(line.split("=", 1) for line in Path(words[1]).read_text().splitlines())
-    (service,) = yaml.safe_load(filled((LAUNCH / "compose.yaml").read_text(), settings))["services"].values()
-    assert caller.run("up", "agent", "--listen", "0.0.0.0", **RELATIVE).returncode == 0
-    started = caller.started()
-    options = started["options"]
-    assert service["command"] == started["words"][1:] and [service["user"]] == options["--user"]
-    assert {name.split("/")[-1] for name in service["devices"]} == {Path(d).name for d in options["--device"]}
-    assert {f"{name}={value}" for name, value in service["ulimits"].items()} == set(options["--ulimit"])
-    assert {f"{name}={value}" for name, value in service["environment"].items()} == set(options["--env"])
-    assert set(service["group_add"]) <= set(options["--group-add"])
-    for key, option in (("ipc", "--ipc"), ("network_mode", "--network"), ("working_dir", "--workdir")):
-        assert [service[key]] == options[option]
-    for key, option in (("cap_drop", "--cap-drop"), ("security_opt", "--security-opt"), ("tmpfs", "--tmpfs")):
-        assert service[key] == options[option]
-    mounts = {f"{m['source']}:{m['target']}" + (":ro" if m["read_only"] else "") for m in started["mounts"]}
-    assert set(service["volumes"]) == mounts and service["read_only"]
-
-
-@AS_ROOT
-def test_systemd_starts_what_the_docker_line_starts() -> None:
-    for found in host(0, [0]):
-        systemctl = found.folder / "bin/systemctl"
-        systemctl.write_text(f'#!/bin/sh\necho "$@" >>{found.folder}/systemctl\n')
-        systemctl.chmod(0o755)
-        done = found.run("up", "agent", "--listen", "0.0.0.0", "--as", "systemd", **RELATIVE)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert (found.folder / "systemctl").read_text() == "daemon-reload\nenable --now kimi@agent\n"
-        unit = (found.folder / "etc/systemd/system/kimi@.service").read_text()
-        (start,) = re.findall(r"^ExecStart=(.*)$", unit, re.MULTILINE)
-        settings = dict(line.split("=", 1) for line in (found.folder / "etc/kimi/kimi.env").read_text().splitlines())
-        command = start.replace("%i", "agent").replace("$ARGUMENTS", "")
-        words = shlex.split(re.sub(r"\$\{(\w+)\}", lambda match, known=settings: known[match[1]], command))
-        assert words[0] == str(RUN) and f'ExecStop="{found.folder}/bin/docker" stop' in unit
-        assert found.run(*words[1:], **settings, NAME="kimi-agent").returncode == 0
-        service = found.started()
-        (found.folder / "state/kimi-agent").unlink()
-        assert found.run("up", "agent", "--listen", "0.0.0.0", **RELATIVE).returncode == 0
-        assert found.started()["mounts"] == service["mounts"]
-        assert [word for word in service["words"] if word != "--recipe"] == found.started()["words"]
 
 
 def test_rootless_podman_keeps_the_callers_ids_and_groups(ordinary: Host) -> None:
@@ -303,6 +123,9 @@ def test_a_key_that_only_root_can_read_is_found_before_the_start() -> None:
         (["up", "agent", "--as", "runit"], {}, "--as runit is unknown"),
         (["up", "agent", "--listen"], {}, "--listen needs a value"),
         (["up", "agent", "--as", "compose", "--set", "tp-size=4"], {}, "need --as docker"),
+        (["up", "agent", "--as", "compose"], {"DOCKER_ARGS": "--env A=b"}, "need --as docker or systemd"),
+        (["up", "agent", "--set", "port=abc"], {}, "its ports from PORT"),
+        (["up", "agent"], {"READY_TIMEOUT": "soon"}, "READY_TIMEOUT=soon"),
         (["serve", "agent"], {"PORT": "abc"}, "PORT=abc is not a number"),
     ],
 )

@@ -1,0 +1,154 @@
+"""`launch/docker-run.sh up` beside a fake docker: checks, key, service, and the wait for it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from support.docker_host import AS_ROOT, LAUNCH, RELATIVE, RUN, Host, caller, host, ordinary
+
+__all__ = ["caller", "ordinary"]  # fixtures
+
+
+def test_a_service_has_a_key_of_its_user_and_listens_on_the_network(caller: Host) -> None:
+    done = caller.run("up", "agent", "--listen", "0.0.0.0", **RELATIVE)
+    assert (done.returncode, done.stderr) == (0, "")
+    key = caller.home / "config/api-key"
+    assert (key.stat().st_mode & 0o777, key.stat().st_uid) == (0o600, caller.owner)
+    assert re.fullmatch(r"[0-9a-f]{64}", key.read_text())
+    port = str(caller.port)
+    ready = f"http://127.0.0.1:{caller.port + 1}/ready"
+    for line in (f"address: http://0.0.0.0:{port}/v1", f"key:     {key}", ready, "0 min: loading\nready\n"):
+        assert line in done.stdout
+    started = caller.started()
+    assert started["words"] == [
+        "kimi-w4a8-eagle3",
+        *["serve", "agent", "--set", "host=0.0.0.0", "--set", f"port={port}"],
+    ]
+    assert {"--detach", "--restart"} <= set(started["options"]) and "--rm" not in started["options"]
+    mounts = {mount["target"]: mount for mount in started["mounts"]}
+    assert mounts["/run/secrets/kimi-api-key"]["source"] == str(key)
+    again = caller.run("up", "agent", "--listen", "0.0.0.0", **RELATIVE)
+    assert again.returncode == 1 and "first run: docker stop --time 150 kimi-agent && docker rm" in again.stderr
+    before = key.read_text()
+    (caller.folder / "state/kimi-agent").unlink()
+    assert caller.run("up", "agent", **RELATIVE).returncode == 0 and key.read_text() == before
+
+
+def filled(text: str, settings: dict[str, str]) -> str:
+    """Fill in compose's ${NAME}, ${NAME:-default} and ${NAME:?message}."""
+
+    def value(match: re.Match[str]) -> str:
+        name, kind, rest = match[1], match[2], match[3]
+        assert name in settings or kind == ":-", f"{name} is not set"
+        return settings.get(name, rest or "")
+
+    return re.sub(r"\$\{(\w+)(:[-?])?([^}]*)\}", value, text)
+
+
+def test_compose_starts_what_the_docker_line_starts(caller: Host) -> None:
+    done = caller.run("up", "agent", "--listen", "0.0.0.0", "--as", "compose", **RELATIVE)
+    assert (done.returncode, done.stderr) == (0, "")
+    words = json.loads((caller.folder / "state/compose.json").read_text())
+    assert words[:1] == ["--env-file"] and words[2:] == ["--file", str(LAUNCH / "compose.yaml"), "up", "--detach"]
+    settings = dict(shlex.split(line)[0].split("=", 1) for line in Path(words[1]).read_text().splitlines())
+    (service,) = yaml.safe_load(filled((LAUNCH / "compose.yaml").read_text(), settings))["services"].values()
+    (caller.folder / "state/kimi-agent").unlink()
+    assert caller.run("up", "agent", "--listen", "0.0.0.0", **RELATIVE).returncode == 0
+    started = caller.started()
+    options = started["options"]
+    assert service["command"] == started["words"][1:] and [service["user"]] == options["--user"]
+    assert {name.split("/")[-1] for name in service["devices"]} == {Path(d).name for d in options["--device"]}
+    assert {f"{name}={value}" for name, value in service["ulimits"].items()} == set(options["--ulimit"])
+    assert {f"{name}={value}" for name, value in service["environment"].items()} == set(options["--env"])
+    assert set(service["group_add"]) <= set(options["--group-add"])
+    for key, option in (("ipc", "--ipc"), ("network_mode", "--network"), ("working_dir", "--workdir")):
+        assert [service[key]] == options[option]
+    for key, option in (("cap_drop", "--cap-drop"), ("security_opt", "--security-opt"), ("tmpfs", "--tmpfs")):
+        assert service[key] == options[option]
+    mounts = {f"{m['source']}:{m['target']}" + (":ro" if m["read_only"] else "") for m in started["mounts"]}
+    assert set(service["volumes"]) == mounts and service["read_only"]
+
+
+def test_the_lines_of_compose_hold_with_spaces_in_paths(ordinary: Host) -> None:
+    done = ordinary.run("up", "agent", "--as", "compose", **{**RELATIVE, "CONFIG": "my config"})
+    (stop,) = re.findall(r"^stop:    (.*)$", done.stdout, re.MULTILINE)
+    assert shlex.split(stop)[2:4] == ["--env-file", f"{ordinary.home}/my config/kimi-agent.env"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["up", "agnt"], "unknown recipe 'agnt'; did you mean 'agent'?"),
+        (["up", "agent", "--set", "max-total-tokens=abc"], "--max-total-tokens abc is not a valid value"),
+        (["up", "agent", "--set", "options.replica=2"], "did you mean 'replicas'"),
+        (["up", "agent", "--nonsense"], "--nonsense"),
+    ],
+)
+def test_up_makes_nothing_for_what_the_image_refuses(ordinary: Host, words: list[str], message: str) -> None:
+    done = ordinary.run(*words, **RELATIVE)
+    assert done.returncode == 2 and message in done.stderr and done.stdout == ""
+    assert sorted(path.name for path in ordinary.home.iterdir()) == [".cache"]
+    assert [path.name for path in (ordinary.folder / "state").iterdir()] == ["daemon"]
+
+
+def test_up_ends_with_the_log_of_a_container_that_died(ordinary: Host) -> None:
+    done = ordinary.run("up", "agent", **RELATIVE, FAKE_ENGINE="dies")
+    assert done.returncode == 1 and "kimi-w4a8: the checkpoint is not here" in done.stderr
+    assert "kimi-agent ended before it served" in done.stderr and "\nready\n" not in done.stdout
+    assert not (ordinary.folder / "state/kimi-agent").exists()
+
+
+def test_up_says_what_to_do_when_the_time_is_over(ordinary: Host) -> None:
+    program = ordinary.folder / "bin/fake_engine.py"
+    program.write_text("def start(port): pass\n")
+    done = ordinary.run("up", "agent", **RELATIVE, READY_TIMEOUT="0")
+    assert done.returncode == 1 and "still runs. Read its log" in done.stderr
+    assert "docker logs --follow kimi-agent" in done.stderr and (ordinary.folder / "state/kimi-agent").exists()
+
+
+def test_a_port_in_use_is_found_before_anything_is_made(ordinary: Host) -> None:
+    with socket.create_server(("127.0.0.1", ordinary.port + 1)):
+        done = ordinary.run("up", "agent", **RELATIVE)
+    assert done.returncode == 1 and f"port {ordinary.port + 1} is in use" in done.stderr
+    assert sorted(path.name for path in ordinary.home.iterdir()) == [".cache"]
+
+
+@AS_ROOT
+def test_systemd_starts_what_the_docker_line_starts() -> None:
+    for found in host(0, [0]):
+        systemctl = found.folder / "bin/systemctl"
+        engine = f"[ $1 = enable ] && {sys.executable} {found.folder}/bin/fake_engine.py {found.port + 1}"
+        systemctl.write_text(f'#!/bin/sh\necho "$@" >>{found.folder}/systemctl\n{engine}\nexit 0\n')
+        systemctl.chmod(0o755)
+        admin = found.home / "admin key"
+        admin.write_text("a")
+        admin.chmod(0o644)
+        more = {"DOCKER": "podman", "ADMIN_KEY_FILE": "admin key", "DOCKER_ARGS": "--env A=b"}
+        done = found.run("up", "agent", "--listen", "0.0.0.0", "--as", "systemd", **RELATIVE, **more)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert (found.folder / "systemctl").read_text().startswith("daemon-reload\nenable --now kimi@agent\n")
+        unit = (found.folder / "etc/systemd/system/kimi@.service").read_text()
+        (start,) = re.findall(r"^ExecStart=(.*)$", unit, re.MULTILINE)
+        assert "docker.service" not in unit
+        lines = (found.folder / "etc/kimi/kimi.env").read_text().splitlines()
+        settings = dict(shlex.split(line)[0].split("=", 1) for line in lines)
+        assert settings["DOCKER"] == f"{found.folder}/bin/podman"
+        command = start.replace("%i", "agent").replace("$ARGUMENTS", "")
+        words = shlex.split(re.sub(r"\$\{(\w+)\}", lambda match, known=settings: known[match[1]], command))
+        assert words[0] == str(RUN) and f'ExecStop="{found.folder}/bin/podman" stop' in unit
+        assert found.run(*words[1:], **settings).returncode == 0
+        service = found.started()
+        (found.folder / "state/kimi-agent").unlink()
+        assert found.run("up", "agent", "--listen", "0.0.0.0", **RELATIVE, **more).returncode == 0
+        assert found.started()["mounts"] == service["mounts"]
+        assert (
+            found.started()["options"]["--env"] == service["options"]["--env"] and "A=b" in service["options"]["--env"]
+        )
+        assert [word for word in service["words"] if word != "--recipe"] == found.started()["words"]

@@ -1,0 +1,157 @@
+"""A machine with a fake docker (`launch/fake_docker.py`) for the tests of launch/docker-run.sh."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import socketserver
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.cli import app
+
+ROOT = Path(__file__).parents[2]
+LAUNCH = ROOT / "launch"
+RUN = LAUNCH / "docker-run.sh"
+FAKES = ROOT / "tests/launch"
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+RELATIVE = {"MODELS": "models", "RUNS": "out", "CONFIG": "config"}
+
+
+def own_groups() -> set[int]:
+    return {os.getgid(), os.getegid(), *os.getgroups()}
+
+
+def free_ports() -> int:
+    """Return a port that is free together with the next one."""
+    while True:
+        with socket.socket() as one, socket.socket() as other:
+            one.bind(("127.0.0.1", 0))
+            port = one.getsockname()[1]
+            with suppress(OSError):
+                other.bind(("127.0.0.1", port + 1))
+                return int(port)
+
+
+@dataclass
+class Host:
+    """A machine with two nodes, a fake docker, and a caller who is not root unless `uid` is 0."""
+
+    folder: Path
+    uid: int
+    groups: list[int]
+    port: int = field(default_factory=free_ports)
+
+    @property
+    def home(self) -> Path:
+        return self.folder / "home"
+
+    @property
+    def owner(self) -> int:
+        """The user in the container."""
+        return self.uid or 10001
+
+    def run(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        usual = {"PATH": f"{self.folder}/bin:{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(self.home)}
+        usual["PORT"] = str(self.port)
+        usual |= {"DEV": f"{self.folder}/dev", "ETC": f"{self.folder}/etc", "FAKE_DOCKER": f"{self.folder}/state"}
+        root = os.geteuid() == 0
+        return subprocess.run(
+            [LAUNCH / "docker-run.sh", *command],
+            env={**usual, **environment},
+            cwd=self.home,
+            user=self.uid if root else None,
+            group=self.groups[0] if root else None,
+            extra_groups=self.groups[1:] if root else None,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+        )
+
+    def started(self) -> dict[str, Any]:
+        """Return the last arguments of the fake docker: options, mounts, words."""
+        answer: dict[str, Any] = json.loads((self.folder / "state/run.json").read_text())
+        return answer
+
+    def can(self, how: str, path: str) -> bool:
+        """True if the container's user has this right to a mounted file or folder; those above it do not matter."""
+        found, bit = Path(path).stat(), {"r": 4, "w": 2}[how]
+        shift = 6 if found.st_uid == self.owner else 3 if found.st_gid in (self.owner, *self.groups[1:]) else 0
+        return bool(found.st_mode >> shift & bit)
+
+
+class DryRun(socketserver.StreamRequestHandler):
+    """The image's `kimi-w4a8`, for the fake docker, whose user may not be able to run ours."""
+
+    def handle(self) -> None:
+        done = CliRunner().invoke(app, json.loads(self.rfile.readline()))
+        error = done.exception
+        message = f"kimi-w4a8: {error}\n" if isinstance(error, KimiError) else done.stderr
+        code = error.exit_code if isinstance(error, KimiError) else done.exit_code
+        self.wfile.write(json.dumps([code, message]).encode() + b"\n")
+
+
+@contextmanager
+def daemon(address: Path) -> Iterator[None]:
+    with socketserver.UnixStreamServer(str(address), DryRun) as server:
+        address.chmod(0o777)
+        thread = threading.Thread(target=server.serve_forever, args=[0.01])
+        thread.start()
+        yield
+        server.shutdown()
+        thread.join()
+
+
+def host(uid: int, groups: list[int]) -> Iterator[Host]:
+    """Make a machine whose home and cache are 0700, as `hf auth login` makes them, without a checkout beside them."""
+    root = os.geteuid() == 0
+    umask = os.umask(0o022)  # the other user reads the nodes, also where the umask of the tests is 077
+    with tempfile.TemporaryDirectory() as name:  # pytest's own folders are for their owner only
+        folder = Path(name)
+        folder.chmod(0o755)
+        found = Host(folder, uid, groups)
+        for path in ("dev/dri", "bin", "state", "etc", "home/.cache/huggingface"):
+            (folder / path).mkdir(parents=True)
+        (folder / "state").chmod(0o777)
+        for node, group in (("kfd", 4444), ("dri/renderD128", 4445)):
+            (folder / "dev" / node).touch()
+            if root:
+                os.chown(folder / "dev" / node, 0, group)
+        shutil.copy(FAKES / "fake_engine.py", folder / "bin")
+        for name in ("docker", "podman"):
+            shutil.copy(FAKES / "fake_docker.py", folder / "bin" / name)
+            (folder / "bin" / name).chmod(0o755)
+        (folder / "home/.cache/huggingface/token").write_text("hf_secret")
+        for path in (found.home, found.home / ".cache", *(found.home / ".cache").rglob("*")):
+            path.chmod(0o700)
+            if root:
+                os.chown(path, uid, groups[0])
+        os.umask(umask)
+        with daemon(folder / "state/daemon"):
+            yield found
+
+
+@pytest.fixture
+def ordinary() -> Iterator[Host]:
+    """A caller without root's rights: another user if the tests run as root."""
+    root = os.geteuid() == 0
+    yield from host(4242 if root else os.geteuid(), [4242, 4343] if root else sorted(own_groups()))
+
+
+@pytest.fixture(params=[pytest.param(0, marks=AS_ROOT), 4242], ids=["root", "user"])
+def caller(request: pytest.FixtureRequest) -> Iterator[Host]:
+    uid = request.param if os.geteuid() == 0 else os.geteuid()
+    yield from host(uid, [uid] if os.geteuid() == 0 else sorted(own_groups()))
