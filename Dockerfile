@@ -1,10 +1,11 @@
-# syntax=docker/dockerfile:1
 # kimi-w4a8-eagle3 on top of an SGLang ROCm image. docs/docker.md says what was checked and what was not.
 #
 #   docker build -t kimi-w4a8-eagle3 .
 #
+# The builder's own frontend reads this file: a "syntax" line would fetch another one by a tag that moves.
+#
 # Public documents name this tag. It was not pulled here and its digest is not known here. A tag can move:
-# launch/pin-base.sh asks the registry for the digest and writes it here, or moves to another tag.
+# launch/pin-base.sh asks the registry for the digests of both images and writes them here, or moves to another tag.
 ARG BASE_IMAGE=lmsysorg/sglang-rocm:v0.5.20-rocm724-mi30x-20260919
 # Compiles the kernels, any Python 3.11 or 3.12.
 ARG KERNELS_IMAGE=python:3.12-slim-bookworm
@@ -18,8 +19,10 @@ ENV PIP_BREAK_SYSTEM_PACKAGES=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK
 WORKDIR /src
 COPY requirements/docker-build.txt requirements/docker.txt requirements/
 RUN python3 -m pip install --require-hashes --ignore-installed -r requirements/docker-build.txt \
- && python3 -m pip wheel --require-hashes --no-deps --no-build-isolation --wheel-dir /wheels -r requirements/docker.txt
-COPY pyproject.toml README.md LICENSE ./
+ && python3 -m pip wheel --require-hashes --no-deps --no-build-isolation --wheel-dir /dependencies -r requirements/docker.txt
+COPY pyproject.toml LICENSE ./
+# The README is only the wheel's description. With an empty one, a change of the README rebuilds nothing.
+RUN touch README.md
 COPY requirements/wheel.py requirements/
 COPY kimi_w4a8_eagle3 kimi_w4a8_eagle3
 COPY kimi_w4a8_lab kimi_w4a8_lab
@@ -33,12 +36,16 @@ RUN python3 -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
 FROM ${KERNELS_IMAGE} AS kernels
 WORKDIR /src
 COPY requirements/kernels.txt requirements/
-COPY --from=wheels /wheels/kimi_w4a8_eagle3-*.whl ./
 # torch is the package index's build, with 2.5 GB of CUDA that this stage alone has: the hashes of PyTorch's CPU builds are
 # not known here.
-RUN pip install --no-cache-dir --require-hashes --no-deps -r requirements/kernels.txt \
- && pip install --no-cache-dir --no-index --no-deps ./*.whl
-RUN kimi-w4a8 warm --objects /opt/kimi/kernels
+RUN pip install --no-cache-dir --require-hashes --no-deps -r requirements/kernels.txt
+COPY --from=wheels /wheels/kimi_w4a8_eagle3-*.whl ./
+# `warm` keeps objects whose sources and compilers are the same, so the next build compiles only kernels that changed.
+RUN --mount=type=cache,target=/objects,sharing=locked \
+    pip install --no-cache-dir --no-index --no-deps ./*.whl \
+ && kimi-w4a8 warm --objects /objects \
+ && mkdir --parents /opt/kimi \
+ && cp --recursive /objects /opt/kimi/kernels
 
 FROM ${BASE_IMAGE}
 ARG BASE_IMAGE
@@ -54,18 +61,23 @@ LABEL org.opencontainers.image.title="kimi-w4a8-eagle3" \
       org.opencontainers.image.base.name="${BASE_IMAGE}"
 
 USER 0
-# SGLang binds each rank to its GPU's NUMA node with numactl, and warns and goes on without it.
+# SGLang binds each rank to its GPU's NUMA node with numactl, and warns and goes on without it. The version is the one of the
+# base's distribution, which is not known here. `dpkg-query -W numactl` in the image shows it.
 # hadolint ignore=DL3008
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends numactl \
  && rm -rf /var/lib/apt/lists/*
-# Our packages lie in a folder of their own at the end of sys.path: the versions of the base image always win, so
+# Our packages lie in two folders of their own at the end of sys.path: the versions of the base image always win, so
 # nothing of it (sglang, torch, aiter, ...) can be upgraded or replaced.
+# Ours come last, so that a change of them does not install the others again.
+COPY --from=wheels /dependencies /opt/kimi/wheels
+RUN python3 -m pip install --no-cache-dir --no-index --no-deps --target /opt/kimi/dependencies /opt/kimi/wheels/*.whl \
+ && rm -r /opt/kimi/wheels
 COPY --from=wheels /wheels /opt/kimi/wheels
 RUN python3 -m pip install --no-cache-dir --no-index --no-deps --target /opt/kimi/packages /opt/kimi/wheels/*.whl \
  && rm -r /opt/kimi/wheels \
- && echo /opt/kimi/packages > "$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/kimi.pth"
-ENV PATH=/opt/kimi/packages/bin:${PATH}
+ && printf '%s\n' /opt/kimi/packages /opt/kimi/dependencies > "$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/kimi.pth"
+ENV PATH=/opt/kimi/packages/bin:/opt/kimi/dependencies/bin:${PATH}
 COPY launch/docker/check_closure.py launch/docker/healthcheck.py /opt/kimi/
 RUN python3 /opt/kimi/check_closure.py "kimi-w4a8-eagle3[${EXTRAS}]"
 

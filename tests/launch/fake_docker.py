@@ -80,8 +80,11 @@ if __name__ == "__main__":
     command, words = sys.argv[1], sys.argv[2:]
     if command == "--version":
         print(f"{Path(sys.argv[0]).name} version 5")
-    elif command == "image":
+    elif command == "image" and words[0] == "inspect":
         print("sha256:0123456789abcdef")
+    elif (command, words[0]) in {("image", "rm"), ("builder", "prune")}:
+        with (STATE / "removed").open("a") as file:
+            print(command, *words, file=file)
     elif command == "container":
         if not (STATE / words[-1]).exists():
             sys.exit(f"Error response from daemon: No such container: {words[-1]}")
@@ -93,7 +96,7 @@ if __name__ == "__main__":
     elif command == "logs":
         print("kimi-w4a8: the checkpoint is not here", file=sys.stderr)
     elif command == "rm":
-        (STATE / words[-1]).unlink()
+        (STATE / words[-1]).unlink(missing_ok="--force" in words)
     elif command == "stop":
         pass
     else:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from support.docker_host import AS_ROOT, LAUNCH, RELATIVE, RUN, Host, caller, host, ordinary
+from support.docker_host import AS_ROOT, LAUNCH, RELATIVE, ROOT, RUN, Host, caller, host, ordinary
+
+from kimi_w4a8_eagle3.recipe.launch import load_recipe
 
 __all__ = ["caller", "ordinary"]  # fixtures
 
@@ -152,3 +156,27 @@ def test_systemd_starts_what_the_docker_line_starts() -> None:
             found.started()["options"]["--env"] == service["options"]["--env"] and "A=b" in service["options"]["--env"]
         )
         assert [word for word in service["words"] if word != "--recipe"] == found.started()["words"]
+
+
+def test_the_lines_that_undo_leave_nothing(ordinary: Host) -> None:
+    page = (ROOT / "docs/first-hour.md").read_text().partition("## How to undo it")[2]
+    lines = re.findall("^    (.*)$", page.partition("If root started it")[0], re.MULTILINE)
+    hub = ordinary.home / ".cache/huggingface/hub"
+    assert ordinary.run("up", "agent").returncode == 0
+    recipe = load_recipe("agent")
+    for checkpoint in recipe.checkpoints:
+        (hub / f"models--{checkpoint.repo.replace('/', '--')}").mkdir()
+    shutil.copy(ROOT / "Dockerfile", ordinary.home)
+    environment = {
+        "PATH": f"{ordinary.folder}/bin:{Path(sys.executable).parent}:/usr/bin:/bin",
+        "HOME": str(ordinary.home),
+    }
+    environment["FAKE_DOCKER"] = str(ordinary.folder / "state")
+    subprocess.run(["bash", "-ec", "\n".join(lines)], env=environment, cwd=ordinary.home, check=True)
+    left = [path for path in ordinary.home.rglob("*") if path.is_file() or path.name.startswith("models--")]
+    assert sorted(path.name for path in left) == ["Dockerfile", "token"]
+    assert not (ordinary.home / "runs").exists() and not (ordinary.home / ".config/kimi-w4a8-eagle3").exists()
+    assert not (ordinary.folder / "state/kimi-agent").exists()
+    removed = (ordinary.folder / "state/removed").read_text()
+    bases = re.findall(r"^ARG [A-Z]*_IMAGE=(.*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert len(bases) == 2 and all(name in removed for name in ("kimi-w4a8-eagle3", *bases)) and "prune" in removed

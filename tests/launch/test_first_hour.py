@@ -1,4 +1,4 @@
-"""docs/first-hour.md: every problem of both rounds names tests that exist."""
+"""docs/perf/first-hour.md: every problem of both rounds names tests that exist."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_every_problem_names_its_tests() -> None:
-    page = (ROOT / "docs/first-hour.md").read_text()
+    page = (ROOT / "docs/perf/first-hour.md").read_text()
     rows = dict(re.findall(r"^\| (F\d+|\d+) \|.*\| ([^|]+) \|$", page, re.MULTILINE))
     assert list(rows) == [*(f"F{number}" for number in range(12)), *map(str, range(1, 13))]
     for name, cell in rows.items():

@@ -73,6 +73,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_both_images_copy_what_a_wheel_is_built_from() -> None:
     assert set(copied("launch/docker/cpu.Dockerfile")) - set(copied("Dockerfile")) == {
         "kimi_w4a8_laptop",
+        "README.md",
         "requirements/constraints.txt",
         "requirements/serve-cpu.txt",
     }

@@ -103,7 +103,7 @@ def test_pinning_writes_the_digest_into_both_files(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
     docker = tmp_path / "docker"
-    docker.write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/asked\necho "$ANSWER"\n')
+    docker.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\necho "$ANSWER"\n')
     for path in (docker, tmp_path / "launch/pin-base.sh"):
         path.chmod(0o755)
 
@@ -120,4 +120,9 @@ def test_pinning_writes_the_digest_into_both_files(tmp_path: Path) -> None:
     assert f"ARG BASE_IMAGE={wanted}\n" in (tmp_path / "Dockerfile").read_text()
     assert f"BASE_IMAGE: ${{BASE_IMAGE:-{wanted}}}" in (tmp_path / "launch/compose.yaml").read_text()
     assert re.search(r"imagetools inspect other/base:v2 ", (tmp_path / "asked").read_text())
+    assert f"ARG KERNELS_IMAGE=python:3.12-slim-bookworm@{DIGEST}\n" in (tmp_path / "Dockerfile").read_text()
+    docker.rename(tmp_path / "podman")
+    (tmp_path / "podman").write_text('#!/bin/sh\n[ "$1" = pull ] || echo "$ANSWER"\n')
+    assert pin("third/base:v3").returncode == 0
+    assert f"ARG BASE_IMAGE=third/base:v3@{DIGEST}\n" in (tmp_path / "Dockerfile").read_text()
     assert json.loads(base_record())["digest"]
