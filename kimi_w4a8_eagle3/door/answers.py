@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from http import HTTPStatus
 from typing import Any
@@ -14,6 +15,12 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _RETRY_AFTER_S = 1
 _GRAMMAR_FAULT = b"Grammar accept_token failed"
+CONTEXT_EXCEEDED = "context_length_exceeded"  # OpenAI's code, by which clients know that they must shorten the prompt
+# The messages of `request_guard`, which are Anthropic's.
+OVERFLOW = re.compile(
+    r"prompt is too long: \d+ tokens > \d+ maximum"
+    r"|input length and `max_tokens` exceed context limit: \d+ \+ \d+ > \d+"
+)
 _ERROR_TYPES = {  # as OpenAI and Anthropic name them
     401: "authentication_error",
     403: "permission_error",
@@ -24,13 +31,14 @@ _ERROR_TYPES = {  # as OpenAI and Anthropic name them
 
 
 class Refusal(Exception):
-    """A request that the door answers with `status`; `param` names the field."""
+    """A request that the door answers with `status`; `param` names the field, `code` the kind for OpenAI's clients."""
 
-    def __init__(self, message: str, status: int = 400, param: str | None = None) -> None:
+    def __init__(self, message: str, status: int = 400, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.status = status
         self.param = param
+        self.code = code or HTTPStatus(status).phrase.lower().replace(" ", "_")
 
 
 async def answer(scope: Scope, send: Send, refusal: Refusal) -> None:
@@ -40,8 +48,7 @@ async def answer(scope: Scope, send: Send, refusal: Refusal) -> None:
     if scope["path"].removeprefix(scope.get("root_path", "")).startswith("/v1/messages"):
         content: dict[str, Any] = {"type": "error", "error": error}
     else:
-        code = HTTPStatus(refusal.status).phrase.lower().replace(" ", "_")
-        content = {"error": {**error, "param": refusal.param, "code": code}}
+        content = {"error": {**error, "param": refusal.param, "code": refusal.code}}
     body = json.dumps(content).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if refusal.status == 401:
@@ -82,22 +89,27 @@ def only(names: tuple[str, ...], send: Send) -> Send:
     return filtered
 
 
-def without_grammar_faults(scope: Scope, send: Send) -> Send:
-    """Wrap `send` to turn SGLang's 500 for a grammar that no token can follow into a 400.
+def with_clients_faults(scope: Scope, send: Send) -> Send:
+    """Wrap `send` to name two faults of the client: a grammar that no token can follow, and a prompt without room.
 
-    The client wrote the grammar, and only decoding shows that it cannot be followed. Answers with any other status pass
-    message by message.
+    SGLang answers 500 to such a grammar, because only decoding shows it, and has no code for the length. Answers with a
+    status other than 400 and 500 pass message by message.
     """
     buffered: list[MutableMapping[str, Any]] = []
 
     async def watched(message: MutableMapping[str, Any]) -> None:
-        if not buffered and message.get("status") != 500:
+        if not buffered and message.get("status") not in (400, 500):
             await send(message)
             return
         buffered.append(message)
         if message["type"] == "http.response.start" or message.get("more_body", False):
             return
-        if _GRAMMAR_FAULT in b"".join(part.get("body", b"") for part in buffered):
+        body = b"".join(part.get("body", b"") for part in buffered)
+        if buffered[0]["status"] == 400:
+            if overflow := OVERFLOW.search(body.decode(errors="replace")):
+                await answer(scope, send, Refusal(overflow[0], code=CONTEXT_EXCEEDED))
+                return
+        elif _GRAMMAR_FAULT in body:
             await answer(scope, send, Refusal("no token of this model can follow the grammar of this request"))
             return
         for part in buffered:

@@ -18,7 +18,7 @@ from functools import partial
 import orjson
 
 from .admission import WorkerJob
-from .answers import Refusal
+from .answers import CONTEXT_EXCEEDED, Refusal
 from .rules import Admitted, RequestRules
 from .shape import texts
 
@@ -74,4 +74,5 @@ def _count(encode: Encode, admitted: Admitted, max_tokens: int) -> None:
         for start in range(0, 0 if text in pictures else len(text), _PIECE):
             tokens += len(encode(text[start : start + _PIECE]))
             if tokens > max_tokens * _CUTS:
-                raise Refusal(f"the text of this request is longer than {max_tokens} tokens")
+                why = f"prompt is too long: the text of this request is longer than {max_tokens} tokens"
+                raise Refusal(why, code=CONTEXT_EXCEEDED)

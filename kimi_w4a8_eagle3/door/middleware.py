@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from .access import CHECKED, COMPUTED, GENERATING, SERVER_INFO, Access, classify, serves
 from .admission import Admission
-from .answers import App, Receive, Refusal, Scope, Send, answer, only, without_grammar_faults
+from .answers import App, Receive, Refusal, Scope, Send, answer, only, with_clients_faults
 from .bodies import BodyReader
 from .computed import Computed
 from .large import THREAD_BYTES, WORKER_BYTES, WORKER_OBJECTS, large_request, threads
@@ -143,7 +143,7 @@ class Door:
             raise Refusal(f"this server is already working on {limit} requests; try again", status=429)
         self._running += 1
         try:
-            await self._app(scope, _replay(body, receive), without_grammar_faults(scope, send))
+            await self._app(scope, _replay(body, receive), with_clients_faults(scope, send))
         finally:
             self._running -= 1
 

@@ -18,7 +18,7 @@ import orjson
 from packaging.version import Version
 
 from .access import CHAT, COMPLETIONS, COUNT_TOKENS, DETOKENIZE, GENERATE, MESSAGES, RESPONSES, TOKENIZE
-from .answers import Refusal
+from .answers import CONTEXT_EXCEEDED, Refusal
 from .dialects import translate
 from .fields import SAMPLING, Fields
 from .pictures import check_sources
@@ -143,13 +143,15 @@ class RequestRules:
             self._check_prompt(prompt, limit)
         text += sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
         if text > (limit if len(prompts) < 2 else max(limit, _BATCH_CHARACTERS)):
-            raise Refusal(f"the text and field names of this request exceed {self.max_tokens} tokens")
+            why = f"prompt is too long: the text and field names of this request exceed {self.max_tokens} tokens"
+            raise Refusal(why, code=CONTEXT_EXCEEDED)
         return prompts, text
 
     def _check_prompt(self, prompt: Any, max_characters: int) -> None:
         """Check the prompt's length cheaply; `request_guard` counts its tokens later."""
         if len(prompt) > (max_characters if isinstance(prompt, str) else self.max_tokens):
-            raise Refusal(f"the prompt is longer than {self.max_tokens} tokens", param="prompt")
+            why = f"prompt is too long: the prompt is longer than {self.max_tokens} tokens"
+            raise Refusal(why, param="prompt", code=CONTEXT_EXCEEDED)
 
     def _prompts(self, value: Any, name: str) -> list[Any]:
         """Return the prompts in a field that holds one or a list of them, as text or as token ids."""

@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -20,16 +21,19 @@ from .hooks import Feature
 
 if TYPE_CHECKING:
     from sglang.srt.entrypoints.anthropic.serving import AnthropicServing
+    from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
     from sglang.srt.managers.io_struct import EmbeddingReqInput, GenerateReqInput
     from sglang.srt.managers.load_snapshot import LoadSnapshot
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
+_CHAT = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat"
 VALIDATE = "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request"
 FEATURE = Feature(
     "the request guard", remove_when="SGLang answers 400 to every request whose numbers its scheduler cannot compute"
 )
 
 _INT32 = 2**31 - 1
+_rendered = ContextVar("_rendered", default=0)  # tokens of the prompt that this request renders
 _SMALLEST = 2.0**-126  # the smallest normal float32; less may become 0
 # Range of each sampling parameter in which every number derived from it stays finite in the scheduler's tensors. JSON
 # numbers have 64 bits and the tensors 32: there, 1e39 is infinite and 1e-300 is a zero to divide by, and sampling then
@@ -63,12 +67,31 @@ def validate_one_request(
     vocabulary = manager.model_config.vocab_size
     if input_ids is not None:
         check_prompt(input_ids, vocabulary, _max_prompt_tokens())
+        _check_room(manager, len(input_ids), obj)
         check_copies(len(input_ids), (obj.sampling_params or {}).get("n", 1), manager.context_len)
         if getattr(obj, "return_logprob", False):
             check_prompt_logprobs(len(input_ids), obj.logprob_start_len, obj.top_logprobs_num, obj.token_ids_logprob)
     check_numbers(obj.sampling_params, vocabulary)
     _require_tokens(getattr(obj, "token_ids_logprob", None), vocabulary, "token_ids_logprob")
     original(manager, obj, input_ids)
+
+
+@FEATURE.before(f"{_CHAT}._engine_prompt")
+def count_rendered(serving: OpenAIServingChat, processed: Any, *args: object, **named: object) -> None:
+    """Count the tokens of a rendered prompt; of a picture, only its placeholder."""
+    _rendered.set(len(processed.prompt_ids) if isinstance(processed.prompt_ids, list) else 0)
+
+
+@FEATURE.around(f"{_CHAT}._convert_to_internal_request")
+def check_before_answer(
+    original: Callable[..., Any], serving: OpenAIServingChat, *args: object, **named: object
+) -> object:
+    """Refuse a prompt without room before a stream of /v1/messages begins, as Anthropic does."""
+    _rendered.set(0)
+    converted = original(serving, *args, **named)
+    tokens = len(converted[0].input_ids or ()) or _rendered.get()
+    _check_room(serving.tokenizer_manager, tokens, converted[0])
+    return converted
 
 
 @FEATURE.around("sglang.srt.entrypoints.anthropic.serving.AnthropicServing._error_response")
@@ -104,9 +127,20 @@ def check_prompt(input_ids: Sequence[int], vocabulary: int, max_tokens: int | No
     if len(input_ids) == 0:
         raise ValueError("the prompt is empty")
     if max_tokens is not None and len(input_ids) > max_tokens:
-        raise ValueError(f"the prompt has {len(input_ids)} tokens; this server takes at most {max_tokens}")
+        raise ValueError(f"prompt is too long: {len(input_ids)} tokens > {max_tokens} maximum")
     if min(input_ids) < 0 or max(input_ids) >= vocabulary:
         raise ValueError(f"token ids must be between 0 and {vocabulary - 1}")
+
+
+def check_room(tokens: int, answer: int | None, context: int) -> None:
+    """Raise ValueError for a prompt, or a prompt with its answer, beyond the context, in the words that clients read.
+
+    Claude Code compacts at the first message, and asks for a shorter answer at the second.
+    """
+    if tokens >= context:
+        raise ValueError(f"prompt is too long: {tokens} tokens > {context - 1} maximum")
+    if answer is not None and tokens + answer > context:
+        raise ValueError(f"input length and `max_tokens` exceed context limit: {tokens} + {answer} > {context}")
 
 
 def check_copies(tokens: int, number: int, context: int) -> None:
@@ -143,6 +177,12 @@ def check_numbers(params: Mapping[str, Any] | None, vocabulary: int) -> None:
             re.compile(pattern)
         except (re.error, RecursionError, OverflowError) as error:
             raise ValueError(f"stop_regex is not a regular expression: {error}") from None
+
+
+def _check_room(manager: TokenizerManager, tokens: int, obj: Any) -> None:
+    if not manager.allow_auto_truncate:
+        answer = (obj.sampling_params or {}).get("max_new_tokens") if manager.validate_total_tokens else None
+        check_room(tokens, answer, manager.context_len)
 
 
 @cache

@@ -13,6 +13,7 @@ import orjson
 
 from ..chat.calls import flat_name
 from ..chat.reader import is_json
+from ..door.answers import CONTEXT_EXCEEDED, OVERFLOW
 from .hooks import Feature
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ _PROTOCOL = "sglang.srt.entrypoints.openai.protocol"
 _SERVING = "sglang.srt.entrypoints.openai.serving_responses.OpenAIServingResponses"
 _CALL = "function_call"
 _COMPLETED = "response.completed"
+_FAILED = "response.failed"
 _STOPPED = {"reason": "stop"}
 FEATURE = Feature(
     "calls on /v1/responses",
@@ -109,7 +111,8 @@ async def finish_stream(
     """Correct the calls in the events of a stream."""
     names = _members(request)
     async for event in original(serving, request, *args, **named):
-        yield _corrected_event(event, names, request) if f'"{_CALL}' in event or f".{_CALL}" in event else event
+        is_corrected = f'"{_CALL}' in event or f".{_CALL}" in event or _FAILED in event
+        yield _corrected_event(event, names, request) if is_corrected else event
 
 
 @FEATURE.after(f"{_PROTOCOL}.ResponsesRequest.to_sampling_params")
@@ -156,6 +159,8 @@ def _corrected_event(event: str, names: Names, request: ResponsesRequest) -> str
             _corrected(call, names)
     if found := names.get(payload.get("name") or ""):  # of the event that ends a call's arguments
         payload["name"] = found[1]["name"]
+    if payload["type"] == _FAILED and OVERFLOW.search((payload["response"].get("error") or {}).get("message") or ""):
+        payload["response"]["error"]["code"] = CONTEXT_EXCEEDED
     if payload["type"] == _COMPLETED and _cut_by_stop(request, payload["response"]["output"]):
         payload["type"] = "response.incomplete"
         payload["response"] |= {"status": "incomplete", "incomplete_details": _STOPPED}

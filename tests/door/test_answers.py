@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.door_app import posted
 
-from kimi_w4a8_eagle3.door.answers import Refusal, Send, answer, only, without_grammar_faults
+from kimi_w4a8_eagle3.door.answers import Refusal, Send, answer, only, with_clients_faults
 
 LENGTH, KIND = (b"content-length", b"999"), (b"content-type", b"application/json")
 
@@ -90,9 +90,22 @@ def test_a_grammar_that_no_token_follows_is_the_clients_fault() -> None:
     """A 500 is read whole before a part of it is sent; every other answer passes part by part."""
     for status, parts in ((200, [b"a", b"Grammar accept_token failed"]), (500, [b"a", b"b"])):
         sent: list[Any] = []
-        through(without_grammar_faults(posted("/v1/completions"), _into(sent)), status, *parts)
+        through(with_clients_faults(posted("/v1/completions"), _into(sent)), status, *parts)
         assert [message.get("status", message.get("body")) for message in sent] == [status, *parts]
     sent = []
-    through(without_grammar_faults(posted("/v1/completions"), _into(sent)), 500, b"Grammar accept", b"_token failed")
+    through(with_clients_faults(posted("/v1/completions"), _into(sent)), 500, b"Grammar accept", b"_token failed")
     assert [message.get("status") for message in sent] == [400, None]
     assert b"no token of this model can follow" in sent[1]["body"]
+
+
+def test_a_prompt_without_room_has_the_code_that_clients_know() -> None:
+    said = b'{"object": "error", "message": "prompt is too long: 9 tokens > 8 maximum", "code": 400}'
+    for path, form in (("/v1/chat/completions", "context_length_exceeded"), ("/v1/messages", "invalid_request_error")):
+        sent: list[Any] = []
+        through(with_clients_faults(posted(path), _into(sent)), 400, said[:40], said[40:])
+        error = json.loads(sent[1]["body"])["error"]
+        assert (sent[0]["status"], error["message"]) == (400, "prompt is too long: 9 tokens > 8 maximum")
+        assert form in (error.get("code"), error["type"])
+    sent = []
+    through(with_clients_faults(posted("/v1/completions"), _into(sent)), 400, b"a", b"b")
+    assert [message.get("status", message.get("body")) for message in sent] == [400, b"a", b"b"]
