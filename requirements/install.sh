@@ -52,6 +52,7 @@ check_machine() {
   [[ $(uname -sm) == "Linux x86_64" && ! -e /lib/ld-musl-x86_64.so.1 ]] ||
     die "this is $(uname -sm), or without glibc" "Linux x86-64 with glibc is needed: docker build -f launch/docker/cpu.Dockerfile ."
   command -v g++ > /dev/null || die "no C++ compiler (g++)" "apt-get install g++"
+  command -v lscpu > /dev/null || die "no program lscpu, which SGLang runs" "apt-get install util-linux"
   local free_gb installed_gb=0
   free_gb=$(df -Pk "$(dirname "$venv")" | awk 'NR == 2 { print int($4 / 1024 / 1024) }')
   [[ ! -d $venv ]] || installed_gb=$(du -sk "$venv" | awk '{ print int($1 / 1024 / 1024) }')

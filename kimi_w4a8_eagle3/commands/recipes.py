@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from ..base.console import table_console
 from ..recipe.schema import load_recipe, recipe_names
@@ -15,7 +15,7 @@ _COLUMNS = ("recipe", "hardware", "status", "summary")
 
 def recipes(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -> None:
     """List the packaged recipes: hardware, status there, summary."""
-    table = Table("recipe", "hardware", "summary")
+    table = Table(Column("recipe", no_wrap=True), "hardware", "summary")  # two names begin alike
     rows = []
     for recipe in map(load_recipe, recipe_names()):
         needs = recipe.hardware

@@ -55,7 +55,7 @@ class EngineClient:
 
     def __init__(self, base_url: str, api_key: str | None = None, timeout_s: float = _TIMEOUT_S) -> None:
         self.base_url = base_url
-        timeout, limits = httpx.Timeout(timeout_s, connect=10.0), httpx.Limits(max_connections=256)
+        timeout, limits = httpx.Timeout(timeout_s, connect=5.0), httpx.Limits(max_connections=256)
         self._http = httpx.Client(
             base_url=base_url, timeout=timeout, limits=limits, headers=bearer(api_key), verify=trusted()
         )

@@ -240,7 +240,7 @@ class EngineServer:
         survivors = [child for child in tuple(self._children.values()) if child.is_running()]
         for child in survivors:
             _signal(child, signal.SIGTERM)
-        _, alive = psutil.wait_procs(survivors, timeout=3.0)
+        _, alive = psutil.wait_procs(survivors, timeout=min(grace_s, 3.0))
         for child in alive:
             _signal(child, signal.SIGKILL)
         psutil.wait_procs(alive, timeout=3.0)

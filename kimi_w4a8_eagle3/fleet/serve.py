@@ -79,7 +79,7 @@ def serve_foreground(front: Launch, options: ServeOptions) -> int:
             fleet.run()
     except Terminated as stopped:
         ended = "the engine was" if alone else "all engines and the router were"
-        console.print(f"kimi-w4a8: {stopped} received; {ended} stopped; logs: {where}")
+        console.print(f"kimi-w4a8: {stopped} received; {ended} stopped; logs: {where}", soft_wrap=True)
         return stopped.exit_code
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from shutil import which
 
 from ..base.errors import KimiError
 from ..base.finding import Finding, Severity
@@ -161,7 +162,7 @@ def unmet_requirements(recipe: Recipe, machine: Machine) -> list[str]:
     """Return one sentence for each hardware requirement of `recipe` that `machine` does not meet."""
     need = recipe.hardware
     if not need.gpus:
-        return []
+        return [] if which("lscpu") else ["SGLang runs the program lscpu on a CPU: apt-get install util-linux"]
     if len(machine.devices) < need.gpus:
         return [
             f"this machine has {len(machine.devices)} AMD GPUs, the recipe needs {need.gpus} ({', '.join(need.arch)})"

@@ -34,6 +34,12 @@ def read_result(folder: Path, *kinds: type[R]) -> R:
     return found
 
 
+def kind_of(folder: Path) -> str:
+    """Return the kind of a run, which `read_result` may not know. Raises KimiError where there is no run."""
+    found: dict[str, Any] = _read(folder / RESULT, dict[str, Any])
+    return str(found.get("kind"))
+
+
 def read_record(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = _read(folder / RECORD, dict[str, Any])
     return found

@@ -157,9 +157,10 @@ class Target:
                 remedy=f"kimi-w4a8 serve {self.name}, then --base-url with its address",
             )
         machine = Machine.detect()
-        if len(machine.devices) < launch.recipe.hardware.gpus:
+        gpus, unmet = launch.recipe.hardware.gpus, unmet_requirements(launch.recipe, machine)
+        if unmet and (not gpus or len(machine.devices) < gpus):
             raise KimiError(
-                f"this machine cannot serve the recipe {self.name!r}: {unmet_requirements(launch.recipe, machine)[0]}",
+                f"this machine cannot serve the recipe {self.name!r}: {unmet[0]}",
                 remedy="name a running server with --base-url, or try --recipe tiny",
             )
         return checked(launch)
@@ -180,7 +181,7 @@ class Target:
         return server
 
     def _connect(self, base_url: str, launch: Launch | None) -> Server:
-        with EngineClient(base_url, self.api_key) as client:
+        with EngineClient(base_url, self.api_key, _TIMEOUT_S) as client:
             served = client.model_name()
         if self.model is not None and served != self.model:
             raise KimiError(

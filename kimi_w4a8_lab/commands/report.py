@@ -11,10 +11,10 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from ..accept import claims
 from ..accept.journal import AcceptResult
 from ..accuracy.results import RESULTS, EvalResult
-from ..base.experiment import read_result
+from ..base.experiment import kind_of, read_result
 from ..report import evaluation, measured
 from ..report.analysis import Analysis
-from ..report.page import joined, unreadable, write_page
+from ..report.page import PAGE, joined, unreadable, write_page
 from ..speed.runs import RunResult, read_run
 
 
@@ -24,12 +24,15 @@ def report(
 ) -> None:
     """Write one HTML page and SVG figures from finished runs.
 
-    The page is self-contained, and the runs may be of another machine. A folder that cannot be shown gets a line
-    that says what is missing.
+    The page is self-contained, and the runs may be of another machine. A folder that cannot be shown gets a line that
+    says what is missing. If no folder can be shown, a page is written only with --output.
     """
     speed, pages, errors = [], [], []
     for run in runs:
         try:
+            if kind_of(run) == "demo":
+                typer.echo(f"page: {run / PAGE}   # the demo wrote it")
+                continue
             match read_result(run, RunResult, AcceptResult, *RESULTS):
                 case RunResult():
                     speed.append(read_run(run))
@@ -40,6 +43,10 @@ def report(
         except KimiError as error:
             errors.append(error)
             pages.append(unreadable(run, error))
+    if errors and out is None and not speed and len(errors) == len(pages):
+        raise errors[0]
+    if not (speed or pages):
+        return
     pages = [*([measured.page(Analysis(speed))] if speed else []), *pages]
     typer.echo(f"page: {write_page(joined(pages), out or runs[-1] / 'report')}")
     if len(errors) == len(runs):

@@ -16,7 +16,7 @@ from kimi_w4a8_eagle3.base.extras import require
 from kimi_w4a8_eagle3.base.run_dir import new_run_dir
 
 from ..base.server_under_test import Say, Target
-from .single import Texts, left, measure_points, recorded, require_usable, seeded
+from .single import Texts, left, measure_points, prepared, recorded, require_usable, seeded
 from .workloads import Workload
 
 
@@ -59,16 +59,16 @@ def ab(plan: Plan, texts: Texts, runs: Path, say: Say, resume: Path | None = Non
     resume: the directory of a run to finish. A server starts only if one of its points is missing.
     """
     require("sglang")
-    for side in plan.sides:
-        side.check()
-    sides = {side.name: side for side in plan.sides}
-    folder = resume or new_run_dir("ab-" + "-".join(sides).replace(":", "-"), runs)
-    with recorded(folder, "ab", sides, say, plan.workloads, resume is not None) as run:
+    with prepared(texts, plan.workloads) as place:
+        for side in plan.sides:
+            side.check()
+        sides = {side.name: side for side in plan.sides}
+        folder = resume or new_run_dir("ab-" + "-".join(sides).replace(":", "-"), runs)
         datasets = {}
         for workload in plan.workloads:
-            place = folder / workload.name
-            place.mkdir(exist_ok=True)
-            datasets[workload.name] = texts.prepare(workload, place)
+            (folder / workload.name).mkdir(exist_ok=True)
+            datasets[workload.name] = place(workload, folder / workload.name)
+    with recorded(folder, "ab", sides, say, plan.workloads, resume is not None) as run:
         for number, (side, repetitions) in enumerate(plan.blocks()):
             if not left(run, side.name, plan.workloads, repetitions):
                 continue

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import move
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 from kimi_w4a8_eagle3.base.errors import KimiError
@@ -43,20 +45,42 @@ def bench(
     Raises KimiError and keeps finished measurements, marked incomplete.
     """
     require("sglang")  # its load generator also measures running servers
-    target.check()  # fail before a run directory exists
-    if target.base_url is not None:
-        require_room(target.connected, workload)
-        if workload.backend != CHAT_BACKEND:
-            with EngineClient(target.connected.base_url, target.api_key) as client:
-                client.generate("one", 1)  # fails here if /generate is reserved for the operator
-    folder = resume or new_run_dir(f"bench-{workload.name}", runs)
+    with prepared(texts, [workload]) as place:
+        if target.base_url is not None:
+            say(f"{target.name}: asking the server")
+        target.check()  # fail before a run directory exists
+        if target.base_url is not None:
+            require_room(target.connected, workload)
+            if workload.backend != CHAT_BACKEND:
+                with EngineClient(target.connected.base_url, target.api_key) as client:
+                    client.generate("one", 1)  # fails here if /generate is reserved for the operator
+        folder = resume or new_run_dir(f"bench-{workload.name}", runs)
+        dataset = place(workload, folder)
     with recorded(folder, "bench", {target.name: target}, say, [workload], resume is not None) as run:
-        dataset = texts.prepare(workload, folder)
         if left(run, target.name, [workload], [0]):
             with target.running(folder / "server.log", say) as server:
                 measure_points(server, workload, dataset, run, say)
     require_usable(run)
     return folder
+
+
+@contextmanager
+def prepared(texts: Texts | Replay, workloads: Sequence[Workload]) -> Iterator[Callable[[Workload, Path], Path]]:
+    """Prepare the text of all workloads before a server is asked and a run directory exists.
+
+    Yields a function that moves the dataset of a workload into a folder and returns its path there.
+    """
+    with TemporaryDirectory() as name:
+        early, found = Path(name).resolve(), {}
+        for number, workload in enumerate(workloads):
+            (early / str(number)).mkdir()
+            found[workload.name] = texts.prepare(workload, early / str(number))
+
+        def place(workload: Workload, folder: Path) -> Path:
+            dataset = found[workload.name]
+            return Path(move(dataset, folder.resolve() / dataset.name)) if early in dataset.parents else dataset
+
+        yield place
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import pytest
 from support.every_page import accuracy_result
 from typer.testing import CliRunner
 
+from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.finding import checked
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_lab.accept.journal import AcceptResult, StageResult
@@ -159,6 +160,15 @@ def test_an_unreadable_folder_gets_a_page_that_names_the_missing_part(tmp_path, 
     text = (tmp_path / "out" / "report.html").read_text()
     assert done.exit_code == 1 and "NOT SHOWN: &lt;b&gt;run" in text and missing in text and "<b>" not in text
     assert not re.search(r": *</div>", text)  # a part of the message that is empty
+
+
+def test_report_leaves_nothing_where_there_is_no_run_and_finds_the_page_of_a_demo(tmp_path):
+    done = CliRunner().invoke(app, ["report", str(tmp_path / "TYPO")])
+    assert isinstance(done.exception, KimiError) and "no run is here" in done.exception.what
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "result.json").write_text('{"kind": "demo"}')
+    done = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert (done.exit_code, done.output) == (0, f"page: {tmp_path}/report.html   # the demo wrote it\n")
 
 
 def test_kimi_report_shows_an_acceptance_run(tmp_path):

@@ -1,6 +1,7 @@
 """The table of sub-commands: true to the commands, and no import for a line of help."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -48,6 +49,13 @@ def test_the_root_help_is_whole_at_80_columns(monkeypatch):
     lines = dict(line.split(maxsplit=1) for line in shown.partition("Commands:\n")[2].splitlines())
     assert lines.keys() == LINES.keys()
     assert [name for name, line in lines.items() if not LINES[name].startswith(line)] == []
+
+
+def test_the_names_of_recipes_are_whole_at_80_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = CliRunner().invoke(app, ["recipes"]).output
+    cells = [re.split(r"[|│┃]", line) for line in shown.splitlines()]
+    assert set(recipe_names()) <= {row[1].strip() for row in cells if len(row) > 1}
 
 
 def test_a_misspelt_command_gets_the_nearest():

@@ -19,7 +19,23 @@ from kimi_w4a8_eagle3.doctor.software import SGLANG_NEWEST, SGLANG_PINNED
 ROOT = Path(__file__).parents[2]
 INSTALL = ROOT / "requirements/install.sh"
 AWAY = "http://127.0.0.1:9/simple"  # the port of `discard`: no service of today listens there
-TOOLS = ("awk", "bash", "cat", "df", "dirname", "du", "env", "g++", "grep", "mktemp", "rm", "sed", "tail", "uname")
+TOOLS = [
+    "awk",
+    "bash",
+    "cat",
+    "df",
+    "dirname",
+    "du",
+    "env",
+    "g++",
+    "grep",
+    "lscpu",
+    "mktemp",
+    "rm",
+    "sed",
+    "tail",
+    "uname",
+]
 
 
 class Machine:
@@ -75,6 +91,11 @@ def machine(tmp_path: Path) -> Machine:
 def test_no_compiler(machine: Machine) -> None:
     (machine.programs / "g++").unlink()
     assert machine.refusal() == "install: no C++ compiler (g++): apt-get install g++"
+
+
+def test_no_lscpu(machine: Machine) -> None:
+    (machine.programs / "lscpu").unlink()
+    assert machine.refusal() == "install: no program lscpu, which SGLang runs: apt-get install util-linux"
 
 
 def test_no_python(machine: Machine) -> None:

@@ -13,7 +13,8 @@ from kimi_w4a8_eagle3.base.finding import Finding, Severity
 from kimi_w4a8_eagle3.gates import read_gates
 from kimi_w4a8_eagle3.machine.aiter_regime import Regime
 from kimi_w4a8_eagle3.machine.hardware import GIB, Device, Machine, gpu_by_name
-from kimi_w4a8_eagle3.recipe.launch import load_recipe, parse_arguments, recipe_names, render
+from kimi_w4a8_eagle3.recipe.launch import load_recipe, parse_arguments, recipe_names, render, unmet_requirements
+from kimi_w4a8_lab.base.server_under_test import Target
 from kimi_w4a8_lab.predict.machine_model import Cluster
 from kimi_w4a8_lab.predict.predict import adaptive_table, calibrate
 from kimi_w4a8_lab.speed import published
@@ -368,3 +369,12 @@ def test_adaptive_steps_that_cannot_be_are_refused(
         settings = [*settings, f"speculative-adaptive-config={tmp_path / 'table.json'}"]
     with pytest.raises(KimiError, match=message):
         render(load_recipe(recipe), ["options.speculation=adaptive", *settings], machine=MI325X)
+
+
+def test_a_cpu_recipe_needs_lscpu_which_sglang_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny, machine = load_recipe("tiny"), Machine(())
+    assert unmet_requirements(tiny, machine) == []
+    monkeypatch.setenv("PATH", "")
+    assert unmet_requirements(tiny, machine) == ["SGLang runs the program lscpu on a CPU: apt-get install util-linux"]
+    with pytest.raises(KimiError, match="this machine cannot serve the recipe 'tiny': SGLang runs the program lscpu"):
+        Target(recipe="tiny").check()

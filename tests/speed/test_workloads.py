@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_lab.base.server_under_test import Target
+from kimi_w4a8_lab.speed.ab import Plan, ab
+from kimi_w4a8_lab.speed.single import Texts, bench
 from kimi_w4a8_lab.speed.texts import prepare, read_pairs
 from kimi_w4a8_lab.speed.workloads import load_workload, with_changes, workload_names
 
@@ -110,3 +113,27 @@ def test_text_of_the_users_becomes_a_sharegpt_file_for_random(tmp_path: Path) ->
     path.write_text("\n\n".join(f"paragraph {i}" for i in range(10)))
     rows = json.loads(prepare(load_workload("con2"), tmp_path, None, str(path)).read_text())
     assert rows[3]["conversations"][0]["value"] == "paragraph 3" and len(rows[3]["conversations"]) == 2
+
+
+@pytest.mark.parametrize(("content", "message"), [(None, "cannot read the text file"), ("[{", "not valid JSON")])
+def test_a_bad_prompts_file_is_found_before_a_server_is_asked_and_leaves_no_run(
+    content: str | None, message: str, tmp_path: Path
+) -> None:
+    path, nowhere = tmp_path / "mine.json", Target("http://127.0.0.1:9")
+    said: list[str] = []
+    if content is not None:
+        path.write_text(content)
+    sides = [Target(recipe="tiny:plain"), Target(recipe="tiny")]
+    texts = Texts(prompts=str(path))
+    with pytest.raises(KimiError, match=message):
+        bench(load_workload("chat"), texts, nowhere, tmp_path / "runs", said.append)
+    with pytest.raises(KimiError, match=message):
+        ab(Plan(sides, [load_workload("chat")], 1, 1), texts, tmp_path / "runs", said.append)
+    assert said == [] and not (tmp_path / "runs").exists()
+
+
+def test_a_server_that_is_asked_is_named_first(tmp_path: Path) -> None:
+    said: list[str] = []
+    with pytest.raises(KimiError, match="the server does not answer"):
+        bench(load_workload("tiny-con2"), Texts(), Target("http://127.0.0.1:9"), tmp_path / "runs", said.append)
+    assert said == ["http://127.0.0.1:9: asking the server"] and not (tmp_path / "runs").exists()
