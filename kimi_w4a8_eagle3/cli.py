@@ -24,6 +24,7 @@ from typer.core import TyperCommand, TyperGroup
 from . import __version__
 from .base.errors import KimiError, UsageError
 from .base.extras import failed_import
+from .base.next_step import pip_install
 
 PROGRAM = "kimi-w4a8"  # `kimi` alone is Moonshot's own client
 
@@ -60,7 +61,8 @@ class Commands(TyperGroup):
             raise UsageError(
                 f"this installation has no verb {args[0]!r}",
                 expected=", ".join(VERBS),
-                remedy="bench, eval and others that measure are in kimi_w4a8_lab: pip install '.[all]' in a checkout",
+                remedy="bench, eval and others that measure are in kimi_w4a8_lab, in a checkout: "
+                + pip_install("'.[all]'"),
             )
         name, stub, rest = super().resolve_command(ctx, args)
         return name, load(args[0]) if stub else None, rest

@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from .errors import KimiError
+from .next_step import pip_install
 
 PACKAGE = "kimi-w4a8-eagle3"
 # Modules whose name differs from their distribution's.
@@ -47,10 +48,11 @@ def not_installed(modules: Sequence[str]) -> KimiError:
             "for GPUs: `docker build -t kimi-w4a8-eagle3 .`, then launch/docker-run.sh",
         )
     extras = _covering(set(names))
+    chosen = f"'.[{','.join(extras)}]'"
     return KimiError(
         what,
         expected=f"the extra{'s' * (len(extras) > 1)} {', '.join(f'`{extra}`' for extra in extras)}",
-        remedy=f"in a checkout of this package: pip install '.[{','.join(extras)}]'",
+        remedy=f"in a checkout of this package: {pip_install(chosen)}",
     )
 
 

@@ -10,6 +10,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from .errors import KimiError
+from .next_step import pip_install
 
 _GROUP = "kimi_w4a8_eagle3.laptop"
 
@@ -33,6 +34,6 @@ def require(part: str, user: str) -> Any:
             where=user,
             expected="the built-in model and its engine on a CPU, which images for GPUs do not contain",
             remedy="in a checkout of this package: `make demo`, then .venv/bin/kimi-w4a8; "
-            "or pip install ./kimi_w4a8_laptop",
+            f"or {pip_install('./kimi_w4a8_laptop')}",
         )
     return found

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.next_step import pip_install
 
 CATEGORIES = ("base", "miss_func", "miss_param", "long_context")
 _EVAL = "bfcl_eval.eval_checker.multi_turn_eval"
@@ -44,7 +45,7 @@ class Bfcl:
             raise KimiError(
                 "bfcl-eval is not installed",
                 expected="its tasks and its checker; no extra has it, because it would install a second torch",
-                remedy="pip install --no-deps bfcl-eval==2026.3.23 && pip install mpmath",
+                remedy=f"{pip_install('--no-deps', 'bfcl-eval==2026.3.23')} && {pip_install('mpmath')}",
             )
         self._data = Path(spec.origin).parent / "data"
         self._execute = import_module(f"{_EVAL}.multi_turn_utils").execute_multi_turn_func_call

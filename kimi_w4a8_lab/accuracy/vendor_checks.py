@@ -16,6 +16,7 @@ from typing import Any
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.files import lines
 from kimi_w4a8_eagle3.base.finding import Finding, checked
+from kimi_w4a8_eagle3.base.next_step import pip_install
 from kimi_w4a8_eagle3.base.resources import operator_dir
 from kimi_w4a8_eagle3.recipe.trusted_code import require_trusted_tokenizer
 
@@ -150,7 +151,7 @@ def counter(tokenizer: str) -> Callable[[Body], int]:
         from transformers import AutoTokenizer  # optional: it comes with SGLang; seconds to import
     except ImportError as error:
         what = f"prompt tokens cannot be counted: {error}"
-        raise KimiError(what, "--tokenizer", remedy="pip install transformers") from error
+        raise KimiError(what, "--tokenizer", remedy=pip_install("transformers")) from error
     require_trusted_tokenizer(tokenizer)
     loaded = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=True, local_files_only=True)
 

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 from kimi_w4a8_eagle3.base.console import table_console
 from kimi_w4a8_eagle3.base.extras import require
+from kimi_w4a8_eagle3.base.next_step import command
 from kimi_w4a8_eagle3.commands.options import KEY_FILE, OPS_URL, RUNS, complete, expanded, signals
 from kimi_w4a8_eagle3.door.settings import client_key
 
@@ -221,7 +222,7 @@ def _conclude(analysis: Analysis, folder: Path, report: bool) -> None:
     print_figures(analysis)
     if report:
         typer.echo(f"page: {write_page(page(analysis), folder / 'report')}")
-    typer.echo(f"next: kimi-w4a8 report {folder} OTHER_RUN   # one page of several runs")
+    typer.echo(f"next: {command()} report {folder}   # add other runs for one page of all")
 
 
 @app.command("replay")

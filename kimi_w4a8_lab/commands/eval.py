@@ -14,6 +14,7 @@ from kimi_w4a8_eagle3.base import laptop
 from kimi_w4a8_eagle3.base.console import table_console
 from kimi_w4a8_eagle3.base.errors import UsageError
 from kimi_w4a8_eagle3.base.extras import require
+from kimi_w4a8_eagle3.base.next_step import command
 from kimi_w4a8_eagle3.commands.options import KEY_FILE, OPS_URL, RUNS, expanded, signals
 from kimi_w4a8_eagle3.door.settings import client_key
 
@@ -288,5 +289,5 @@ def _end(folder: Path) -> NoReturn:
     page, verdict = evaluation.page(folder, result), result.verdict.state
     print_page(page, verdict)
     typer.echo(f"page: {write_page(page, folder)}")
-    typer.echo(f"next: kimi-w4a8 report BENCH_RUN {folder}   # one page of speed and answers")
+    typer.echo(f"next: {command()} report {folder}   # add runs of bench for one page of speed and answers")
     raise typer.Exit(verdict.exit_code)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from kimi_w4a8_eagle3.base import laptop
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.next_step import pip_install
 from kimi_w4a8_eagle3.quark.weight_format import INT4, MXFP4, WeightFormat
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def import_quark() -> None:
         raise KimiError(
             f"AMD Quark cannot be imported: {error}",
             expected="amd-quark 0.13, with ninja and a C++ compiler for the extension of its first import",
-            remedy="pip install amd-quark==0.13 ninja; apt-get install g++",
+            remedy=f"{pip_install('amd-quark==0.13', 'ninja')}; apt-get install g++",
         ) from error
 
 

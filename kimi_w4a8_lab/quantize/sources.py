@@ -12,11 +12,12 @@ from packaging.version import Version
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.extras import not_installed
+from kimi_w4a8_eagle3.base.next_step import pip_install
 from kimi_w4a8_eagle3.quark.config import MHA_DRAFT, MLA_DRAFT, is_packed_int4, quantization_of, read_json
 from kimi_w4a8_eagle3.quark.safetensors_header import Checkpoint, TensorInfo, read_checkpoint
 
 QUARK_MINIMUM = "0.13"
-INSTALL_QUARK = f"pip install amd-quark=={QUARK_MINIMUM}"
+INSTALL_QUARK = pip_install(f"amd-quark=={QUARK_MINIMUM}")
 # Layers that a text-only checkpoint of the same model does not have.
 VISION = ("*mm_projector*", "*vision_tower*")
 # Parts of one weight in compressed-tensors' pack-quantized format.

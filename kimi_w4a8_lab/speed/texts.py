@@ -61,7 +61,7 @@ def prepare(workload: Workload, folder: Path, sharegpt: str | None, prompts: str
             expected=_FORMATS,
             remedy="name one with --prompts-file FILE (or hf://datasets/OWNER/NAME/FILE)",
         )
-    _require(pairs, needed * workload.turns, source)
+    _require(pairs, needed, source, workload.turns)
     if workload.dataset == "agent":
         path = folder / "texts.json"
         path.write_text(json.dumps({"conversations": _agents(pairs, needed, workload, source)}))
@@ -113,13 +113,14 @@ def _pair(row: dict[str, Any]) -> Pair | None:
     return (str(question), str(answer)) if question else None
 
 
-def _require(pairs: list[Pair], needed: int, source: str) -> None:
-    if len(pairs) < needed:
+def _require(pairs: list[Pair], prompts: int, source: str, turns: int = 1) -> None:
+    if len(pairs) < (needed := prompts * turns):
+        fewer = len(pairs) // turns
         raise KimiError(
             f"{len(pairs)} usable texts, but the workload sends {needed} different prompts",
             where=source,
             expected=f"at least {needed}",
-            remedy="use a larger file, or fewer prompts with --num-prompts",
+            remedy="use a larger file" + (f", or add --num-prompts {fewer}" if fewer else ""),
         )
 
 
@@ -135,7 +136,7 @@ def _agents(pairs: list[Pair], needed: int, workload: Workload, source: str) -> 
         words += " ".join(pair).split()
     system = {"role": "system", "content": " ".join(words[: workload.system_words])}
     turns = list(islice(left, needed * workload.turns))
-    _require(turns, needed * workload.turns, f"{source}, after the system prompt")
+    _require(turns, needed, f"{source}, after the system prompt", workload.turns)
     conversations = []
     for user in range(needed):
         said = turns[user * workload.turns : (user + 1) * workload.turns]

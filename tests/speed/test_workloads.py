@@ -104,8 +104,10 @@ def test_missing_and_malformed_sharegpt_files(content: str | None, message: str,
 def test_too_few_texts_are_refused_because_the_generator_would_send_fewer(tmp_path: Path) -> None:
     path = tmp_path / "s.json"
     path.write_text(json.dumps([{"conversations": [{"value": "q"}, {"value": "a"}]}] * 9))
-    with pytest.raises(KimiError, match="9 usable texts, but the workload sends 10"):
+    with pytest.raises(KimiError, match="9 usable texts, but the workload sends 10") as caught:
         prepare(load_workload("con2"), tmp_path, str(path), None)
+    assert caught.value.remedy == "use a larger file, or add --num-prompts 9"
+    prepare(with_changes(load_workload("con2"), num_prompts=9), tmp_path, str(path), None)
 
 
 def test_text_of_the_users_becomes_a_sharegpt_file_for_random(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ...base.errors import KimiError
+from ...base.next_step import pip_install
 from .code_object import describe
 from .configs import KernelConfig
 from .objects import ARCH, CodeObject, cache_dir
@@ -65,7 +66,7 @@ def rocm_path() -> Path:
         raise KimiError(
             str(linker_problem()),
             where="compiling FlyDSL kernels",
-            remedy="in a checkout of this package: pip install '.[kernels]'",
+            remedy="in a checkout of this package: " + pip_install("'.[kernels]'"),
         )
     script = f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n'
     folder = cache_dir() / "rocm" / hashlib.sha256(script.encode()).hexdigest()[:16]
@@ -131,7 +132,7 @@ def compilers() -> dict[str, str]:
             problem,
             where="compiling the gfx942 kernels",
             expected=f"flydsl {SUPPORTED[0]} and a linker (a machine that only serves needs neither)",
-            remedy="in a checkout of this package: pip install '.[kernels,serve]', in an environment without AITER",
+            remedy="in a checkout, and an environment without AITER: " + pip_install("'.[kernels,serve]'"),
         )
     linker = [str(rocm_path() / "llvm" / "bin" / "ld.lld"), "--version"]
     version = subprocess.run(linker, capture_output=True, text=True, check=True).stdout.strip()

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.next_step import pip_install
 from kimi_w4a8_eagle3.gates import tile_gate
 from kimi_w4a8_eagle3.moe.contract import MoeShape
 from kimi_w4a8_eagle3.moe.flydsl import toolchain as toolchain
@@ -138,7 +139,7 @@ def test_a_missing_linker_is_one_clear_message(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(toolchain, "find_spec", lambda name: None)
     with pytest.raises(KimiError, match=r"package ziglang .* and Debian's ld.lld-19 are all missing") as error:
         toolchain.rocm_path()
-    assert error.value.remedy == "in a checkout of this package: pip install '.[kernels]'"
+    assert error.value.remedy == "in a checkout of this package: " + pip_install("'.[kernels]'")
 
 
 def test_inputs_of_the_wrong_kind_are_refused() -> None:

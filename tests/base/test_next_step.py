@@ -1,0 +1,32 @@
+"""The commands that messages name run as they stand, from the shell that started the program."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kimi_w4a8_eagle3 import __version__
+from kimi_w4a8_eagle3.base.extras import not_installed
+from kimi_w4a8_eagle3.base.next_step import command, pip_install
+
+BIN = Path(sys.executable).parent
+
+
+def typed(line: str, folder: Path) -> str:
+    return subprocess.run(line, shell=True, cwd=folder, capture_output=True, text=True, check=True, timeout=120).stdout
+
+
+@pytest.mark.parametrize("on_path", [True, False])
+def test_a_next_step_runs_as_it_is_printed(on_path: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the environment on the PATH, `kimi-w4a8` is not found, and `pip` may be of another Python."""
+    monkeypatch.setenv("PATH", f"{BIN}:/usr/bin:/bin" if on_path else "/usr/bin:/bin")
+    monkeypatch.chdir(BIN.parent)
+    assert typed(f"{command()} --version", BIN.parent).strip() == __version__
+    assert f"{BIN.parent}/" in typed(f"{pip_install().removesuffix('install')} --version", BIN.parent)
+    pip = "pip" if on_path else f"bin/{Path(sys.executable).name} -m pip"
+    short = ("kimi-w4a8" if on_path else "bin/kimi-w4a8", f"{pip} install")
+    assert (command(), pip_install()) == short
+    assert not_installed(["matplotlib"]).remedy == f"in a checkout of this package: {short[1]} '.[bench]'"
