@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import psutil
 import typer
 from rich.console import Console
 from rich.panel import Panel
@@ -90,6 +91,8 @@ def demonstrate(runs: Path = DEFAULT_ROOT, console: Console | None = None) -> Pa
     console = console or table_console()
     folder = new_run_dir("demo", runs)
     console.print(Panel.fit(_intro(folder), title="demo", border_style="cyan"))
+    if line := busy(psutil.cpu_percent(0.5)):
+        console.print(line, style="yellow", markup=False)
     launches = [_launch(speculate) for speculate in (False, True)]
     launches[0].server(_log(launches[0], folder)).prepare()  # while the checkpoints are examined
     questions = problems("held_out", QUESTIONS)
@@ -122,6 +125,13 @@ def demonstrate(runs: Path = DEFAULT_ROOT, console: Console | None = None) -> Pa
             remedy="`kimi-w4a8 eval lossless` tells a numerical tie from a bug",
         )
     return folder
+
+
+def busy(percent: float) -> str:
+    """Return a warning if other programs use the cores already before the servers start; empty otherwise."""
+    if percent < 50:
+        return ""
+    return f"This machine is busy ({percent:.0f}% of its cores): it may slow one side more, so do not trust the times."
 
 
 def _launch(speculate: bool) -> Launch:

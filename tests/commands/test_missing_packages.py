@@ -45,7 +45,6 @@ CALLS = {
     "serve tiny --dry-run": "make demo",
     f"chat hello --base-url {DEAD}": "",
     f"route -w {DEAD} --port PORT": "scale",
-    f"top {DEAD} --once": "",
     "plan agent --gpu mi325x": "",
     "plan agent --gpu mi325x -o plan.svg": "bench",
     "gates": "",
