@@ -34,9 +34,10 @@ def install() -> bool:
     if not installed():
         from .. import torchvision_ops  # start-up: torch
         from ..cpu import batch_invariant  # start-up: torch
-        from . import compiled, torch_cuda, triton_gpu  # start-up: torch
+        from . import compiled, rocm_tools, torch_cuda, triton_gpu  # start-up: torch
 
         torch_cuda.install()
+        rocm_tools.install(torch_cuda.DEVICES)
         torchvision_ops.declare_missing()
         triton_gpu.install()
         compiled.install()

@@ -23,6 +23,11 @@ def compiler() -> str | None:
     return shutil.which(os.environ.get("CXX", "g++"))
 
 
+def folder() -> Path:
+    """Return the folder of what is built once."""
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "kimi-w4a8"
+
+
 @functools.cache
 def load() -> ctypes.CDLL:
     """Build the device if needed, load it into torch, and return its C functions."""
@@ -37,16 +42,15 @@ def load() -> ctypes.CDLL:
 def _built() -> Path:
     """Return the shared object for this source, compiler and torch."""
     key = hashlib.sha256(SOURCE.read_bytes() + torch.__version__.encode()).hexdigest()[:16]
-    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "kimi-w4a8"
-    path = folder / f"virtual-device-{key}.so"
+    path = folder() / f"virtual-device-{key}.so"
     if path.exists():
         return path
     cxx = compiler()
     if cxx is None:
         raise KimiError("the virtual node needs a C++ compiler", remedy="install g++, or name one in CXX")
-    folder.mkdir(parents=True, exist_ok=True)
+    folder().mkdir(parents=True, exist_ok=True)
     root = Path(torch.__file__).parent
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+    with tempfile.TemporaryDirectory(dir=folder()) as scratch:
         out = Path(scratch) / path.name
         includes = [f"-I{root}/include", f"-I{root}/include/torch/csrc/api/include"]
         command = [cxx, "-O1", "-std=c++20", "-fPIC", "-shared", "-w", *includes, str(SOURCE)]
