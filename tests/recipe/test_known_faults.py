@@ -115,6 +115,22 @@ def test_an_fp8_cache_that_the_backend_cannot_hold_is_refused(settings: list[str
     assert [fault.id for fault in launch("eagle3", *settings).refused] == [fault]
 
 
+def test_drafts_on_aiter_without_graphs_are_refused_where_they_read_beyond_their_tensors() -> None:
+    installed = {"sglang": SGLANG_PINNED, "rocm": "7.2.4", "aiter": "0.1.20", "torch": "2.11.0"}
+    ids = [fault.id for fault in launch("agent", "disable-cuda-graph=true", **installed).refused]
+    assert ids == ["eagle-without-graphs"]
+    assert launch("agent:plain", "disable-cuda-graph=true", **installed).refused == []
+    assert launch("agent", "disable-cuda-graph=true", **{**installed, "sglang": SGLANG_NEWEST}).refused == []
+    assert launch("agent", **installed).refused == []
+
+
+@pytest.mark.parametrize("recipe", ["agent", "agent-2x4", "agent-mxfp4", "eagle3", "eagle3-mla", "eagle3-opt"])
+def test_graphs_cover_every_batch_of_drafts_that_can_run(recipe: str) -> None:
+    args = launch(recipe).args
+    running = args.get("max-running-requests", 48)  # SGLang's default with speculation
+    assert args.get("cuda-graph-max-bs-decode", running) >= running
+
+
 def test_an_fp8_cache_is_warned_of_until_it_is_measured() -> None:
     found = launch("eagle3", "kv-cache-dtype=fp8_e4m3")
     assert found.refused == [] and any("eval gsm8k --baseline" in note.found for note in found.notes)
