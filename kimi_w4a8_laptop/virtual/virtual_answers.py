@@ -64,7 +64,7 @@ def arguments(draft: bool) -> dict[str, Any]:
 
 
 def ask(draft: bool, tokens: int) -> dict[str, Any]:
-    """Start an engine, ask each kind as one batch, and return its tokens by kind and the drafts' accept lengths."""
+    """Start an engine, ask each kind as one batch, and return its tokens by kind."""
     import sglang  # start-up: after the operators
     from transformers import AutoTokenizer
 
@@ -76,14 +76,13 @@ def ask(draft: bool, tokens: int) -> dict[str, Any]:
     ]
     engine = sglang.Engine(**settings)
     try:
-        found: dict[str, Any] = {"tokens": {}, "accept": []}
+        found: dict[str, Any] = {"tokens": {}}
         for kind, params in KINDS.items():
             rows = engine.generate(
                 input_ids=[list(map(int, prompt)) for prompt in prompts],
                 sampling_params=[{"max_new_tokens": tokens, **given} for given in params],
             )
             found["tokens"][kind] = [row["output_ids"] for row in rows]
-            found["accept"] += [row["meta_info"].get("spec_accept_length") for row in rows]
         return found
     finally:
         engine.shutdown()

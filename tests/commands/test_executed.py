@@ -40,12 +40,12 @@ LINES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r"launch/docker-run\.sh .* --as compose",
-        "launch/test_docker_run.py::test_compose_starts_what_the_docker_line_starts",
+        "launch/test_docker_up.py::test_compose_starts_what_the_docker_line_starts",
         CLUSTER,
     ),
     (
         r"launch/docker-run\.sh .* --as systemd",
-        "launch/test_docker_run.py::test_systemd_starts_what_the_docker_line_starts",
+        "launch/test_docker_up.py::test_systemd_starts_what_the_docker_line_starts",
         CLUSTER,
     ),
     (
@@ -54,6 +54,7 @@ LINES: tuple[tuple[str, str, str], ...] = (
         CLUSTER,
     ),
     (r"launch/pin-base\.sh.*", "machine/test_base_image.py::test_pinning_writes_the_digest_into_both_files", NETWORK),
+    (r"docker (image|builder) .*", "launch/test_docker_up.py::test_the_lines_that_undo_leave_nothing", CLUSTER),
     (r"docker (build|compose|logs|rm|rmi|stop) ?.*", "", CLUSTER),
     (r"kubectl apply -k .*", "launch/test_k8s_manifests.py::test_the_objects_are_valid_for_kubernetes", CLUSTER),
     (r"kubectl .*", "", CLUSTER),
