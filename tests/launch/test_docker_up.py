@@ -128,7 +128,7 @@ def test_a_port_in_use_is_found_before_anything_is_made(ordinary: Host) -> None:
 def test_systemd_starts_what_the_docker_line_starts() -> None:
     for found in host(0, [0]):
         systemctl = found.folder / "bin/systemctl"
-        engine = f"[ $1 = enable ] && {sys.executable} {found.folder}/bin/fake_engine.py {found.port + 1}"
+        engine = f"[ $1 = enable ] && '{sys.executable}' {found.folder}/bin/fake_engine.py {found.port + 1}"
         systemctl.write_text(f'#!/bin/sh\necho "$@" >>{found.folder}/systemctl\n{engine}\nexit 0\n')
         systemctl.chmod(0o755)
         admin = found.home / "admin key"

@@ -45,7 +45,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a `vllm` and a `docker` that print their words and the variables of vLLM."""
     folder = tmp_path_factory.mktemp("programs")
     for name in ("vllm", "docker"):
-        text = f"#!{sys.executable}\nimport json, os, sys\n"
+        text = "#!/usr/bin/env python3\nimport json, os, sys\n"
         text += "env = {name: value for name, value in os.environ.items() if name.startswith('VLLM_')}\n"
         text += f"print(json.dumps([[{name!r}, *sys.argv[1:]], env]))\n"
         (folder / name).write_text(text)
