@@ -60,7 +60,7 @@ class Mask:
 def applied(script: str) -> tuple[set[int], int | None]:
     """CPUs and memory node after numactl with the arguments of SGLang's script."""
     cpus, memory = ALL, None
-    arguments = re.search(r"exec numactl (.*?) \S+ \"\$@\"", script)
+    arguments = re.search(r"exec numactl ((?:-\S+ )*)/.* \"\$@\"", script)
     assert arguments is not None, script
     for word in arguments[1].split():
         name, _, value = word.partition("=")
