@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from rich.console import Console
 
 from kimi_w4a8_eagle3.base.finding import Finding, checked
 from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT
-from kimi_w4a8_eagle3.engine.metrics import Acceptance, acceptance_from_counters, acceptance_from_histograms, scrape
+from kimi_w4a8_eagle3.engine.metrics import Acceptance, acceptance_from_histograms
 
+from ..base.counters import accepted
 from ..base.experiment import write_result
 from ..base.request_progress import request_progress
 from ..base.server_under_test import Target
@@ -49,14 +51,14 @@ def run(
     once = RunOptions(runs=runs, patience=Patience(attempts=1, server_away_s=0.0))
     with evaluated(target, SmokeResult.kind, once, console) as evaluation:
         server = evaluation.server
-        before = scrape(server.ops_url) if server.ops_url else None  # a router does not forward accept histograms
         settings = {"model": server.model, "max_tokens": floors.max_tokens, "temperature": 0.0}
         settings |= {"return_spec_tokens_details": True}
         bodies = [{**settings, "messages": [{"role": "user", "content": p.question}]} for p in problems]
         with request_progress(f"{server.name}: problems", len(problems), console) as show:
-            answers = evaluation.recorder.ask(CHAT, bodies, floors.concurrency, show)
-        added = scrape(server.ops_url).since(before) if server.ops_url and before else None
-    checks = list(check(problems, answers, floors, acceptance_from_counters(added, _DRAFT_TOKENS) if added else None))
+            ask = partial(evaluation.recorder.ask, CHAT, bodies, floors.concurrency, show)
+            # A router does not forward accept histograms.
+            answers, counted = accepted(server.ops_url, _DRAFT_TOKENS, ask) if server.ops_url else (ask(), None)
+    checks = list(check(problems, answers, floors, counted))
     verdict = Conclusion()
     verdict.judge(checks)
     if not verdict.reasons:
@@ -90,13 +92,13 @@ def check(
     yield checked("empty, garbled or looping answers", str(len(odd)), "none", not odd)
     yield checked("answers cut at the limit", str(cut), f"at most {n // 10}", cut <= n // 10)
     yield checked("problems solved", f"{solved} of {n}", f">= {floors.correct:.0%}", solved >= floors.correct * n)
-    accepted = counted or acceptance_from_histograms((_histogram(a.response) for a in replies), _DRAFT_TOKENS)
+    acceptance = counted or acceptance_from_histograms((_histogram(a.response) for a in replies), _DRAFT_TOKENS)
     if floors.speculates:
-        found = "no speculation" if accepted is None else f"{accepted.length:.2f}"
-        good = accepted is not None and accepted.length >= floors.accept_length
+        found = "no speculation" if acceptance is None else f"{acceptance.length:.2f}"
+        good = acceptance is not None and acceptance.length >= floors.accept_length
         yield checked("accept length", found, f">= {floors.accept_length:.2f}", good)
     else:
-        yield checked("speculation", "off" if accepted is None else "on", "off", accepted is None)
+        yield checked("speculation", "off" if acceptance is None else "on", "off", acceptance is None)
 
 
 def _histogram(response: dict[str, Any]) -> list[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -20,6 +19,7 @@ from kimi_w4a8_eagle3.engine import metrics
 from kimi_w4a8_eagle3.engine.client import EngineClient, Generation
 from kimi_w4a8_eagle3.engine.metrics import Acceptance
 
+from ..base.counters import counted, still
 from ..base.request_progress import request_progress
 from ..base.server_under_test import Server
 from . import repetition
@@ -28,7 +28,6 @@ from .repetition import TextRepetition
 from .sampler import Sampler, ServerSummary
 from .workloads import CHAT_BACKEND, CONVERSATIONS, Point, Workload
 
-_STILL_S, _STILL_TRIES = 1.1, 5  # the door reuses an answer for at most 1 s
 _PROBES = 4
 _WARMUP_COUNTED_S = 30.0
 _MOST_FAILED = 0.1  # of a replay, as in InferenceX's AgentX; of the other workloads none may fail
@@ -95,11 +94,11 @@ def measure(server: Server, point: Point, dataset: Path, folder: Path, repetitio
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     before: list[metrics.Counters] = []
     warmups = point.warmups * point.workload.turns
-    idle = _still(server.metrics_url)
+    idle = still(server.metrics_url)
     with Sampler(server.metrics_url, raw.with_name(f"{raw.stem}-server.jsonl")) as sampler:
 
         def open_window(answered: int) -> None:
-            before.append(_counted(server.metrics_url, idle.requests + answered, _WARMUP_COUNTED_S))
+            before.append(counted(server.metrics_url, idle.requests + answered, _WARMUP_COUNTED_S))
             sampler.open_window()
 
         with request_progress("requests", point.requests, table_console()) as shown:
@@ -111,10 +110,10 @@ def measure(server: Server, point: Point, dataset: Path, folder: Path, repetitio
         load, details = read_result(raw), read_details(raw)
         if not before:
             raise KimiError("the load generator never began to measure", where=str(raw.with_suffix(".log")))
-        after = _counted(server.metrics_url, idle.requests + warmups + point.requests, 5.0)
-        counted = replace(after.since(before[0]), requests=after.requests - idle.requests - warmups)
+        after = counted(server.metrics_url, idle.requests + warmups + point.requests, 5.0)
+        added = replace(after.since(before[0]), requests=after.requests - idle.requests - warmups)
         summary = sampler.summary()
-    notes, problems = _judge(point, load, details, counted)
+    notes, problems = _judge(point, load, details, added)
     if before[0].requests < idle.requests + warmups:
         notes.append(
             f"the server had counted {before[0].requests - idle.requests:.0f} of {warmups} warm-up requests "
@@ -131,34 +130,15 @@ def measure(server: Server, point: Point, dataset: Path, folder: Path, repetitio
         raw=raw.name,
         command=generator_program(server.base_url, arguments, raw).argv,
         load=load,
-        acceptance=metrics.acceptance_from_counters(counted, server.facts.num_draft_tokens or 1)
+        acceptance=metrics.acceptance_from_counters(added, server.facts.num_draft_tokens or 1)
         if server.facts.num_draft_tokens
         else None,
         server=summary,
-        cached=counted.cached_tokens / counted.prompt_tokens if counted.prompt_tokens else None,
+        cached=added.cached_tokens / added.prompt_tokens if added.prompt_tokens else None,
         turns=turns_of(details, point.turn_numbers),
         notes=notes,
         problems=problems,
     )
-
-
-def _still(url: str) -> metrics.Counters:
-    """Return the counters after they stood still for longer than the door reuses an answer of /metrics."""
-    found = metrics.scrape(url)
-    for _ in range(_STILL_TRIES):
-        time.sleep(_STILL_S)
-        last, found = found, metrics.scrape(url)
-        if found == last:
-            break
-    return found
-
-
-def _counted(url: str, requests: float, most_s: float) -> metrics.Counters:
-    """Return the counters when they have `requests`, or after `most_s`: a server counts after its client has read."""
-    end = time.monotonic() + most_s
-    while (found := metrics.scrape(url)).requests < requests and time.monotonic() < end:
-        time.sleep(0.1)
-    return found
 
 
 def examine_text(server: Server, point: Point, folder: Path, found: Measurement) -> Measurement:

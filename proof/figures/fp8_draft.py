@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -26,8 +27,9 @@ from safetensors.torch import load_file, save_file
 from kimi_w4a8_eagle3.base.signals import signals_raise
 from kimi_w4a8_eagle3.cli import run
 from kimi_w4a8_eagle3.engine.client import EngineClient
-from kimi_w4a8_eagle3.engine.metrics import Acceptance, acceptance_from_counters, scrape
+from kimi_w4a8_eagle3.engine.metrics import Acceptance
 from kimi_w4a8_eagle3.recipe.memory_plan import ModelCard, draft_weights
+from kimi_w4a8_lab.base.counters import accepted
 from kimi_w4a8_lab.base.server_under_test import Target
 from kimi_w4a8_lab.predict.machine_model import PRECISIONS, Cluster, decode_bytes, draft_bytes
 from kimi_w4a8_laptop import tiny
@@ -84,9 +86,8 @@ def ask(draft: Path, questions: list[str], log: Path) -> tuple[Tokens, Acceptanc
     """The greedy answers, and acceptance from the server's counters around them."""
     target = Target(recipe="tiny", settings=(f"draft.repo={draft}",))
     with target.running(log, print) as server, EngineClient(server.base_url) as client:
-        before = scrape(server.base_url)
-        answers = client.chat_all(questions, MAX_TOKENS, CONCURRENCY)
-        found = acceptance_from_counters(scrape(server.base_url).since(before), server.facts.num_draft_tokens or 0)
+        ask = partial(client.chat_all, questions, MAX_TOKENS, CONCURRENCY)
+        answers, found = accepted(server.base_url, server.facts.num_draft_tokens or 0, ask)
     assert found is not None, "nothing was verified"
     return [answer.token_ids for answer in answers], found
 

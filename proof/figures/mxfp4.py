@@ -13,6 +13,7 @@ import random
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,7 +23,7 @@ from rich.console import Console
 from kimi_w4a8_eagle3.base.signals import signals_raise
 from kimi_w4a8_eagle3.cli import run
 from kimi_w4a8_eagle3.engine.client import EngineClient
-from kimi_w4a8_eagle3.engine.metrics import acceptance_from_counters, scrape
+from kimi_w4a8_lab.base.counters import accepted
 from kimi_w4a8_lab.base.server_under_test import Target
 from kimi_w4a8_laptop import tiny
 
@@ -64,9 +65,8 @@ def served(name: str, settings: tuple[str, ...], questions: list[str], log: Path
         Target(recipe="tiny", settings=settings).running(log, print) as server,
         EngineClient(server.base_url) as client,
     ):
-        before = scrape(server.base_url)
-        answers = client.chat_all(questions, MAX_TOKENS, CONCURRENCY)
-        found = acceptance_from_counters(scrape(server.base_url).since(before), DRAFT_TOKENS)
+        ask = partial(client.chat_all, questions, MAX_TOKENS, CONCURRENCY)
+        answers, found = accepted(server.base_url, DRAFT_TOKENS, ask)
     return [answer.token_ids for answer in answers], f"{name}: accept length {found.length:.3f}" if found else name
 
 

@@ -111,8 +111,8 @@ def test_the_whole_fleet_is_measured_through_its_router(fleet, tmp_path):
     assert list(found.acceptance.per_position) == sorted(found.acceptance.per_position, reverse=True)
     assert found.text is not None and found.text.warning is None
     assert found.server is not None and found.server.samples > 0
-    _, state, _ = smoke.run(Target(**server), smoke.Floors(problems=6), Console(quiet=True), tmp_path)
-    assert state == "pass"
+    _, state, checks = smoke.run(Target(**server), smoke.Floors(problems=6), Console(quiet=True), tmp_path)
+    assert state == "pass", [check for check in checks if not check.passed]
 
 
 def test_a_router_without_its_ops_endpoint_cannot_be_measured(fleet):

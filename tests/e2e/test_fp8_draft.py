@@ -5,6 +5,7 @@ The tokens are those of the target alone with the same cache; the accept length 
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from support.quantizing import quantized
 from support.tiny_servers import started, tiny_launch
 
 from kimi_w4a8_eagle3.engine.client import EngineClient
-from kimi_w4a8_eagle3.engine.metrics import Acceptance, acceptance_from_counters, scrape
+from kimi_w4a8_eagle3.engine.metrics import Acceptance
 from kimi_w4a8_eagle3.engine.process import EngineServer
+from kimi_w4a8_lab.base.counters import accepted
 from kimi_w4a8_laptop import tiny
 from proof.tiny.problems import problems
 
@@ -37,10 +39,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
 
 
 def ask(server: EngineServer) -> tuple[list[tuple[int, ...]], Acceptance | None]:
-    before = scrape(server.base_url)
     with EngineClient(server.base_url) as client:
-        answers = client.chat_all(QUESTIONS, 64, 10)
-    return [answer.token_ids for answer in answers], acceptance_from_counters(scrape(server.base_url).since(before), 4)
+        answers, found = accepted(server.base_url, 4, partial(client.chat_all, QUESTIONS, 64, 10))
+    return [answer.token_ids for answer in answers], found
 
 
 def test_fp8_draft_and_cache_change_no_token_of_the_target_and_drafts_are_accepted(

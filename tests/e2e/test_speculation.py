@@ -2,19 +2,20 @@
 
 import json
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 from support.reduced_draft import write_reduced_draft
 from support.tiny_servers import started, tiny_launch
-from support.waiting import until
 
 from kimi_w4a8_eagle3.engine import startup_check
 from kimi_w4a8_eagle3.engine.client import EngineClient
-from kimi_w4a8_eagle3.engine.metrics import acceptance_from_counters, acceptance_from_histograms, read, scrape
+from kimi_w4a8_eagle3.engine.metrics import acceptance_from_histograms, read
 from kimi_w4a8_eagle3.quark.preflight import preflight
 from kimi_w4a8_lab.accuracy.tokens import TokenClient, Tokens
+from kimi_w4a8_lab.base.counters import accepted
 from kimi_w4a8_laptop import exact, tiny
 from proof.tiny.problems import problems
 
@@ -66,11 +67,7 @@ def test_two_engines_of_one_node_start_at_their_gpus(eagle3, plain):
 
 def test_drafts_are_accepted_and_both_ways_to_count_agree(eagle3, client):
     questions = [p.question for p in problems("held_out", 20, seed=2)]
-    before = scrape(eagle3.base_url)
-    answers = client.chat_all(questions, 64, 4)
-    # An answer may reach its client just before it is counted.
-    until(lambda: scrape(eagle3.base_url).since(before).requests >= len(questions))
-    counted = acceptance_from_counters(scrape(eagle3.base_url).since(before), 4)
+    answers, counted = accepted(eagle3.base_url, 4, partial(client.chat_all, questions, 64, 4))
     reported = acceptance_from_histograms((a.accepted_histogram for a in answers), 4)
     assert counted is not None and reported is not None
     assert counted.steps == reported.steps
@@ -112,9 +109,8 @@ def test_a_draft_with_fewer_tokens_changes_no_answer_up_to_the_end_of_the_contex
     with contextmanager(started)(
         tiny_launch(settings=(f"draft.repo={draft}", "context-length=256")), tmp_path
     ) as server:
-        begin = scrape(server.base_url)
-        assert tokens(server.base_url, questions, 8, 48) == expected
-        found = acceptance_from_counters(scrape(server.base_url).since(begin), 4)
+        answers, found = accepted(server.base_url, 4, partial(tokens, server.base_url, questions, 8, 48))
+        assert answers == expected
         with TokenClient(
             server.base_url
         ) as probe:  # the last steps have slots beyond the context, whose end SGLang keeps free
@@ -136,12 +132,10 @@ def test_adaptive_steps_follow_the_batch_and_change_no_answer(plain, tmp_path: P
     questions = [p.question for p in problems("held_out", 12, seed=3)]
     expected = tokens(plain.base_url, questions, 8, 48)
     with contextmanager(started)(tiny_launch(settings=settings), tmp_path) as server:
-        begin = scrape(server.base_url)
-        assert tokens(server.base_url, questions, 8, 48) == expected
-        crowd = scrape(server.base_url)
+        answers, among = accepted(server.base_url, 4, partial(tokens, server.base_url, questions, 8, 48))
+        assert answers == expected
         alone = problems("held_out", 1, seed=4)[0].question
-        assert tokens(server.base_url, [alone], 1, 48) == tokens(plain.base_url, [alone], 1, 48)
-        end = scrape(server.base_url)
-    among, by_itself = (acceptance_from_counters(counters, 4) for counters in (crowd.since(begin), end.since(crowd)))
+        answers, by_itself = accepted(server.base_url, 4, partial(tokens, server.base_url, [alone], 1, 48))
+        assert answers == tokens(plain.base_url, [alone], 1, 48)
     assert among is not None and by_itself is not None
     assert by_itself.length > 2.5 > 2.0 > among.length

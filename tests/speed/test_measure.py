@@ -4,16 +4,23 @@ import io
 import json
 import signal
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
+from support.asgi import served_app
 from support.null_server import KEY, NUM_PROMPTS, null_server, steps_of
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.prometheus import Reading
+from kimi_w4a8_eagle3.door.computed import Computed
+from kimi_w4a8_eagle3.engine.metrics import scrape
 from kimi_w4a8_eagle3.engine.process import NewProcess
+from kimi_w4a8_lab.base.counters import counted, still
 from kimi_w4a8_lab.base.server_under_test import Target
 from kimi_w4a8_lab.report.analysis import Analysis
 from kimi_w4a8_lab.report.tables import print_figures
@@ -41,6 +48,28 @@ def test_accept_length_counts_the_measured_requests_and_not_the_warm_up(null_run
     assert accepted is not None
     assert accepted.steps == NUM_PROMPTS * len(STEPS)
     assert accepted.length == pytest.approx((TOKENS - 1) / len(STEPS))
+
+
+def test_a_load_shorter_than_the_door_reuses_an_answer_of_metrics_is_counted() -> None:
+    """`smoke` took the counters before for those after its load, and judged that nothing had been accepted."""
+    answered = [6]
+
+    async def metrics(scope: Scope, receive: Receive, send: Send) -> None:
+        time.sleep(0.06)  # so the door reuses the answer for a second
+        await PlainTextResponse(f"sglang:num_requests_total {answered[0]}.0\n")(scope, receive, send)
+
+    computed = Computed(metrics)
+
+    async def door(scope: Scope, receive: Receive, send: Send) -> None:
+        await computed.answer(scope["path"], scope, send)
+
+    with served_app(door) as url:
+        scrape(url)
+        answered[0] = 8  # of others, just before
+        before = still(url)
+        answered[0] = 14
+        assert scrape(url) == before
+        assert counted(url, before.requests + 6, 60.0).since(before).requests == 6
 
 
 def test_positions_come_from_the_probes(null_run: Run) -> None:
