@@ -32,6 +32,7 @@ TESTS = {
     "moe/routing": ("moe/triton/test_triton_layout.py",),
     "moe/dispatch": ("moe/test_dispatch.py",),
     "quark/packing": ("quark/test_packing.py",),
+    "quark/quantization": ("quark/test_quark_config.py", "quark/test_preflight_target.py"),
     "quark/config": ("quark/test_quark_config.py", "quark/test_preflight_target.py", "quark/test_preflight_draft.py"),
     "quark/preflight": ("quark/test_preflight_target.py", "quark/test_preflight_draft.py"),
     "machine/page_guard": ("machine/test_page_guard.py",),

@@ -3,7 +3,7 @@
 An engine that restarts every day would fill both. Each engine therefore gets its own temporary folder, and the shared
 memory that its processes use is recorded there. The supervisor removes both when the engine ends. If the supervisor was
 killed, the next start finds its folders by their lock, which the kernel released. An engine records shared memory
-before it creates it (`note`), because both processes may be killed between two checks of the supervisor.
+before it creates it (`given_folder.note`), because both processes may be killed between two checks of the supervisor.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from .given_folder import LOCK, NOTES
+
 _PREFIX = "kimi-"  # short: SGLang's sockets lie in the folder, and a socket's path has at most 107 characters
-_LOCK = "owner.lock"
 _SHARED_MEMORY = "shared-memory.txt"
-_NOTES = "shared-memory*.txt"
 _DEV_SHM = "/dev/shm/"
 
 
@@ -33,10 +33,10 @@ class Belongings:
     def __init__(self) -> None:
         remove_orphans()
         self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        unlocked = self.folder / (_LOCK + ".tmp")
+        unlocked = self.folder / (LOCK + ".tmp")
         self._lock = os.open(unlocked, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        unlocked.rename(self.folder / _LOCK)  # under its final name the file is never seen unlocked
+        unlocked.rename(self.folder / LOCK)  # under its final name the file is never seen unlocked
         self._seen: set[Path] = set()
         self._removal = threading.Lock()
 
@@ -56,20 +56,6 @@ class Belongings:
             _remove(self.folder, self._seen | _noted(self.folder))
             os.close(self._lock)
             self._lock = -1
-
-
-def given_folder() -> Path | None:
-    """Return the temporary folder that a supervisor gave to this process, or None without a supervisor."""
-    folder = Path(tempfile.gettempdir())
-    return folder if (folder / _LOCK).is_file() else None
-
-
-def note(path: str) -> None:
-    """Record shared memory that this process creates next, so that the supervisor can remove it."""
-    folder = given_folder()
-    if folder is not None:
-        with suppress(OSError), (folder / f"shared-memory-{os.getpid()}.txt").open("a") as file:
-            file.write(f"{path}\n")
 
 
 def remove_orphans() -> list[Path]:
@@ -98,7 +84,7 @@ def shared_memory_of(pids: Iterable[int]) -> set[Path]:
 def _noted(folder: Path) -> set[Path]:
     """Return the shared memory recorded in a folder; ignore paths outside /dev/shm."""
     found: set[Path] = set()
-    for notes in folder.glob(_NOTES):
+    for notes in folder.glob(NOTES):
         with suppress(OSError, ValueError):
             found.update(Path(line) for line in notes.read_text().splitlines())
     return {path for path in found if path.parent == Path(_DEV_SHM)}
@@ -114,7 +100,7 @@ def _owned(folder: Path) -> Iterator[bool]:
         if folder.lstat().st_uid != os.getuid() or folder.is_symlink():
             yield False
             return
-        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         yield False
         return

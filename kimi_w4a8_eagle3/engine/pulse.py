@@ -5,13 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-SCHEDULER = "pulse"
-LOOP = "loop"  # the event loop of the HTTP server
-
-
-def file_of(folder: Path, pid: int, kind: str = SCHEDULER) -> Path:
-    """Return the file that the process with this id touches; kind: SCHEDULER or LOOP."""
-    return folder / f"{kind}-{pid}"
+from .given_folder import SCHEDULER
 
 
 class Pulse:

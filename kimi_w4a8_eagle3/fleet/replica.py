@@ -13,8 +13,9 @@ from ..base.errors import KimiError
 from ..door.presence import require_door
 from ..engine import startup_check
 from ..engine.client import EngineClient
+from ..engine.given_folder import LOOP
 from ..engine.process import EngineServer
-from ..engine.pulse import LOOP, Pulse
+from ..engine.pulse import Pulse
 from ..engine.watchdog import Watchdog
 from ..ops.replica_state import Phase, ReplicaState
 from ..recipe.launch import Launch

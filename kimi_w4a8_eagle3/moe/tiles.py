@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import KimiError
-from ..base.files import write_atomic
 from .contract import MoeShape
 
 BLOCK_SIZES = (16, 32, 64, 128)  # rows of a block that a search tries
@@ -70,14 +69,6 @@ def bucket_of(backend: str, tokens: int, path: Path = TABLE) -> int:
     """Return the bucket of a batch, named by its largest batch."""
     bounds = buckets(backend, path)
     return bounds[bisect_left(bounds, tokens)]
-
-
-def write_rows(rows: list[Row], path: Path = TABLE) -> None:
-    """Replace the table atomically, with one row a line so that a review sees the changes."""
-    lines = ",\n".join("  " + json.dumps(row) for row in rows)
-    write_atomic(path, f"[\n{lines}\n]\n")
-    read_rows.cache_clear()
-    buckets.cache_clear()
 
 
 def _rank(row: Row) -> tuple[bool, bool, float, bool]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
-from .config import ModelConfig, QuantizationConfig, TextShape, is_glob
+from .config import ModelConfig, TextShape
 from .findings import Findings, Problem
 from .packing import NIBBLES_PER_WORD
+from .quantization import QuantizationConfig, is_glob
 from .safetensors_header import Checkpoint, TensorInfo
 from .weight_format import INT4, MXFP4, WeightFormat
 
@@ -65,11 +66,10 @@ def check_experts(checkpoint: Checkpoint, shape: TextShape, weights: WeightForma
     findings = Findings("experts")
     hidden, inter = shape.hidden_size, shape.moe_intermediate_size or 0
     sizes = {"gate_proj": (inter, hidden), "up_proj": (inter, hidden), "down_proj": (hidden, inter)}
-    prefix = text_prefix(checkpoint)
     for layer in shape.moe_layers:
         for expert in range(shape.n_routed_experts):
             for projection, (rows, columns) in sizes.items():
-                name = f"{prefix}layers.{layer}.mlp.experts.{expert}.{projection}"
+                name = f"{checkpoint.text_prefix}layers.{layer}.mlp.experts.{expert}.{projection}"
                 _check_projection(checkpoint, name, _wanted(weights, rows, columns), findings)
     return findings.problems()
 
@@ -146,12 +146,6 @@ def _is_mx_mlp(checkpoint: Checkpoint, weight: TensorInfo, block: int) -> bool:
         and scale is not None
         and scale.shape == (weight.shape[0], weight.shape[1] * 2 // block)
     )
-
-
-def text_prefix(checkpoint: Checkpoint) -> str:
-    """Return the prefix of `layers.` in the text model's tensor names."""
-    wrapped = any(name.startswith("language_model.") for name in checkpoint.tensors)
-    return "language_model.model." if wrapped else "model."
 
 
 def _wanted(weights: WeightFormat, rows: int, columns: int) -> Tensors:

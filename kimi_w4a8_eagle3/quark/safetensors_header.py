@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import KimiError
-from .config import read_json
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -46,6 +45,27 @@ class Checkpoint:
     files: list[Path] = field(default_factory=list)
     problems: list[KimiError] = field(default_factory=list)
     unread: set[str] = field(default_factory=set)
+
+    @property
+    def text_prefix(self) -> str:
+        """Prefix of `layers.` in the text model's tensor names."""
+        wrapped = any(name.startswith("language_model.") for name in self.tensors)
+        return "language_model.model." if wrapped else "model."
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; raise KimiError for a missing or unreadable file and for other JSON."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        remedy = "fetch the checkpoint again"
+        raise KimiError(f"{path.name} is missing", str(path), "a Hugging Face model directory", remedy) from None
+    except (OSError, ValueError, RecursionError) as error:
+        what = f"{path.name} cannot be read: {error}"
+        raise KimiError(what, str(path), "a JSON object", "fetch the file again") from error
+    if not isinstance(content, dict):
+        raise KimiError(f"{path.name} contains a JSON {type(content).__name__}", str(path), "a JSON object")
+    return content
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:

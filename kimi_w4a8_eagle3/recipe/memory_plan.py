@@ -22,7 +22,9 @@ from ..base.resources import operator_dir
 from ..machine.aiter_regime import Regime
 from ..machine.hardware import Gpu
 from ..machine.page_guard import Budget, KvShape, PagedKernel, PoolDecision, decide, kv_shape, paged_kernels
-from ..quark.config import draft_shape, is_packed_int4, quantization_of, read_json
+from ..quark.config import draft_shape
+from ..quark.quantization import is_packed_int4, quantization_of
+from ..quark.safetensors_header import read_json
 from .arguments import attention_tp, number
 from .schema import ArgValue, Recipe
 

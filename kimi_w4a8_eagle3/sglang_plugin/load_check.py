@@ -18,7 +18,6 @@ import torch
 from safetensors import safe_open
 
 from ..base.errors import KimiError
-from ..quark.expert_checks import text_prefix
 from ..quark.safetensors_header import Checkpoint, read_checkpoint
 from ..quark.weight_format import INT4, WeightFormat
 from .hooks import Feature
@@ -71,7 +70,7 @@ class _Stored:
 
     def __init__(self, checkpoint: Checkpoint, number: int, layer: FusedMoE) -> None:
         self.checkpoint, self.layer = checkpoint, layer
-        self.prefix = f"{text_prefix(checkpoint)}layers.{number}.mlp.experts."
+        self.prefix = f"{checkpoint.text_prefix}layers.{number}.mlp.experts."
         self.rank, self.ranks = layer.moe_tp_rank, layer.moe_tp_size
         local = layer.w13_weight.shape[0]
         self.experts = getattr(layer, "_num_local_routed", local)  # copies of the shared experts follow these

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 
-from ..engine.leftovers import given_folder
+from ..engine.given_folder import given_folder
 from .hooks import Feature
 
 FEATURE = Feature("engines that end with their supervisor", remove_when="a drain of SGLang ends without its scheduler")

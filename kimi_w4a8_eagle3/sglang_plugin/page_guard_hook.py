@@ -12,13 +12,14 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import torch
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.runtime_context import attention_backends, get_parallel, get_spec
 
 from ..gates import Gates, read_gates
 from ..machine.aiter_regime import installed_regime
-from ..machine.hardware import Machine
 from ..machine.page_guard import KvShape, cap_tokens, kv_shape, paged_kernels, token_limit
+from ..moe.contract import gpu_arch
 from .hooks import Feature
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def cap_pool(original: Callable[..., int], owner: KVCacheConfigurator, token_cap
     gates = read_gates(os.environ)
     if not _applies(gates):
         return tokens
-    arch = next((device.arch for device in Machine.detect().devices), None)
+    arch = gpu_arch(torch.device("cuda"))
     kernels = paged_kernels(_shapes(owner), installed_regime(), gates.page_guard_int_max, arch)
     page_size = int(owner.page_size or 1)
     limit, _ = token_limit(kernels, page_size)

@@ -15,8 +15,7 @@ from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING
 
-from ..engine.leftovers import given_folder
-from ..engine.pulse import LOOP, SCHEDULER, file_of
+from ..engine.given_folder import LOOP, SCHEDULER, file_of, given_folder
 from .hooks import Feature
 
 if TYPE_CHECKING:

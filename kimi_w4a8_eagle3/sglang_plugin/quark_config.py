@@ -13,7 +13,7 @@ import torch
 from sglang.srt.layers.quantization.quark.quark import QuarkConfig
 
 from ..base.errors import KimiError
-from ..quark.config import is_glob, weight_format
+from ..quark.quantization import is_glob, weight_format
 from ..quark.weight_format import INT4, MXFP4
 from .hooks import Feature
 from .w4a8_moe import QuarkMxfp4Linear, QuarkW4A8MoE

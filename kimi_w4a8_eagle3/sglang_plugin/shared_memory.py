@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..engine.leftovers import note
+from ..engine.given_folder import note
 from .hooks import Feature
 
 FEATURE = Feature("the list of shared memory", remove_when="SGLang removes its shared memory when it is killed")

@@ -13,7 +13,7 @@ from kimi_w4a8_eagle3.base.extras import require
 from kimi_w4a8_eagle3.gates import read_gates
 from kimi_w4a8_eagle3.moe.contract import MoeShape
 from kimi_w4a8_eagle3.moe.dispatch import AUTO, gpu_arch, select_backend
-from kimi_w4a8_eagle3.moe.tiles import TABLE, read_rows, write_rows
+from kimi_w4a8_eagle3.moe.tiles import TABLE, read_rows
 
 TUNABLE = ("flydsl", "triton")
 
@@ -56,7 +56,7 @@ def tune_moe(
 
     # start-up: torch
     from ..kernels.stopwatch import stopwatch
-    from ..kernels.tile_search import BATCHES, merged, search, table_rows
+    from ..kernels.tile_search import BATCHES, merged, search, table_rows, write_rows
 
     gates, console = read_gates(os.environ), table_console()
     shape = MoeShape(experts, hidden, inter // tp, top_k)

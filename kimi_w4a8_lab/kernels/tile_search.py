@@ -6,15 +6,18 @@ A backend's `Space` lists its candidates. `triton_tiles.py` and `flydsl_tiles.py
 from __future__ import annotations
 
 import datetime
+import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.files import write_atomic
 from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
-from kimi_w4a8_eagle3.moe.tiles import BLOCK_SIZES, Row
+from kimi_w4a8_eagle3.moe.tiles import BLOCK_SIZES, Row, buckets, read_rows
 from kimi_w4a8_eagle3.quark.mx_blocks import MAX_SHIFT
 
 BATCHES = (2, 8, 40, 160, 512, 2048, 10240)
@@ -183,3 +186,11 @@ def _key(row: Row) -> tuple[Any, ...]:
 
 def _total(best: Best) -> float:
     return best.stage1_us + best.stage2_us
+
+
+def write_rows(rows: list[Row], path: Path) -> None:
+    """Replace a tile table atomically, with one row a line so that a review sees the changes."""
+    lines = ",\n".join("  " + json.dumps(row) for row in rows)
+    write_atomic(path, f"[\n{lines}\n]\n")
+    read_rows.cache_clear()
+    buckets.cache_clear()

@@ -120,7 +120,7 @@ def test_unlinked_memory_is_not_reported(segment):
 
 NOTES_AND_DIES = """
 import os, signal, sys
-from kimi_w4a8_eagle3.engine.leftovers import note
+from kimi_w4a8_eagle3.engine.given_folder import note
 note(sys.argv[1])
 open(sys.argv[1], "w").close()
 os.kill(os.getpid(), signal.SIGKILL)

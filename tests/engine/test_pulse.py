@@ -8,8 +8,9 @@ import time
 
 import pytest
 
+from kimi_w4a8_eagle3.engine.given_folder import LOOP, file_of
 from kimi_w4a8_eagle3.engine.leftovers import Belongings
-from kimi_w4a8_eagle3.engine.pulse import LOOP, Pulse, file_of
+from kimi_w4a8_eagle3.engine.pulse import Pulse
 
 ROUNDS = """
 import time

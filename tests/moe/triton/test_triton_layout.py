@@ -14,12 +14,13 @@ from support.packing import pack_reorder
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.moe.contract import MoeShape, PreparedMoe
 from kimi_w4a8_eagle3.moe.routing import empty_routing, max_blocks, route
-from kimi_w4a8_eagle3.moe.tiles import TABLE, bucket_of, find_row, read_rows, write_rows
+from kimi_w4a8_eagle3.moe.tiles import TABLE, bucket_of, find_row, read_rows
 from kimi_w4a8_eagle3.moe.triton import backend as triton_backend
 from kimi_w4a8_eagle3.moe.triton import layout as triton_layout
 from kimi_w4a8_eagle3.moe.triton.backend import TritonBackend, TritonTiles
 from kimi_w4a8_eagle3.moe.triton.layout import halves_from_pairs, halves_from_reorder
 from kimi_w4a8_eagle3.quark.weight_format import INT4, MXFP4, WeightFormat
+from kimi_w4a8_lab.kernels.tile_search import write_rows
 
 KIMI = MoeShape(384, 7168, 256, 8)
 

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.moe.contract import MoeShape
-from kimi_w4a8_eagle3.moe.tiles import TABLE, find_row, write_rows
+from kimi_w4a8_eagle3.moe.tiles import TABLE, find_row
 from kimi_w4a8_eagle3.moe.triton.backend import StageTile, TritonTiles
-from kimi_w4a8_lab.kernels.tile_search import merged, search, table_rows
+from kimi_w4a8_lab.kernels.tile_search import merged, search, table_rows, write_rows
 from kimi_w4a8_lab.kernels.triton_tiles import triton_measure, triton_space
 
 SHAPE = MoeShape(num_experts=384, hidden=7168, inter=256, top_k=8)

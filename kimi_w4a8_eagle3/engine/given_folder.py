@@ -1,0 +1,32 @@
+"""The folder that a supervisor gives to an engine as TMPDIR, and what the engine leaves there for it to read."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+LOCK = "owner.lock"  # held by the supervisor while it lives
+NOTES = "shared-memory*.txt"  # names of shared memory, one a line
+SCHEDULER = "pulse"
+LOOP = "loop"  # the event loop of the HTTP server
+
+
+def given_folder() -> Path | None:
+    """Return the temporary folder that a supervisor gave to this process, or None without a supervisor."""
+    folder = Path(tempfile.gettempdir())
+    return folder if (folder / LOCK).is_file() else None
+
+
+def note(path: str) -> None:
+    """Record shared memory that this process creates next, so that the supervisor can remove it."""
+    folder = given_folder()
+    if folder is not None:
+        with suppress(OSError), (folder / f"shared-memory-{os.getpid()}.txt").open("a") as file:
+            file.write(f"{path}\n")
+
+
+def file_of(folder: Path, pid: int, kind: str = SCHEDULER) -> Path:
+    """Return the file that the process with this id touches; kind: SCHEDULER or LOOP."""
+    return folder / f"{kind}-{pid}"
