@@ -64,7 +64,7 @@ soak: $(STAMP)
 fuzz: $(STAMP)
 	$(BIN)/python -m proof.fuzz --minutes $(or $(MINUTES),5) --seed $(or $(SEED),1)
 
-# Small faults in the code that decides, each against its module's tests (docs/eval.md). SAMPLE=0: all of them, not 40 a module.
+# Small faults in the code that decides, each against its module's tests (docs/perf/answers.md). SAMPLE=0: all of them, not 40 a module.
 mutants: $(STAMP)
 	$(BIN)/python -m proof.mutants --sample $(or $(SAMPLE),40)
 

@@ -10,7 +10,7 @@ Three things make a token's bits depend on its neighbours:
   and so are +, * and /, which are rounded correctly.
 - A prompt is prefilled over its own keys but continued over cached latents. `absorbed` always uses the latents.
 
-Engines on a CPU always use them; docs/eval.md gives the cost. `tests/laptop/test_cpu_batch_invariant.py`
+Engines on a CPU always use them; docs/perf/answers.md gives the cost. `tests/laptop/test_cpu_batch_invariant.py`
 compares single rows with batches, and `eval lossless --exact` compares whole answers.
 """
 

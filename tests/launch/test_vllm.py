@@ -17,7 +17,7 @@ from kimi_w4a8_lab.speed import published
 
 HERE = Path(__file__).parent
 SCRIPT = ROOT / "launch/vllm.sh"
-DOCS = (ROOT / "docs/recipes.md").read_text()
+DOCS = (ROOT / "docs/vllm.md").read_text()
 # The command of the docs for one concurrency of the published sweep.
 BENCH = shlex.split(DOCS[DOCS.index("    vllm bench serve") :].split("\n\n")[0].replace("\\\n", " "))
 TABLE = json.loads((HERE / "vllm_options.json").read_text())
@@ -156,7 +156,7 @@ def check(found: dict[str, list[str]], known: dict[str, Any]) -> None:
 @pytest.fixture(scope="module")
 def parsed(commands) -> dict[str, dict]:
     if not COMPAT.is_dir():
-        pytest.skip(f"vLLM {TABLE['release']} is not in {COMPAT} (docs/recipes.md); its option table was used")
+        pytest.skip(f"vLLM {TABLE['release']} is not in {COMPAT} (docs/vllm.md); its option table was used")
     given = {name: words for name, (words, _) in commands.items()}
     given["bench"] = BENCH
     given["published bench"] = [*BENCH, "--use-chat-template"]  # as printed

@@ -1,4 +1,4 @@
-"""Cost of the CPU's batch-invariant operators in a decode step, for docs/eval.md.
+"""Cost of the CPU's batch-invariant operators in a decode step, for docs/perf/answers.md.
 
     PYTHONPATH=tests python -m support.batch_invariance_cost
 

@@ -1,4 +1,4 @@
-"""The tables of docs/eval.md: which checks find each planted fault of a server.
+"""The tables of docs/perf/answers.md: which checks find each planted fault of a server.
 
     PYTHONPATH=tests python -m support.fault_table [--gpu [--full]] [FAULT ...]
 
