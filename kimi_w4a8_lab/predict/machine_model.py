@@ -172,7 +172,7 @@ def decode_bytes(
     """
     s, tokens = cluster.shapes, requests * tokens_each
     # MLA keeps one latent vector per token, replicated on every GPU. AITER's kernel reads it once for all tokens of a
-    # request, but its matrix work takes about as long as one reading for each (docs/bench.md). With one reading alone
+    # request, but its matrix work takes about as long as one reading for each (docs/perf/machine-model.md). With one reading alone
     # the model falls 22% short of the published ITL.
     own = (fullest or cluster.in_a_group(requests)) * tokens_each
     passes = own * _mla_passes(cluster)
