@@ -1,4 +1,4 @@
-"""Are the tests seen to bite? `make mutants`: small faults in the code that decides, each against its module's tests.
+"""Prove that the tests bite. `make mutants`: small faults in the code that decides, each against its module's tests.
 
 mutmut 3 is not used: it leaves constants of modules and removed statements (a `raise`) alone and knows no sample. A
 mutant is one change of the syntax tree. It is imported in a fork of one process that holds pytest and torch, so it

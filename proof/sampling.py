@@ -1,4 +1,4 @@
-"""Are sampled tokens drawn from the target's distribution, with EAGLE3 as without?  python -m proof.sampling
+"""Compare the distribution of sampled tokens with the target's, with EAGLE3 and without.  python -m proof.sampling
 
 Two servers of the built-in model continue the same prefixes under several sampling settings, without seeds; every
 position is compared by chi-squared tests (adjusted for their number). Then the draw alone is held against probabilities

@@ -41,7 +41,7 @@ VARIABLES = (
     ADMIN_KEY,
     ADMIN_KEY + FILE_SUFFIX,
 )
-# A misspelt limit would be no limit. Variables with KIMI_API belong to other programs, too.
+# A misspelt limit would be no limit. Variables KIMI_API* belong to other programs, too.
 _OURS = ("KIMI_DOOR", "KIMI_MAX_", "KIMI_ADMIN_")
 
 

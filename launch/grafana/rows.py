@@ -38,7 +38,7 @@ UNPLANNED, ROLLING = 'reason!~"rolling.*"', 'reason=~"rolling.*"'
 
 
 def glance() -> list[Any]:
-    """Is the service well?"""
+    """Health of the service."""
     firing = 'sum(ALERTS{alertname=~"Kimi.*", alertstate="firing"}) or vector(0)'
     return [
         number(
@@ -189,7 +189,7 @@ def throughput() -> list[Any]:
 
 
 def speculation() -> list[Any]:
-    """Does the draft earn its keep?"""
+    """Acceptance of the draft."""
     real = json.loads((PUBLISHED / "acceptance.json").read_text())["real"]
     texts = {row["text"]: row["accept_length"] for row in real}
     published = {name: texts[name] for name in ("MTBench", "GSM8K", "HumanEval")}
@@ -232,7 +232,7 @@ def speculation() -> list[Any]:
 
 
 def memory() -> list[Any]:
-    """Is there room?"""
+    """Free memory and slots."""
     return [
         lines(
             "KV cache in use",
@@ -261,7 +261,7 @@ def memory() -> list[Any]:
 
 
 def concurrency() -> list[Any]:
-    """Is there too much to do?"""
+    """Load."""
     return [
         lines(
             "Running requests",

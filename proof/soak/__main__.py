@@ -1,4 +1,4 @@
-"""Does a fleet leak, and does it lose a token? Mixed load for minutes or hours, everything sampled, a verdict.
+"""Look for leaks and lost tokens of a fleet. Mixed load for minutes or hours, everything sampled, a verdict.
 
     python -m proof.soak [--minutes 20] [--replicas 2] [--concurrency 8] [--seed 7] [--url http://HOST:PORT]
 

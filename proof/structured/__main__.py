@@ -1,4 +1,4 @@
-"""Is every structured answer valid, and the same with EAGLE3 as without? Asks two real servers the same questions.
+"""Check that structured answers are valid, and the same with EAGLE3 as without, on two real servers.
 
     python -m proof.structured [--cases 500] [--seed 1] [--concurrency 8]
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from support.repository import ROOT, tracked
 
-CODE = (".py", ".jinja", ".sh", ".html")
+CODE = (".py", ".jinja", ".sh", ".html", ".js", ".css", ".hip", ".cu")
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,8 @@ def ancestors(name: str) -> set[str]:
 
 @cache
 def imports(path: str, text: str) -> frozenset[Import]:
-    """Imports of a file: by statement, by `importlib`, by `__import__`, and by other names given to these."""
+    """Imports of a file: by statement, by `importlib`, by `__import__` and other names given to these, as a text that
+    is executed, and what is taken from `sys.modules`."""
     home, constants = path.split("/")[:-1], dict[str, str]()
     loaders = {"import_module", "__import__", "run_module", "resolve_name"}
     for node in nodes(text):
@@ -124,12 +125,33 @@ def imports(path: str, text: str) -> frozenset[Import]:
         elif isinstance(node, ast.ImportFrom):
             start = home[: len(home) - node.level + 1] if node.level else []
             targets = [".".join([*start, *filter(None, [node.module]), alias.name]) for alias in node.names]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in loaders and node.args:
-            name = spelled(node.args[0], constants)
-            dots = len(name) - len(name.lstrip("."))
-            targets = [".".join([*home[: len(home) - dots + 1], name[dots:]]) if dots else name]
+        elif isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("sys.modules"):
+            targets = [name for name in [spelled(node.slice, constants)] if name != "?"]
+        elif isinstance(node, ast.Call):
+            targets = [absolute(spelled(name, constants), home) for name in loaded_by(node, loaders)]
         found |= {Import(target, id(node) not in late) for target in targets}
     return frozenset(found)
+
+
+def loaded_by(call: ast.Call, loaders: set[str]) -> list[ast.expr]:
+    """Return the arguments of a call that name what it imports."""
+    function, given = ast.unparse(call.func), [*call.args, *(keyword.value for keyword in call.keywords)]
+    if function.split(".")[-1] in loaders or function.endswith("sys.modules.get"):
+        return given[:1]
+    if function in ("exec", "eval"):
+        return [ast.Name("?")]
+    if any(ast.unparse(part).split(".")[-1] in loaders for part in given):  # partial(import_module, ...), map(...)
+        return [*(part for part in given if isinstance(part, ast.Constant)), ast.Name("?")]
+    named = function == "getattr" and {ast.literal_eval(part) for part in given if isinstance(part, ast.Constant)}
+    return [ast.Name("?")] if named and named & loaders else []
+
+
+def absolute(name: str, home: list[str]) -> str:
+    """Return an imported name without leading dots; "?" where nothing but dots is known."""
+    dots = len(name) - len(name.lstrip("."))
+    if not dots:
+        return name
+    return ".".join([*home[: len(home) - dots + 1], name[dots:]]) if name[dots:] else "?"
 
 
 def spelled(argument: ast.expr, constants: dict[str, str]) -> str:

@@ -12,7 +12,7 @@ from support.repository import ROOT, known_paths, tracked
 # Names of installed libraries, of a formula, and of a pattern; files and options of SGLang, AITER and InferenceX.
 OF_OTHERS = {"cpu_has_amx_support", "xet_get", "stall", "exported_NAME", "_forward_isolation"}
 FILES_OF_OTHERS = {"server_args.py", "mha.py", "aiter/mla.py", "attention_hook.py", "pool_configurator.py"}
-FILES_OF_OTHERS |= {"plot_results.py"}
+FILES_OF_OTHERS |= {"plot_results.py", "tests/params"}
 OPTIONS_OF_OTHERS = {"--skip-tokenizer-init", "--enable-strict-thinking", "--load-format", "--grammar-backend"}
 OPTIONS_OF_OTHERS |= {"--speculative-adaptive-config"}
 OWN = ("tests/base/prose.py", "tests/base/test_code_rules.py")  # name what does not exist
@@ -23,6 +23,8 @@ ENDS = "py|sh|toml|json|jinja|html|yaml|yml|md|txt|patch"
 FILE = re.compile(rf"[\w./-]+\.(?:{ENDS})")
 BARE_FILE = re.compile(rf"(?<![\w./<*{{$-])((?:[\w-]+/)*[\w-]+\.(?:{ENDS}))\b(?![\w*/])")
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*\w")
+VARIABLE = re.compile(r"\bKIMI_[A-Z0-9_]*[A-Z0-9]\b(?![*_<{])")
+FOLDER = re.compile(r"(?<![\w./<])((?:tests|proof|launch|docs|kimi_w4a8_[a-z0-9]+)(?:/\w+)+)(?![\w/*<{-]|\.\w)")
 DOTTED = re.compile(r"\b((?:kimi_w4a8_\w+|proof|laptop)(?:\.[a-z_]\w*)+)")
 
 
@@ -74,4 +76,6 @@ def unknown(text: str) -> list[str]:
     for option in OPTION.findall(text):  # typer makes options of the names of parameters
         name = option[2:].replace("-", "_")
         missing += [] if {option, name, name.removeprefix("no_")} & words() else [option]
+    missing += [name for name in VARIABLE.findall(text) if name not in words()]
+    missing += [folder for folder in FOLDER.findall(text) if folder not in known_paths() | FILES_OF_OTHERS]
     return missing + [name for name in DOTTED.findall(text) if not set(name.split(".")) <= words()]

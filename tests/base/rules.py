@@ -31,12 +31,16 @@ READERS = {
     "split",
     "partition",
     "rpartition",
+    "count",
     "find",
     "index",
 }
-READERS |= {"search", "match", "fullmatch", "findall", "finditer", "compile"}
-NAMED = {"namedtuple", "NamedTuple", "TypedDict", "NewType", "Enum", "make_dataclass", "create_model"}
-OPENING = re.compile(r"(What|Who|Whose|Whether|Which|Where|When|How|Why|Of|That|As)\b")
+READERS |= {"search", "match", "fullmatch", "findall", "finditer", "compile", "fnmatch", "fnmatchcase"}
+NAMED = {"namedtuple", "NamedTuple", "TypedDict", "NewType", "Enum", "make_dataclass", "create_model", "type"}
+OPENING = re.compile(
+    r"(?i:(What|Who|Whom|Whose|Whether|Which|Where|When|How|Why|Of|That|As|If|Is|Are|Can)\b|[^.`]*\w\?( |$))"
+)
+HEAVY = re.compile(r"(torch|torchvision|transformers|safetensors\.torch)\b")
 
 
 def python(sources: Sources, *, tests: bool = False) -> Iterator[tuple[str, str]]:
@@ -107,7 +111,7 @@ def circle(sources: Sources) -> Iterator[str]:
 def light(sources: Sources) -> Iterator[str]:
     """A module outside of the folders of torch is imported without torch."""
     links = graph(sources, at_import=True)
-    heavy = {module(path) for path, text in python(sources) if {"torch", "torchvision"} & tops(path, text)}
+    heavy = {module(path) for path, text in python(sources) if any(map(HEAVY.match, early(path, text)))}
     while more := {name for name, found in links.items() if name not in heavy and found & heavy}:
         heavy |= more
     for path, _ in python(sources):
@@ -115,8 +119,8 @@ def light(sources: Sources) -> Iterator[str]:
             yield f"{path}: imports torch when it is imported"
 
 
-def tops(path: str, text: str) -> set[str]:
-    return {found.target.split(".")[0] for found in imports(path, text) if found.at_import}
+def early(path: str, text: str) -> set[str]:
+    return {found.target for found in imports(path, text) if found.at_import}
 
 
 def class_name(sources: Sources) -> Iterator[str]:
@@ -136,7 +140,9 @@ def classes(text: str) -> tuple[str, ...]:
         match node:
             case ast.ClassDef(name=name):
                 names.append(name)
-            case ast.Assign(targets=[ast.Name(name)], value=ast.Call(func=ast.Name(maker) | ast.Attribute(attr=maker))):
+            case ast.Assign(
+                targets=[ast.Name(name)], value=ast.Call(func=ast.Name(maker) | ast.Attribute(attr=maker))
+            ) | ast.AnnAssign(ast.Name(name), value=ast.Call(func=ast.Name(maker) | ast.Attribute(attr=maker))):
                 names += [name] if maker in NAMED else []
     return tuple(name for name in names if not name.startswith("_"))
 
@@ -185,20 +191,28 @@ def file_length(sources: Sources) -> Iterator[str]:
 
 
 def function_length(_: str, text: str) -> Iterator[str]:
-    """A function has at most 70 lines."""
-    for node in nodes(text):
-        function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-        if function and node.end_lineno - node.lineno >= LONGEST_FUNCTION:
-            yield f"{node.name} is longer than {LONGEST_FUNCTION} lines"
+    """A function has at most 70 lines, and so has a block of a module's own statements."""
+    blocks = [node for node in ast.iter_child_nodes(nodes(text)[0]) if isinstance(node, (ast.If, ast.With, ast.For))]
+    for node in [*blocks, *(node for node in nodes(text) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))]:
+        if node.end_lineno - node.lineno >= LONGEST_FUNCTION:
+            yield f"{getattr(node, 'name', 'a block')} is longer than {LONGEST_FUNCTION} lines"
 
 
 @cache
 def untyped(text: str) -> int:
-    """Return the number of annotations that are a plain Any."""
-    found = 0
+    """Return the number of annotations that are a plain Any, by whatever name, alone or beside None."""
+    found, names = 0, {"Any"}
+    for node in nodes(text):
+        if isinstance(node, ast.ImportFrom):
+            names |= {alias.asname for alias in node.names if alias.name == "Any" and alias.asname}
     for node in nodes(text):
         hint = getattr(node, "annotation", getattr(node, "returns", None))
-        found += isinstance(hint, ast.Name) and hint.id == "Any"
+        words = (
+            set(re.findall(r"[\w.\[]+", ast.unparse(hint))) - {"None", "typing.Optional[", "Optional["}
+            if hint
+            else set()
+        )
+        found += bool(words) and words <= {*names, "typing.Any"}
     return found
 
 
@@ -223,9 +237,13 @@ def display_text(_: str, text: str) -> Iterator[str]:
     shown = {
         target.id
         for node in nodes(text)
-        if isinstance(node, ast.Assign) and any(message(inner, errors) for inner in ast.walk(node.value))
-        for target in node.targets
+        if isinstance(node, (ast.Assign, ast.NamedExpr))
+        for target in getattr(node, "targets", [getattr(node, "target", None)])
         if isinstance(target, ast.Name)
+        and (
+            any(message(inner, errors) for inner in ast.walk(node.value))
+            or (sentence(node.value) and target.id.isupper())
+        )
     }
     for node in nodes(text):
         match node:
@@ -235,15 +253,21 @@ def display_text(_: str, text: str) -> Iterator[str]:
                 parts = [left, *others]
             case ast.Call(func=ast.Attribute(value=value, attr=name), args=[_, *_] as arguments) if name in READERS:
                 parts = [value, *arguments]
+            case ast.Subscript(ast.Dict(keys=parts)) | ast.Call(func=ast.Attribute(ast.Dict(keys=parts), "get")):
+                pass
             case ast.MatchValue(value=value):
                 parts = [value]
             case _:
                 continue
-        texts = [text for part in parts for text in getattr(part, "elts", [part]) if isinstance(text, ast.Constant)]
-        sentence = any(SENTENCE.search(text.value) for text in texts if isinstance(text.value, str))
-        inner = [found for part in parts for found in ast.walk(part)]
-        if sentence or any(message(found, errors) or getattr(found, "id", "") in shown for found in inner):
+        inner = [found for part in filter(None, parts) for found in ast.walk(part)]
+        if any(sentence(text) for part in parts for text in getattr(part, "elts", [part])) or any(
+            message(found, errors) or getattr(found, "id", "") in shown for found in inner
+        ):
             yield ast.unparse(node)
+
+
+def sentence(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str) and bool(SENTENCE.search(node.value))
 
 
 def message(node: ast.AST, errors: set[str | None]) -> bool:
@@ -251,7 +275,7 @@ def message(node: ast.AST, errors: set[str | None]) -> bool:
     match node:
         case ast.Call(func=ast.Name("str" | "repr"), args=[ast.Name(name)]):
             return name in errors
-        case ast.Attribute(value=ast.Name(name), attr="args" | "message" | "msg"):
+        case ast.Attribute(value=ast.Name(name), attr="args" | "message" | "msg" | "strerror" | "what"):
             return name in errors
         case ast.FormattedValue(value=ast.Name(name)):
             return name in errors
@@ -266,11 +290,16 @@ def command_words(_: str, text: str) -> Iterator[str]:
         match node:
             case ast.Compare(left=left, comparators=others):
                 parts = [left, *others]
-            case ast.Call(func=ast.Attribute(attr=name), args=arguments) if name in READERS:
+            case ast.Call(func=ast.Attribute(attr=name), args=arguments) if name in {*READERS, "get"}:
                 parts = arguments
+            case ast.Subscript(slice=part) | ast.MatchValue(value=part):
+                parts = [part]
+            case ast.BinOp(left=left, op=ast.BitAnd(), right=right):
+                parts = [left, right]
             case _:
                 continue
-        if any(isinstance(part, ast.Constant) and OPTION.fullmatch(str(part.value)) for part in parts):
+        words = [word for part in parts for word in getattr(part, "elts", [part])]
+        if any(isinstance(word, ast.Constant) and OPTION.fullmatch(str(word.value)) for word in words):
             yield ast.unparse(node)
 
 
@@ -287,8 +316,9 @@ def english(_: str, text: str) -> Iterator[str]:
             first = (ast.get_docstring(node) or "").partition("\n")[0]
             if OPENING.match(first):
                 yield f'a docstring opens with "{first}"'
-        elif isinstance(node, ast.Name) and node.id == "each" and isinstance(node.ctx, ast.Store):
-            yield "a variable is called each"
+        match node:
+            case ast.Name(id="each", ctx=ast.Store()) | ast.arg(arg="each") | ast.alias(asname="each"):
+                yield "a variable is called each"
 
 
 def budget(sources: Sources) -> Iterator[str]:

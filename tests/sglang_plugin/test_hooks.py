@@ -125,7 +125,7 @@ def test_a_release_that_lacks_a_name_is_refused_or_named(newest: bool) -> None:
 
 
 def test_the_table_has_the_signatures_of_both_releases_and_no_others() -> None:
-    """If it fails, run `python -m proof.hook_signatures`, and read what changed before you save it."""
+    """After a failure run `python -m proof.hook_signatures`, and read what changed before you save it."""
     both = [found(RENAMED, newest)["signatures"] for newest in (False, True)]
     assert hooks.known_signatures() == {
         name: sorted({one[name] for one in both if name in one}) for name in both[0].keys() | both[1].keys()
