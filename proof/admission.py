@@ -12,14 +12,12 @@ Each command but the last starts the built-in model. Figures are worth something
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import multiprocessing
 import random
 import statistics
 import threading
 import time
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -69,15 +67,6 @@ def _tools(number: int, properties: int) -> Body:
     return {**_says("x"), "tools": tools}
 
 
-def _packed(size: int) -> str:
-    return "sglang-reasoning-v1." + base64.urlsafe_b64encode(zlib.compress(b"word " * (size // 5))).decode()
-
-
-def _reasoning(size: int) -> Body:
-    item = {"type": "reasoning", "summary": [], "encrypted_content": _packed(size)}
-    return {"input": [item, _user("x")], "max_output_tokens": 1}
-
-
 LARGE: dict[str, tuple[str, Body]] = {
     "260,000 token ids": ("/v1/completions", {"prompt": [5] * 260_000, "max_tokens": 1}),
     "1 MB of text": (_CHAT, _says(_LINE * 13_000)),
@@ -89,7 +78,6 @@ LARGE: dict[str, tuple[str, Body]] = {
     "4 MB of text, tokenized": ("/v1/tokenize", {"prompt": _LINE * 51_000}),
     "1 MB of text, tokenized": ("/v1/tokenize", {"prompt": _LINE * 13_000}),
     "512 prompts of 8 kB": ("/v1/completions", {"prompt": [_LINE * 100] * 512, "max_tokens": 1}),
-    "4 MB that reasoning inflates to": ("/v1/responses", _reasoning(4_000_000)),
     "4,096 messages": (_CHAT, _says("x" * 200, 4096)),
     "10,000 messages": (_CHAT, _says("x" * 200, 10_000)),
     "4,096 messages of 7 parts": (_CHAT, _parts(4096, 7)),

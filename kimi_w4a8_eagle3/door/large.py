@@ -31,7 +31,7 @@ _CUTS = 1.01  # a cut may split a token, so more tokens may be counted than ther
 _CPU_S = 10.0  # until a worker is killed
 _READ_S, _PICTURE_S = 0.12, 5e-9  # for a body, and more for each character of its pictures
 
-# The request of this context is large, or inflates: it is handled in these threads where that is possible.
+# The request of this context is large: it is handled in these threads where that is possible.
 large_request = ContextVar("large_request", default=False)
 # More of them would delay the event loop, which shares the interpreter with them.
 threads = ThreadPoolExecutor(2, "large-request")

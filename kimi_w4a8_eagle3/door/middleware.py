@@ -148,7 +148,7 @@ class Door:
             self._running -= 1
 
     async def _admitted(self, path: str, headers: Mapping[bytes, bytes], raw: bytes) -> Admitted:
-        large_request.set(len(raw) > THREAD_BYTES or b"encrypted_content" in raw)
+        large_request.set(len(raw) > THREAD_BYTES)
         if len(raw) <= WORKER_BYTES and raw.count(b"{") <= WORKER_OBJECTS:
             return self._rules.admit(path, headers, raw)
         await self._admission.require("reading", [path, raw.decode(errors="replace")], None)

@@ -24,7 +24,7 @@ from .fields import SAMPLING, Fields
 from .pictures import check_sources
 from .schemas import check_schema, check_text, check_tools
 from .settings import DoorSettings
-from .shape import Text, inflated, media_sources, parse
+from .shape import Text, media_sources, parse
 
 # Logprobs of the prompt, positions times candidates: SGLang computes and formats them while all other requests wait.
 MAX_PROMPT_LOGPROBS = 65536
@@ -138,7 +138,6 @@ class RequestRules:
         prompts = [prompt for name in in_prompts if name in body for prompt in self._prompts(body[name], name)]
         text = Text.of({name: value for name, value in body.items() if name not in in_prompts}).characters - in_pictures
         limit = self.max_tokens * _CHARACTERS_PER_TOKEN
-        text += inflated(body.get("input"), limit) if path == RESPONSES else 0
         for prompt in prompts:
             self._check_prompt(prompt, limit)
         text += sum(len(prompt) for prompt in prompts if isinstance(prompt, str))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +12,10 @@ from .answers import Refusal
 from .fields import names
 
 MAX_DEPTH = 48  # nested arrays and objects: SGLang, pydantic and xgrammar recurse into them
-_PIECE = 2**16  # bytes that are inflated at a time
+_NO_REFERENCES = (
+    "this server stores no items, so an item_reference has none: send the items themselves. The AI SDK sends them with "
+    "providerOptions: {openai: {store: false}}"
+)
 MAX_LIST = 4096  # entries of one array other than token ids, or names of one object
 
 _TEXT_PARTS = names(
@@ -83,34 +83,13 @@ def texts(value: Any) -> Iterator[str]:
             waiting.extend(inner.values() if isinstance(inner, dict) else inner)
 
 
-def inflated(items: Any, limit: int) -> int:
-    """Return the size of the reasoning that the items of a /v1/responses input hold compressed.
-
-    SGLang inflates it without a limit. At most about `limit` bytes are inflated here. What is broken counts up to the
-    place where it breaks, because inflating it costs as much.
-    """
-    size = 0
-    for item in items if isinstance(items, list) else ():
-        state = item.get("encrypted_content") if isinstance(item, dict) else None
-        if isinstance(state, str) and size <= limit:
-            with suppress(ValueError):
-                size += _inflated_size(base64.urlsafe_b64decode(state.partition(".")[2]), limit - size)
-    return size
-
-
-def _inflated_size(packed: bytes, limit: int) -> int:
-    size, stream = 0, zlib.decompressobj()
-    with suppress(zlib.error):
-        while size <= limit and (piece := stream.decompress(packed, _PIECE)):
-            size, packed = size + len(piece), stream.unconsumed_tail
-    return size
-
-
 def media_sources(body: Mapping[str, Any], name: str) -> Iterator[Any]:
     """Yield the sources of all media in the messages under `name`; raise Refusal for an unsupported part."""
     value = body.get(name)
     for part in _parts(value if isinstance(value, list) else []):
         kind = part.get("type")
+        if kind == "item_reference":
+            raise Refusal(_NO_REFERENCES, param=name)
         if not isinstance(kind, str) or kind not in _TEXT_PARTS | _MEDIA_PARTS:
             raise Refusal(f"content of type {kind!r:.40} is not supported", param=name)
         if kind in _MEDIA_PARTS:

@@ -1,24 +1,21 @@
 """Contract of /v1/messages with its clients: calls that are no object, and the signature of thinking.
 
-Anthropic's clients require a signature of the thinking in a whole answer, and send both back. Here the signature says
-only that this process wrote the thinking. Nothing reads it: thinking that a client changed does no harm.
+Anthropic's clients require a signature of the thinking in a whole answer, and send both back. Here the signature has a
+copy of the thinking, which is read where the client sends no text: thinking that a client changed does no harm.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import hmac
-import secrets
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
 import orjson
 
 from .hooks import Feature
+from .sealed_thinking import sealed, unsealed
 
 if TYPE_CHECKING:
-    from sglang.srt.entrypoints.anthropic.protocol import AnthropicMessagesResponse
+    from sglang.srt.entrypoints.anthropic.protocol import AnthropicMessagesRequest, AnthropicMessagesResponse
     from sglang.srt.entrypoints.openai.protocol import ChatCompletionResponse
 
 _SERVING = "sglang.srt.entrypoints.anthropic.serving.AnthropicServing"
@@ -26,7 +23,15 @@ FEATURE = Feature(
     "answers on /v1/messages",
     remove_when="SGLang signs thinking on /v1/messages, and answers there with calls whose arguments are no object",
 )
-_key = secrets.token_bytes(32)
+
+
+@FEATURE.before(f"{_SERVING}._convert_to_chat_completion_request")
+def read_signatures(serving: object, request: AnthropicMessagesRequest) -> None:
+    """Fill thinking that comes back without its text, as Anthropic's clients send what they did not show."""
+    for message in request.messages:
+        for block in message.content if isinstance(message.content, list) else ():
+            if block.type == "thinking" and not block.thinking:
+                block.thinking = unsealed(block.signature) or ""
 
 
 @FEATURE.before(f"{_SERVING}._convert_response")
@@ -54,7 +59,7 @@ def sign_whole(answer: AnthropicMessagesResponse, *args: object) -> None:
     """Sign the thinking of a whole answer."""
     for block in answer.content:
         if block.type == "thinking":
-            block.signature = signature(block.thinking)
+            block.signature = sealed(block.thinking)
 
 
 @FEATURE.around(f"{_SERVING}._generate_anthropic_stream")
@@ -69,17 +74,11 @@ async def sign_stream(
             thinking += [delta["thinking"]] if delta["type"] == "thinking_delta" else []
         elif thinking and '"content_block_stop"' in event:
             index = orjson.loads(event.partition("data: ")[2])["index"]
-            delta = {"type": "signature_delta", "signature": signature("".join(thinking))}
+            delta = {"type": "signature_delta", "signature": sealed("".join(thinking))}
             signed = {"type": "content_block_delta", "index": index, "delta": delta}
             yield f"event: content_block_delta\ndata: {orjson.dumps(signed).decode()}\n\n"
             thinking = []
         yield event
-
-
-def signature(thinking: str) -> str:
-    """Authenticate the thinking with a key of this process."""
-    digest = hmac.digest(_key, thinking.encode(errors="surrogatepass"), hashlib.sha256)
-    return base64.b64encode(digest).decode()
 
 
 def _is_object(text: str) -> bool:

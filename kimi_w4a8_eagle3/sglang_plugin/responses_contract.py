@@ -1,4 +1,4 @@
-"""Contract of /v1/responses with its clients: groups of tools, calls that were cut, the requested token limit.
+"""Contract of /v1/responses with its clients: groups of tools, calls that were cut, nothing stored, the token limit.
 
 Codex groups tools in a `namespace`, and resolves a call by its namespace and name. SGLang renders such groups for two
 other models only. Here the model sees one function for each member, and the client gets namespace and name back.
@@ -6,7 +6,7 @@ other models only. Here the model sees one function for each member, and the cli
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -15,20 +15,29 @@ from ..chat.calls import flat_name
 from ..chat.reader import is_json
 from ..door.answers import CONTEXT_EXCEEDED, OVERFLOW
 from .hooks import Feature
+from .sealed_thinking import sealed, unsealed
 
 if TYPE_CHECKING:
     from sglang.srt.entrypoints.openai.protocol import ResponsesRequest
+    from sglang.srt.entrypoints.openai.serving_responses import OpenAIServingResponses
 
 _PROTOCOL = "sglang.srt.entrypoints.openai.protocol"
-_SERVING = "sglang.srt.entrypoints.openai.serving_responses.OpenAIServingResponses"
+_MODULE = "sglang.srt.entrypoints.openai.serving_responses"
+_SERVING = f"{_MODULE}.OpenAIServingResponses"
 _CALL = "function_call"
 _COMPLETED = "response.completed"
 _FAILED = "response.failed"
 _STOPPED = {"reason": "stop"}
+_NOT_STORED = (
+    "this server stores no responses: leave `store` out or send false, and send the whole conversation each time"
+)
 FEATURE = Feature(
     "calls on /v1/responses",
     needs=(f"{_PROTOCOL}.Tool", f"{_PROTOCOL}.Function"),
-    remove_when="SGLang serves and forces namespaces for Kimi, reports cut calls as such, and keeps max_output_tokens",
+    remove_when=(
+        "SGLang serves and forces namespaces for Kimi, reports cut calls as such, keeps max_output_tokens, refuses "
+        "what it does not store, and authenticates encrypted_content"
+    ),
 )
 Names = Mapping[str, tuple[str, dict[str, Any]]]
 
@@ -113,6 +122,40 @@ async def finish_stream(
     async for event in original(serving, request, *args, **named):
         is_corrected = f'"{_CALL}' in event or f".{_CALL}" in event or _FAILED in event
         yield _corrected_event(event, names, request) if is_corrected else event
+
+
+@FEATURE.around(f"{_SERVING}.create_responses")
+async def store_nothing(
+    original: Callable[..., Awaitable[object]],
+    serving: OpenAIServingResponses,
+    request: ResponsesRequest,
+    *args: object,
+    **named: object,
+) -> object:
+    """Refuse `store: true` where nothing is stored, in the first turn. SGLang refuses the second one."""
+    if not serving.enable_response_store:
+        if request.store and "store" in request.model_fields_set:
+            return serving.create_error_response(_NOT_STORED, param="store")
+        request.store = False
+    return await original(serving, request, *args, **named)
+
+
+@FEATURE.around(f"{_PROTOCOL}.ResponsesRequest.is_include_encrypted_reasoning")
+def always_seal(original: Callable[..., bool], request: ResponsesRequest) -> bool:
+    """Give `encrypted_content` wherever nothing is stored: the AI SDK asks for it only with OpenAI's models."""
+    return not request.store or original(request)
+
+
+@FEATURE.around(f"{_MODULE}.encode_reasoning_state")
+def seal(original: Callable[..., str], text: str) -> str:
+    """Write `encrypted_content`."""
+    return sealed(text)
+
+
+@FEATURE.around(f"{_MODULE}.decode_reasoning_state")
+def unseal(original: Callable[..., str | None], blob: object) -> str | None:
+    """Read `encrypted_content`, and nothing that another server wrote."""
+    return unsealed(blob)
 
 
 @FEATURE.after(f"{_PROTOCOL}.ResponsesRequest.to_sampling_params")

@@ -2,10 +2,10 @@
 
     python -m proof.fuzz.climb [--minutes 30] [--seed 1] [--open]
 
-It tries reasoning that inflates, pictures, and patterns and schemas with 163,840 tokens. Each try runs in a process of
+It tries pictures, and patterns and schemas with 163,840 tokens. Each try runs in a process of
 its own: the door's check first, and then what the engine does with what the door admitted. A fault is an admitted
-request that takes the event loop more than 100 ms (pictures: their thread 250 ms), or a grammar with a longer mask than
-KIMI_MAX_MASK_MS. With --open the door's checks are left out and JSON has free white space: each of the four kinds must
+picture that takes its thread more than 250 ms, or a grammar with a longer mask than
+KIMI_MAX_MASK_MS. With --open the door's checks are left out and JSON has free white space: each of the three kinds must
 be found then. Otherwise the exit code is 1.
 """
 
@@ -38,14 +38,12 @@ from kimi_w4a8_eagle3.cli import run
 from kimi_w4a8_eagle3.door.answers import Refusal
 from kimi_w4a8_eagle3.door.pictures import check_pictures
 from kimi_w4a8_eagle3.door.settings import DoorSettings
-from kimi_w4a8_eagle3.door.shape import inflated
 from kimi_w4a8_eagle3.door.trial import costliest_mask
 from proof.fuzz.grammars import PATTERNS, SCHEMAS
 from proof.fuzz.rounds import Stopped, try_round
 from proof.vocabulary import SIZE, vocabulary
 
 CONTEXT = 262_144  # Kimi's
-LOOP_S = 0.1
 _PICTURES_S = 0.25  # they are opened in a thread, and the door allows 0.2 s
 _TRY_S = 20.0
 _MEMORY_BYTES = 2**32
@@ -160,23 +158,6 @@ def _status(name: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
-def _packed(text: str, times: int, items: int) -> list[dict[str, str]]:
-    blob = base64.urlsafe_b64encode(zlib.compress(text.encode() * times)).decode()
-    return [{"type": "reasoning", "encrypted_content": f"sglang-reasoning-v1.{blob}"}] * items
-
-
-def _check_reasoning(items: list[dict[str, str]]) -> None:
-    limit = 16 * CONTEXT
-    if inflated(items, limit) > limit:
-        raise Refusal("longer than the context")
-
-
-def _inflate(items: list[dict[str, str]]) -> None:
-    """Do what SGLang's decode_reasoning_state does, which keeps the texts of all items."""
-    texts = [zlib.decompress(base64.urlsafe_b64decode(item["encrypted_content"].partition(".")[2])) for item in items]
-    assert sum(len(text.decode()) for text in texts) >= 0
-
-
 def _saved(form: str) -> bytes:
     out = io.BytesIO()
     Image.new("RGB", (8, 8)).save(out, form)
@@ -252,17 +233,12 @@ class Grammars:
 
 
 def kinds(grammars: bool = True, opened: bool = False) -> list[CostKind]:
-    """Return the four kinds. Their requests grow by exponents, from harmless ones."""
+    """Return the three kinds. Their requests grow by exponents, from harmless ones."""
     doubled = st.integers(0, 6).map(lambda exponent: 2**exponent)
-    words = st.sampled_from(("add ", "a", "\n", "ß"))
     number = st.integers(0, 18).map(lambda exponent: 2**exponent)
     parts = st.lists(st.tuples(st.integers(0, 5), number, number), min_size=1, max_size=3)
-    reasoning = st.builds(_packed, words, st.integers(0, 24).map(lambda exponent: 2**exponent), doubled)
     pictures = st.builds(_drawn, st.sampled_from(("JPEG", "PNG")), parts, doubled)
-    found = [
-        CostKind("reasoning", LOOP_S, reasoning, _check_reasoning, _inflate, 2**20),
-        CostKind("pictures", _PICTURES_S, pictures, check_pictures, _open, 2**24),
-    ]
+    found = [CostKind("pictures", _PICTURES_S, pictures, check_pictures, _open, 2**24)]
     if grammars:
         use, most_s = Grammars(opened), DoorSettings().max_mask_ms / 1000
         found += [
@@ -273,7 +249,7 @@ def kinds(grammars: bool = True, opened: bool = False) -> list[CostKind]:
 
 
 def main(
-    minutes: float = typer.Option(30.0, min=0.01, help="How long to climb, shared by the four kinds."),
+    minutes: float = typer.Option(30.0, min=0.01, help="How long to climb, shared by the three kinds."),
     seed: int = typer.Option(1, help="The same seed draws the same first tries."),
     opened: bool = typer.Option(False, "--open", help="Leave out the door's checks: then each kind must be found."),
 ) -> None:

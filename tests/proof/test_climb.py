@@ -87,7 +87,7 @@ def test_time_and_memory_of_a_try_are_its_own() -> None:
 
 
 @pytest.mark.parametrize("one", climb.kinds(grammars=False), ids=lambda one: one.name)
-def test_reasoning_and_pictures_are_what_the_door_and_the_engine_read(one: CostKind) -> None:
+def test_pictures_are_what_the_door_and_the_engine_read(one: CostKind) -> None:
     served: list[bool] = []
 
     def attempt(request: Any) -> None:

@@ -14,7 +14,6 @@ from support.door_bodies import (
     MESSAGE,
     REFUSED,
     image,
-    packed,
     properties,
     sampling,
     schema,
@@ -108,7 +107,7 @@ ACCEPTED: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
         "/v1/responses",
         {
             "input": [
-                {"type": "reasoning", "summary": [], "encrypted_content": packed("I add them.")},
+                {"type": "reasoning", "summary": [], "encrypted_content": "kimi-thinking-v1.AAAA"},
                 *CHAT["messages"],
             ]
         },

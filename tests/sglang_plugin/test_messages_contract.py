@@ -8,8 +8,8 @@ from support.sglang_program import BOTH, found
 
 PROGRAM = """
 import asyncio, json
-from support.engineless import client, prompts
-from kimi_w4a8_eagle3.sglang_plugin.messages_contract import signature
+from support.engineless import client, prompts, text_of
+from kimi_w4a8_eagle3.sglang_plugin.sealed_thinking import sealed
 
 TOOL = {"name": "search", "input_schema": {"type": "object", "properties": {"query": {"type": "string"}}}}
 QUESTION = {"role": "user", "content": "?"}
@@ -38,9 +38,15 @@ async def main():
         for given in (thought[0]["signature"], "another", "", "größer", None):
             said = {"role": "assistant", "content": [{**thought[0], "signature": given}, thought[1]]}
             statuses[str(given)[:7]] = (await ask(said, QUESTION)).status_code
+        untold = {"type": "thinking", "thinking": "", "signature": thought[0]["signature"]}
+        call = {"type": "tool_use", "id": "t", "name": "search", "input": {}}
+        result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "1"}]}
+        await ask({"role": "assistant", "content": [untold, call]}, result)
+        restored = "<think>I think.</think>" in text_of(prompts["0"])
         words[0] = "</think>Done."
         return {
-            "thought": thought, "expected": signature("I think."), "other": signature("I think"), "streamed": streamed,
+            "thought": thought, "expected": sealed("I think."), "other": sealed("I think"), "streamed": streamed,
+            "restored": restored,
             "statuses": list(statuses.values()), "unthought": (await ask()).json()["content"],
             "broken": {one: await broken(one) for one in json.loads(%r)},
             "beside": await broken('{"query": "b"}', "[1, 2]"),
@@ -69,7 +75,7 @@ def test_arguments_that_are_no_object_become_text_and_null_means_none(newest: bo
 
 
 @BOTH
-def test_thinking_has_a_signature_that_any_other_may_replace(newest: bool) -> None:
+def test_thinking_has_a_signature_with_its_copy_that_any_other_may_replace(newest: bool) -> None:
     got = found(PROGRAM % BROKEN, newest)
     thought, said = got["thought"]
     assert thought == {"type": "thinking", "thinking": "I think.", "signature": got["expected"]}
@@ -78,5 +84,5 @@ def test_thinking_has_a_signature_that_any_other_may_replace(newest: bool) -> No
     assert [event["type"] for event in events[-2:]] == ["content_block_delta", "content_block_stop"]
     assert events[-2]["delta"] == {"type": "signature_delta", "signature": got["expected"]}
     assert sum("signature" in event.get("delta", ()) for event in got["streamed"]) == 1
-    assert got["statuses"] == [200] * 5
+    assert got["statuses"] == [200] * 5 and got["restored"]
     assert [block["type"] for block in got["unthought"]] == ["text"]
