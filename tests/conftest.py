@@ -17,6 +17,15 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("SGLANG_ENABLE_TORCH_INFERENCE_MODE", "1")
 # Hundreds of processes import the same modules, SGLang's too: one compiles them for all, whatever this shell says.
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""
+# What compilers and libraries keep for the next run stays in the checkout, not in the user's home and /tmp.
+if os.access(Path(__file__).parents[1], os.W_OK):
+    _CACHES = Path(__file__).parents[1] / "build" / "caches"
+    _HOME = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    for _name, _folder in (("UV_CACHE_DIR", _HOME / "uv"), ("PIP_CACHE_DIR", _HOME / "pip")):  # downloads
+        os.environ.setdefault(_name, str(_folder))
+    os.environ["XDG_CACHE_HOME"] = str(_CACHES)
+    for _name in ("MPLCONFIGDIR", "SGLANG_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TVM_FFI_CACHE_DIR"):
+        os.environ[_name] = str(_CACHES / _name.lower())
 # Servers of tests are on this machine, also where there is a proxy, and tables are as wide as a log.
 os.environ["no_proxy"] = ",".join(filter(None, (os.environ.get("no_proxy"), "127.0.0.1", "localhost")))
 os.environ["NO_PROXY"] = os.environ["no_proxy"]
