@@ -1,6 +1,6 @@
 """The draw of `draw.py` as one Triton kernel, a program per row: no sort, no copy of the probabilities.
 
-A program reads its row once for the largest probability, once for each bit of the filters' threshold where a filter is
+A program reads its row once for the largest probability, about nine times for the filters' threshold where a filter is
 set, and once for the race. Rows of Kimi's vocabulary (640 KB) stay in the GPU's last-level cache between the passes.
 docs/perf/sampling.md has the operation counts.
 """
@@ -14,6 +14,8 @@ import triton.language as tl
 
 BLOCK, RACE_BLOCK = 16_384, 2048  # elements of a row, and counters of four elements, that are loaded at once
 WARPS = 16
+INFINITE = tl.constexpr(0x7F800000)  # bits of a float32
+RARE = tl.constexpr(0x35800000)  # 2^-20: few filters keep tokens as rare as this, so the search begins here
 
 
 @triton.jit
@@ -25,16 +27,21 @@ def _exponential(word):
 
 
 @triton.jit
-def _above(row, size, threshold, BLOCK: tl.constexpr):
-    """Return (the number of probabilities of the row that exceed the threshold, their sum)."""
+def _around(row, size, threshold, BLOCK: tl.constexpr):
+    """Return the count and the sum of the row above the threshold, and the bits of its two neighbours in the row."""
     count = tl.zeros((BLOCK,), tl.int32)
     mass = tl.zeros((BLOCK,), tl.float32)
+    below = tl.zeros((BLOCK,), tl.int32)
+    above = tl.full((BLOCK,), INFINITE, tl.int32)
     for start in range(0, size, BLOCK):
         at = start + tl.arange(0, BLOCK)
         p = tl.load(row + at, mask=at < size, other=0.0)
-        count += (p > threshold).to(tl.int32)
-        mass += tl.where(p > threshold, p, 0.0)
-    return tl.sum(count), tl.sum(mass)
+        bits, exceeds = p.to(tl.int32, bitcast=True), p > threshold
+        count += exceeds.to(tl.int32)
+        mass += tl.where(exceeds, p, 0.0)
+        below = tl.maximum(below, tl.where(exceeds, 0, bits))
+        above = tl.minimum(above, tl.where(exceeds, bits, INFINITE))
+    return tl.sum(count), tl.sum(mass), tl.max(below), tl.min(above)
 
 
 @triton.jit
@@ -66,13 +73,18 @@ def draw_kernel(
     if FILTER:
         limit = tl.load(top_p + r)
         limit = tl.where(limit >= 1.0, float("inf"), limit)
-        low, high = 0, peak.to(tl.int32, bitcast=True)  # positive floats are ordered as their bits
-        for _ in range(31):
+        # The threshold is 0 or a probability of the row, and positive floats are ordered as their bits.
+        bits = peak.to(tl.int32, bitcast=True)
+        low = tl.where(k == 1, bits, 0)
+        high = tl.where((k < size) | (limit < float("inf")), bits, 0)
+        while low < high:
             middle = low + (high - low) // 2
-            count, mass = _above(row, size, middle.to(tl.float32, bitcast=True), BLOCK)
+            middle = tl.where((low < RARE) & (high > RARE), RARE, middle)
+            count, mass, below, above = _around(row, size, middle.to(tl.float32, bitcast=True), BLOCK)
             keeps = (count < k) & (mass <= limit)
-            high = tl.where(keeps, middle, high)
-            low = tl.where(keeps, low, tl.minimum(middle + 1, high))
+            # Within `middle` also where NaN has no place in the order, so that the search always ends.
+            high = tl.where(keeps, tl.minimum(below, middle), high)
+            low = tl.where(keeps, low, tl.maximum(above, middle + 1))
         threshold = tl.maximum(high.to(tl.float32, bitcast=True), peak * tl.load(min_p + r))
     winner, least = first, float("inf")
     seed, position = tl.load(seeds + r), tl.load(positions + r).to(tl.uint32)

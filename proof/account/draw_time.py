@@ -2,8 +2,8 @@
 
 A greedy step adds nothing. A sampled step divides the logits by the temperature and takes their softmax, which moves
 the rows four times through HBM, and then draws (`sampling/triton_draw.py`). Each program of the draw has one row and
-one compute unit. It passes over the row once for the largest probability, 31 times for a filter's threshold, and once
-for the race. docs/perf/sampling.md names the source of the clocks.
+one compute unit. It passes over the row once for the largest probability, nine times for a filter's threshold, and
+once for the race. docs/perf/sampling.md names the source of the clocks.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 from .moe_time import CACHE_TB_S, SMALL_TB_S, SMALL_US
 
 CLOCK_GHZ = 2.1
-PASS_CLOCKS, RACE_CLOCKS = 0.094, 1.9  # vector ALU clocks per element on one compute unit
-HBM_PASSES, FILTER_PASSES, _KERNELS = 4, 31, 3
+PASS_CLOCKS, RACE_CLOCKS = 0.141, 1.9  # vector ALU clocks per element on one compute unit
+HBM_PASSES, FILTER_PASSES, _KERNELS = 4, 9, 3
 
 
 def draw_ms(rows: int, vocabulary: int, filtered: bool = True) -> float:

@@ -18,6 +18,8 @@ def test_the_kernel_draws_what_the_definition_draws(size: int, monkeypatch: pyte
     monkeypatch.setattr(triton_draw, "BLOCK", 256)
     monkeypatch.setattr(triton_draw, "RACE_BLOCK", 64)
     logits = torch.randn(6, size, generator=torch.Generator().manual_seed(size)) * 3
+    if size > 1000:
+        logits = logits.bfloat16().float()  # as a model's: many tokens are equally likely
     probs = torch.softmax(logits, -1)
     filters = (
         torch.tensor([ALL, 1, 20, ALL, ALL, 15], dtype=torch.int32),
@@ -32,6 +34,24 @@ def test_the_kernel_draws_what_the_definition_draws(size: int, monkeypatch: pyte
         drawn = triton_draw.launch(*tensors, filtered=filtered)
         assert drawn.dtype == torch.int64
         assert drawn.tolist() == wanted.tolist()
+    probs[:, 7] = torch.nan
+    triton_draw.launch(probs, *filters, seeds, positions, filtered=True)  # ends
+
+
+def test_a_filter_reads_a_row_of_kimis_vocabulary_about_nine_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Filters of a row with bfloat16 logits of N(0, 3): top-p, lower top-p, top-k, both."""
+    read, around = [], triton_draw._around
+
+    def counted(*given: object, **named: object) -> object:
+        read.append(1)
+        return around(*given, **named)
+
+    monkeypatch.setattr(triton_draw, "_around", counted)
+    logits = (torch.randn(4, 163_840, generator=torch.Generator().manual_seed(0)) * 3).bfloat16().float()
+    top_k, top_p = torch.tensor([ALL, ALL, 20, 50], dtype=torch.int32), torch.tensor([0.95, 0.8, 1.0, 0.9])
+    tensors = torch.softmax(logits, -1), top_k, top_p, torch.zeros(4), torch.arange(4), torch.arange(4)
+    assert triton_draw.launch(*tensors, filtered=True).tolist() == draw_rows(*(t.numpy() for t in tensors)).tolist()
+    assert 6 <= len(read) / 4 <= 9.5
 
 
 @pytest.mark.parametrize("n", [1, 4])
