@@ -111,9 +111,12 @@ def starter() -> Starter:
     return found or NewProcess()
 
 
+_prctl = ctypes.CDLL(None).prctl  # before any fork: a thread may hold the loader's lock, which a child keeps forever
+
+
 def die_with_parent() -> None:
     """In a new child: end when the process that started it dies, for whatever reason (Linux)."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 _STOP_GRACE_S = 20.0

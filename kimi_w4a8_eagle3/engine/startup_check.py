@@ -27,7 +27,7 @@ PROMPTS = (
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "sampled": {"temperature": 1.0},
-    "seeded": {"temperature": 1.0, "seed": 7},
+    "seeded": {"temperature": 1.0, "top_p": 0.95, "seed": 7},  # the draw has another kernel for filters
     "penalised": {"frequency_penalty": 0.5, "repetition_penalty": 1.1, "min_tokens": 4},
     "grammar": {
         "temperature": 1.0,

@@ -115,9 +115,13 @@ def wait_and_warm_up(original: Callable[..., object], *args: object, **kwargs: o
 def generate_request(
     original: Callable[..., AsyncIterator[Any]], manager: TokenizerManager, obj: GenerateReqInput, *args: Any
 ) -> AsyncIterator[Any]:
-    """Try exactly what SGLang will compile, from any endpoint; a request without a grammar takes no detour."""
-    answers, grammars = original(manager, obj, *args), grammars_of(obj.sampling_params)
-    return in_event_loop(tried(manager.kimi_admission, grammars, answers) if grammars else answers)
+    """Try exactly what SGLang will compile, from any endpoint; a request without a grammar takes no detour.
+
+    `sglang.Engine` has no HTTP server and so no door: its caller is the program that started it.
+    """
+    answers, admission = original(manager, obj, *args), getattr(manager, "kimi_admission", None)
+    grammars = grammars_of(obj.sampling_params) if admission else []
+    return in_event_loop(tried(admission, grammars, answers) if admission and grammars else answers)
 
 
 def _compiler(server_args: ServerArgs, manager: TokenizerManager) -> Compile:

@@ -244,7 +244,8 @@ def verify(
 ) -> tuple[torch.Tensor, ...]:
     """Return predict, accept lengths and accept indices as SGLang does.
 
-    SGLang itself verifies greedy batches without penalties, and benchmarks with a simulated accept length.
+    SGLang itself verifies greedy batches without penalties and grammars, and benchmarks with a simulated accept length.
+    It masks after it replaces infinities, so a masked token would have another logprob than in plain decoding.
     """
     info = batch.sampling_info
     if batch.forward_mode.is_idle() or SIMULATE_ACC_LEN > 0:
@@ -252,7 +253,7 @@ def verify(
     # Without the overlap schedule a step with no drafts has int32 tokens (0.5.20), and the operator takes int64 alone.
     verify_input.draft_token = verify_input.draft_token.long()
     penalties = penalties_of(batch, info.vocab_size)
-    if info.is_all_greedy and penalties is None:
+    if info.is_all_greedy and penalties is None and grammar_mask is None:
         return original(verify_input, batch, logits_output, grammar_mask, **named)
     logits, n = logits_output.next_token_logits, verify_input.draft_token_num
     chains = verify_input.draft_token.view(-1, n)

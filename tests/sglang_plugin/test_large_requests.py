@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from starlette.responses import Response
 
 from kimi_w4a8_eagle3.door.large import large_request
 from kimi_w4a8_eagle3.sglang_plugin import large_requests
+from kimi_w4a8_eagle3.sglang_plugin.door import generate_request
 from kimi_w4a8_eagle3.sglang_plugin.large_requests import begin, check_schema, encode_tokens, in_event_loop
 
 
@@ -123,3 +125,13 @@ def test_a_valid_schema_is_checked_once_and_another_one_every_time(monkeypatch: 
         with pytest.raises(ValueError):
             check_schema(original, None, "bad")
     assert checked == [1, 2, 3, 1, {"a", "b"}, {"a", "b"}, "bad", "bad"]
+
+
+def test_an_engine_without_a_server_gives_its_grammars_to_sglang() -> None:
+    """`sglang.Engine` has no door whose processes could try them first."""
+
+    async def answers() -> list[Any]:
+        request = SimpleNamespace(sampling_params={"json_schema": "{}"})
+        return [answer async for answer in generate_request(lambda *_: numbers(), SimpleNamespace(), request)]
+
+    assert asyncio.run(answers()) == [(0, True), (1, True)]

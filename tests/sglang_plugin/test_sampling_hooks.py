@@ -88,6 +88,11 @@ try:
     answer = {"dtypes": [str(tensor.dtype) for tensor in eagle_utils.eagle_sample(verify_input, batch, logits)]}
 except RuntimeError as error:
     answer = {"refused": str(error)}
+else:
+    info.is_all_greedy = True
+    mask = SimpleNamespace(apply=lambda logits: logits[:, 0].fill_(-torch.inf))
+    eagle_utils.eagle_sample(verify_input, batch, logits, mask)
+    answer["masked"] = logits.next_token_logits[:, 0].unique().tolist()
 print(json.dumps(answer))
 """
 
@@ -147,7 +152,14 @@ def test_penalties_are_copied_to_the_device_only_when_the_batch_changes(newest: 
 
 @BOTH
 def test_a_sampled_batch_is_verified_by_the_operator_as_it_is(newest: bool) -> None:
-    assert found(SAMPLED, newest) == {"dtypes": ["torch.int32"] * 3}
+    assert found(SAMPLED, newest)["dtypes"] == ["torch.int32"] * 3
+
+
+@BOTH
+def test_a_token_that_a_grammar_masks_has_the_logit_of_plain_decoding(newest: bool) -> None:
+    """SGLang's own verification of a greedy batch leaves -inf."""
+    [masked] = found(SAMPLED, newest)["masked"]
+    assert masked == pytest.approx(-1e30)
 
 
 @pytest.mark.parametrize("dtype", ["int32", "float32"])
