@@ -266,7 +266,7 @@ def setting(environ: Mapping[str, str]) -> Setting:
 
 def reads_late(name: str) -> bool:
     """Return True if no module reads this variable at its import, so that engines of one fork server may differ."""
-    return name in _LATE or name.startswith("KIMI_")
+    return name in _LATE or (name.startswith("KIMI_") and name != "KIMI_VIRTUAL_NODE")
 
 
 def ignored_signals() -> list[int]:

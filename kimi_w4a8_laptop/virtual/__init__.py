@@ -17,6 +17,7 @@ ENVIRONMENT = {
     "TRITON_INTERPRET": "1",
     "TORCHDYNAMO_DISABLE": "1",
     "OMP_NUM_THREADS": "1",
+    "KIMI_MOE_BACKEND": "reference",
 }
 
 
@@ -34,12 +35,14 @@ def install() -> bool:
     if not installed():
         from .. import torchvision_ops  # start-up: torch
         from ..cpu import batch_invariant  # start-up: torch
-        from . import compiled, rocm_tools, torch_cuda, triton_gpu  # start-up: torch
+        from . import compiled, kernel_launch, moe, rocm_tools, torch_cuda, triton_gpu  # start-up: torch
 
         torch_cuda.install()
+        kernel_launch.install()
         rocm_tools.install(torch_cuda.DEVICES)
         torchvision_ops.declare_missing()
         triton_gpu.install()
         compiled.install()
+        moe.install()
         batch_invariant.register()
     return True

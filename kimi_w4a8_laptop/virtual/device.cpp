@@ -158,7 +158,7 @@ void begin_launch(int device) {
 }
 
 // ---- graphs: the operators of a capture, run again on the same memory -------------------------------------------
-using Callback = void (*)(int64_t);
+using Callback = bool (*)(int64_t);  // false: the kernel raised
 Callback callback = nullptr;
 struct Launch {
   const c10::OperatorHandle* op;
@@ -359,6 +359,23 @@ void run(const c10::OperatorHandle& op, Stack* stack) {
 
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) { run(op, stack); }
 
+void replay(int64_t graph) {
+  at::AutoDispatchBelowADInplaceOrView guard;
+  for (auto& launch : graphs[graph]) {
+    if (!launch.op) {
+      TORCH_CHECK(callback(launch.callback_id), "a kernel failed in the replay of a graph");
+      continue;
+    }
+    Stack stack = launch.arguments;
+    run(*launch.op, &stack);
+    for (size_t i = 0; i < launch.results.size(); ++i) {
+      if (!launch.results[i].isTensor() || !launch.results[i].toTensor().defined()) continue;
+      const auto& old = launch.results[i].toTensor();
+      const auto& now = stack[i].toTensor();
+      if (!old.is_same(now) && old.storage().data() != now.storage().data()) host_alias(old).copy_(host_alias(now));
+    }
+  }
+}
 at::Tensor host_view(const at::Tensor& tensor) { return tensor.is_cuda() ? host_alias(tensor) : tensor; }
 
 // Give a new CPU tensor to the device without a copy.
@@ -460,6 +477,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
 TORCH_LIBRARY(virtual_gpu, m) {
   m.def("host(Tensor(a) tensor) -> Tensor(a)");
   m.def("adopt(Tensor tensor, int device) -> Tensor");
+  m.def("replay(int graph) -> ()", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, &replay));
 }
 TORCH_LIBRARY_IMPL(virtual_gpu, CUDA, m) { m.impl("host", &host_view); }
 TORCH_LIBRARY_IMPL(virtual_gpu, CPU, m) {
@@ -541,22 +559,5 @@ void vg_record_call(int64_t id) {
 void vg_forget(int64_t graph) {
   std::lock_guard<std::recursive_mutex> guard(lock);
   graphs.erase(graph);
-}
-void vg_replay(int64_t graph) {
-  at::AutoDispatchBelowADInplaceOrView guard;
-  for (auto& launch : graphs[graph]) {
-    if (!launch.op) {
-      callback(launch.callback_id);
-      continue;
-    }
-    Stack stack = launch.arguments;
-    run(*launch.op, &stack);
-    for (size_t i = 0; i < launch.results.size(); ++i) {
-      if (!launch.results[i].isTensor() || !launch.results[i].toTensor().defined()) continue;
-      const auto& old = launch.results[i].toTensor();
-      const auto& now = stack[i].toTensor();
-      if (!old.is_same(now) && old.storage().data() != now.storage().data()) host_alias(old).copy_(host_alias(now));
-    }
-  }
 }
 }

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import traceback
 from collections.abc import Callable
-from ctypes import CFUNCTYPE, c_int64
+from ctypes import CFUNCTYPE, c_bool, c_int64
+from typing import Any
 
 import torch
 
@@ -23,7 +25,7 @@ def host(value: object) -> object:
     return value
 
 
-def launch(name: str, kernel: Callable[..., object], *given: object, **named: object) -> object:
+def launch(name: str, kernel: Callable[..., object], *given: object, **named: object) -> Any:
     """Run `kernel` on the memory of its CUDA tensors, now and at each replay of the graph that is being captured."""
     device = library.load()
     tensors = [value for value in (*given, *named.values()) if isinstance(value, torch.Tensor)]
@@ -54,6 +56,16 @@ def _write(first: object, again: object) -> None:
             _write(old, new)
 
 
-@CFUNCTYPE(None, c_int64)
-def replayed(identity: int) -> None:
-    _calls[identity]()
+@CFUNCTYPE(c_bool, c_int64)
+def _replayed(identity: int) -> bool:
+    try:
+        _calls[identity]()
+    except Exception:
+        traceback.print_exc()
+        return False
+    return True
+
+
+def install() -> None:
+    """Let the device call kernels that are Python here when it replays a graph."""
+    library.load().vg_callback(_replayed)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import time
+from collections import defaultdict
 from collections.abc import Callable
+from ctypes import c_int64
 from types import SimpleNamespace
 
 import torch
@@ -145,6 +148,39 @@ def set_stream(stream: Stream) -> None:
     library.load().vg_set_stream(stream.device_index, stream.number)
 
 
+_graphs = itertools.count(1)
+
+
+class DeviceGraph:
+    """torch.cuda.CUDAGraph: the launches of a capture, which a replay runs again on the same memory."""
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        self.number, self._begun = next(_graphs), False
+
+    def capture_begin(self, *_: object, **__: object) -> None:
+        if current_stream().cuda_stream == 0:
+            raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
+        self._begun = True
+        library.load().vg_capture_begin(c_int64(self.number))
+
+    def capture_end(self) -> None:
+        library.load().vg_capture_end()
+
+    def replay(self) -> None:
+        if not self._begun:
+            raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
+        torch.ops.virtual_gpu.replay(self.number)
+
+    def reset(self) -> None:
+        library.load().vg_forget(c_int64(self.number))
+
+    def pool(self) -> tuple[int, int]:
+        return (0, self.number)
+
+    def __del__(self) -> None:
+        self.reset()
+
+
 class StreamContext:
     """`with torch.cuda.stream(stream)`."""
 
@@ -206,7 +242,7 @@ def install() -> None:
         "get_device_name": _constant(_PROPERTIES.name),
         "get_arch_list": _constant(["gfx942"]),
         "mem_get_info": _constant((250 * _GIB, 256 * _GIB)),
-        "memory_stats": _constant({}),
+        "memory_stats": _constant(defaultdict(int)),
         "empty_cache": _nothing,
         "ipc_collect": _nothing,
         "reset_peak_memory_stats": _nothing,
@@ -219,6 +255,8 @@ def install() -> None:
         "Event": DeviceEvent,
         "device": DeviceContext,
         "device_of": DeviceContext,
+        "CUDAGraph": DeviceGraph,
+        "graph_pool_handle": _constant((0, 0)),
         "is_current_stream_capturing": lambda: library.load().vg_capturing(),
         "is_bf16_supported": _constant(True),
         "manual_seed": lambda seed: torch.default_generator.manual_seed(seed) and None,
@@ -232,6 +270,7 @@ def install() -> None:
     for name in accelerator:
         setattr(torch.accelerator, name, own[name])
     torch.get_device_module = _device_module(torch.get_device_module)  # type: ignore[assignment]
+    torch._C._host_emptyCache = _nothing  # called before a capture
     torch.Tensor.record_stream = _nothing  # type: ignore[method-assign]
     _gloo_for_nccl()
 

@@ -167,7 +167,7 @@ def healthy() -> dict[str, object]:
     y = (x * 3).sum()
     library.load().vg_capture_end()
     x.fill_(5.0)
-    library.load().vg_replay(7)
+    torch.ops.virtual_gpu.replay(7)
     replayed = y.item()
     library.load().vg_forget(7)
 
