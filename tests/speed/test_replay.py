@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from support.null_server import null_server
 from support.scripted_server import scripted_server, streamed
-from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.base.errors import KimiError
@@ -47,11 +47,11 @@ def agents(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def texts() -> TextMaker:
-    return TextMaker(AutoTokenizer.from_pretrained(tiny.target_path()))
+    return TextMaker(transformers.AutoTokenizer.from_pretrained(tiny.target_path()))
 
 
 def test_the_same_content_is_the_same_tokens(texts: TextMaker) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(tiny.target_path())
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny.target_path())
     one, other = texts.text("0/1", 64), texts.text("0/2", 64)
     ids = tokenizer.encode(one + other, add_special_tokens=False)
     assert ids == tokenizer.encode(one, add_special_tokens=False) + tokenizer.encode(other, add_special_tokens=False)
