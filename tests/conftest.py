@@ -3,8 +3,10 @@
 import atexit
 import gc
 import os
+import shutil
 import ssl
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Generator, Iterator
 from functools import cache
@@ -41,6 +43,7 @@ from support.prometheus import NEEDS_PROMETHEUS
 from support.tiny_servers import at_gpu, started, tiny_launch
 
 from kimi_w4a8_eagle3.engine.client import EngineClient
+from kimi_w4a8_eagle3.engine.leftovers import remove_orphans
 from kimi_w4a8_eagle3.engine.process import EngineServer
 
 sys.dont_write_bytecode = False  # of this process
@@ -103,10 +106,23 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """A worker ends without freeing its objects: that takes seconds, after the last of its results was sent."""
+    """Give the run one folder for temporary files of all programs, with a short name because of the sockets in it.
+
+    A worker ends without freeing its objects: that takes seconds, after the last of its results was sent.
+    """
     if hasattr(config, "workerinput"):
         atexit.register(os._exit, 0)
+    elif config.option.basetemp is None:
+        os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="t-")
+        config.option.basetemp = f"{tempfile.tempdir}/p"
+
+
+def _folder(config: pytest.Config) -> Path | None:
+    """Return the run's folder, None in a worker and where the command line names one."""
+    folder = Path(config.option.basetemp).parent
+    return folder if str(folder) == tempfile.tempdir and not hasattr(config, "workerinput") else None
 
 
 def pytest_unconfigure() -> None:
@@ -167,6 +183,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("slowest modules")
     for module, spent in seconds.most_common(_SLOWEST):
         terminalreporter.line(f"{spent:7.1f} s  {module}")
+    if terminalreporter.stats.keys() & {"failed", "error"} and (folder := _folder(terminalreporter.config)):
+        terminalreporter.line(f"temporary files of this run: {folder}")
     if kernels := _skipped(terminalreporter, "kernels"):
         terminalreporter.section("kernels not tested")
         terminalreporter.line(f"{len(kernels)} kernel tests were skipped; they need {_NEEDS}.")
@@ -184,6 +202,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         and (_skipped(reporter, "kernels") or _skipped(reporter, "is not installed (extra"))
     ):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    remove_orphans()  # of the engines that tests killed
+    if (folder := _folder(session.config)) and session.exitstatus in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -86,6 +88,20 @@ def test_a_log_beside_the_files_is_not_read(tmp_path: Path) -> None:
         subprocess.run(["git", *command], cwd=tmp_path, check=True)
     (tmp_path / "demo.log").write_text(SGLANG_PINNED)
     assert listed(tmp_path) == ("tracked.py",)
+
+
+def test_a_run_leaves_nothing_outside_of_the_checkout(tmp_path: Path) -> None:
+    """Its folder of temporary files is removed, and caches lie in the checkout, those of Matplotlib among them."""
+    places = {name: str(tmp_path / name) for name in ("HOME", "TMPDIR", "XDG_CONFIG_HOME")}
+    for place in places.values():
+        Path(place).mkdir()
+    ours = {name: value for name, value in os.environ.items() if name not in ("XDG_CACHE_HOME", "MPLCONFIGDIR")}
+    modules = ["tests/base/test_files.py", "tests/speed/test_screens.py"]  # the second imports Matplotlib
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *modules, "-k", "test_files"]
+    done = subprocess.run(words, cwd=ROOT, env=ours | places, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert [path for place in places.values() for path in Path(place).iterdir()] == []
+    assert Path(os.environ["XDG_CACHE_HOME"]).is_relative_to(ROOT)
 
 
 def code(path: Path) -> str:
