@@ -1,4 +1,4 @@
-"""The door's own answers, and what it removes from the engine's answers."""
+"""The door's own answers, what it removes from the engine's answers, and the form of errors."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ OVERFLOW = re.compile(
     r"prompt is too long: \d+ tokens > \d+ maximum"
     r"|input length and `max_tokens` exceed context limit: \d+ \+ \d+ > \d+"
 )
+_CODES = {status.value: status.phrase.lower().replace(" ", "_") for status in HTTPStatus}
 _ERROR_TYPES = {  # as OpenAI and Anthropic name them
     401: "authentication_error",
     403: "permission_error",
@@ -28,6 +29,7 @@ _ERROR_TYPES = {  # as OpenAI and Anthropic name them
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+_ANTHROPIC = {404: "not_found_error", 500: "api_error"}  # where the two differ
 
 
 class Refusal(Exception):
@@ -38,14 +40,15 @@ class Refusal(Exception):
         self.message = message
         self.status = status
         self.param = param
-        self.code = code or HTTPStatus(status).phrase.lower().replace(" ", "_")
+        self.code = code or _CODES.get(status, "error")
 
 
 async def answer(scope: Scope, send: Send, refusal: Refusal) -> None:
     """Send the refusal in the form that the endpoint's clients read: OpenAI's, or Anthropic's for /v1/messages."""
-    kind = _ERROR_TYPES.get(refusal.status, "invalid_request_error")
+    kind = _ERROR_TYPES.get(refusal.status, "server_error" if refusal.status >= 500 else "invalid_request_error")
     error = {"message": refusal.message, "type": kind}
     if scope["path"].removeprefix(scope.get("root_path", "")).startswith("/v1/messages"):
+        error["type"] = _ANTHROPIC.get(refusal.status, kind)
         content: dict[str, Any] = {"type": "error", "error": error}
     else:
         content = {"error": {**error, "param": refusal.param, "code": refusal.code}}
@@ -89,30 +92,40 @@ def only(names: tuple[str, ...], send: Send) -> Send:
     return filtered
 
 
-def with_clients_faults(scope: Scope, send: Send) -> Send:
-    """Wrap `send` to name two faults of the client: a grammar that no token can follow, and a prompt without room.
+def with_vendors_errors(scope: Scope, send: Send) -> Send:
+    """Wrap `send` to give SGLang's errors the form of the endpoint's vendor; other answers pass message by message.
 
-    SGLang answers 500 to such a grammar, because only decoding shows it, and has no code for the length. Answers with a
-    status other than 400 and 500 pass message by message.
+    A grammar that no token can follow is the client's fault: SGLang answers 500, because only decoding shows it.
     """
-    buffered: list[MutableMapping[str, Any]] = []
+    status = 0
+    body = b""
 
-    async def watched(message: MutableMapping[str, Any]) -> None:
-        if not buffered and message.get("status") not in (400, 500):
+    async def translated(message: MutableMapping[str, Any]) -> None:
+        nonlocal status, body
+        status = message.get("status", status)
+        if status < HTTPStatus.BAD_REQUEST:
             await send(message)
             return
-        buffered.append(message)
-        if message["type"] == "http.response.start" or message.get("more_body", False):
-            return
-        body = b"".join(part.get("body", b"") for part in buffered)
-        if buffered[0]["status"] == 400:
-            if overflow := OVERFLOW.search(body.decode(errors="replace")):
-                await answer(scope, send, Refusal(overflow[0], code=CONTEXT_EXCEEDED))
-                return
-        elif _GRAMMAR_FAULT in body:
-            await answer(scope, send, Refusal("no token of this model can follow the grammar of this request"))
-            return
-        for part in buffered:
-            await send(part)
+        body += message.get("body", b"")
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
+            await answer(scope, send, _refusal(status, body))
 
-    return watched
+    return translated
+
+
+def _refusal(status: int, body: bytes) -> Refusal:
+    """Read an error in any of SGLang's forms: flat, in `error`, FastAPI's `detail`, or text."""
+    text = body.decode(errors="replace")
+    if overflow := OVERFLOW.search(text):
+        return Refusal(overflow[0], code=CONTEXT_EXCEEDED)
+    if _GRAMMAR_FAULT in body:
+        return Refusal("no token of this model can follow the grammar of this request")
+    try:
+        given = json.loads(text)
+    except ValueError:
+        given = text
+    error = given.get("error", given) if isinstance(given, dict) else {"message": given}
+    error = error if isinstance(error, dict) else {"message": error}
+    param = error.get("param")
+    unknown = "model_not_found" if status == HTTPStatus.NOT_FOUND and param == "model" else None
+    return Refusal(str(error.get("message") or error.get("detail") or text), status, param, unknown)

@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 from .access import CHECKED, COMPUTED, GENERATING, SERVER_INFO, Access, classify, serves
 from .admission import Admission
-from .answers import App, Receive, Refusal, Scope, Send, answer, only, with_clients_faults
+from .alive import WITH_SIGNS, WaitingClient
+from .answers import App, Receive, Refusal, Scope, Send, answer, only, with_vendors_errors
 from .bodies import BodyReader
 from .computed import Computed
 from .large import THREAD_BYTES, WORKER_BYTES, WORKER_OBJECTS, large_request, threads
@@ -125,25 +127,27 @@ class Door:
         if path in COMPUTED:
             await self._computed.answer(path, scope, send)
             return
+        wrapped = partial(with_vendors_errors, scope)
         if path not in CHECKED or scope["method"] in ("GET", "HEAD"):
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, wrapped(send) if path.startswith("/v1/") else send)
             return
         raw = await self._bodies.read(headers, receive)
         if raw is None:
             return  # the client disconnected
-        body, pictures, _ = await self._admitted(path, headers, raw)
+        body, pictures, _, streams = await self._admitted(path, headers, raw)
         if pictures:
             await self._admission.require("pictures", [source for _, source in pictures], pictures[0][0])
         scope = {**scope, "headers": _with_length(scope["headers"], len(body))}
+        client = WaitingClient(path if streams and path in WITH_SIGNS else None, body, send)
         if path not in GENERATING:
-            await self._app(scope, _replay(body, receive), send)
+            await client.serve(self._app, scope, receive, wrapped)
             return
         limit = self._settings.max_concurrent
         if limit is not None and self._running >= limit:
             raise Refusal(f"this server is already working on {limit} requests; try again", status=429)
         self._running += 1
         try:
-            await self._app(scope, _replay(body, receive), with_clients_faults(scope, send))
+            await client.serve(self._app, scope, receive, wrapped)
         finally:
             self._running -= 1
 
@@ -232,17 +236,3 @@ def _sent(headers: Mapping[bytes, bytes], key: str) -> bool:
     scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
     sent = token.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
     return hmac.compare_digest(sent, key.encode())
-
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """Wrap `receive` to return the checked body first and then later messages, such as the client's disconnect."""
-    pending = True
-
-    async def replayed() -> MutableMapping[str, Any]:
-        nonlocal pending
-        if pending:
-            pending = False
-            return {"type": "http.request", "body": body, "more_body": False}
-        return await receive()
-
-    return replayed

@@ -79,12 +79,13 @@ class RequestModel:
 class Admitted(NamedTuple):
     """The body that the engine reads, and its pictures as (field, source), which a worker has still to check.
 
-    characters: of the text of one prompt; 0 for a list of prompts.
+    characters: of the text of one prompt; 0 for a list of prompts. streams: the client asks for a stream.
     """
 
     body: bytes
     pictures: list[tuple[str, str]]
     characters: int = 0
+    streams: bool = False
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,8 @@ class RequestRules:
             self._check_generate(body, prompts)
         else:
             self._check_values(path, body, prompts)
-        return Admitted(admitted, pictures, characters if len(prompts) < 2 else 0)
+        streams = body.get("stream") is True
+        return Admitted(admitted, pictures, characters if len(prompts) < 2 else 0, streams)
 
     @property
     def max_tokens(self) -> int:

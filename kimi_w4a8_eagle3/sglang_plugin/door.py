@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import KimiError, or_end
+from ..door.alive import current
 from ..door.connections import bound_headers
 from ..door.middleware import Door, InternalKey, describe
 from ..door.rules import RequestRules
@@ -118,10 +119,18 @@ def generate_request(
     """Try exactly what SGLang will compile, from any endpoint; a request without a grammar takes no detour.
 
     `sglang.Engine` has no HTTP server and so no door: its caller is the program that started it.
+    The request of a client that leaves is aborted at once. SGLang looks every 4 s.
     """
+    if client := current.get():
+        client.at_leaving(lambda: _abort(manager, obj.rid))
     answers, admission = original(manager, obj, *args), getattr(manager, "kimi_admission", None)
     grammars = grammars_of(obj.sampling_params) if admission else []
     return in_event_loop(tried(admission, grammars, answers) if admission and grammars else answers)
+
+
+def _abort(manager: TokenizerManager, ids: str | list[str] | None) -> None:
+    for request_id in ids if isinstance(ids, list) else filter(None, [ids]):
+        manager.abort_request(request_id)
 
 
 def _compiler(server_args: ServerArgs, manager: TokenizerManager) -> Compile:

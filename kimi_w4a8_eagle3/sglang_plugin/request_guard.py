@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from ..door.alive import current
 from ..door.rules import MAX_PROMPT_LOGPROBS
 from ..door.settings import read_door
 from .hooks import Feature
@@ -74,6 +75,8 @@ def validate_one_request(
     check_numbers(obj.sampling_params, vocabulary)
     _require_tokens(getattr(obj, "token_ids_logprob", None), vocabulary, "token_ids_logprob")
     original(manager, obj, input_ids)
+    if client := current.get():
+        client.accept()
 
 
 @FEATURE.before(f"{_CHAT}._engine_prompt")

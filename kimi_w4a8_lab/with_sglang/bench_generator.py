@@ -26,7 +26,13 @@ from sglang.benchmark import serving
 from ..speed.sent_turns import CHAT, ROLE, Recorded, Sender, Sent, TextMaker
 
 _MOST_WAIT_S = 60.0  # longer than bench waits for the counters; ends the wait when bench was killed
+_without_prefix = serving.remove_prefix
 _count_cached = serving._extract_cache_from_sglext
+
+
+def data_of(line: str, prefix: str) -> str:
+    """Return the data of a line of a stream. A comment, by which a server says that it works, is like the last line."""
+    return "[DONE]" if line.startswith(":") else _without_prefix(line, prefix)
 
 
 def note(data: dict[str, Any], output: Any) -> None:
@@ -120,7 +126,7 @@ WARMUP = Warmup()
 
 
 if __name__ == "__main__":
-    serving._extract_cache_from_sglext = note
+    serving._extract_cache_from_sglext, serving.remove_prefix = note, data_of
     serving.get_tokenizer = RECORDED.keep(serving.get_tokenizer)
     serving.ASYNC_REQUEST_FUNCS = {name: reported(send) for name, send in serving.ASYNC_REQUEST_FUNCS.items()}
     serving.cli_main()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.door_app import posted
 
-from kimi_w4a8_eagle3.door.answers import Refusal, Send, answer, only, with_clients_faults
+from kimi_w4a8_eagle3.door.answers import Refusal, Send, answer, only, with_vendors_errors
 
 LENGTH, KIND = (b"content-length", b"999"), (b"content-type", b"application/json")
 
@@ -87,25 +87,45 @@ def test_only_the_named_members_pass(status: int, parts: list[bytes], expected: 
 
 
 def test_a_grammar_that_no_token_follows_is_the_clients_fault() -> None:
-    """A 500 is read whole before a part of it is sent; every other answer passes part by part."""
-    for status, parts in ((200, [b"a", b"Grammar accept_token failed"]), (500, [b"a", b"b"])):
-        sent: list[Any] = []
-        through(with_clients_faults(posted("/v1/completions"), _into(sent)), status, *parts)
-        assert [message.get("status", message.get("body")) for message in sent] == [status, *parts]
+    sent: list[Any] = []
+    through(with_vendors_errors(posted("/v1/completions"), _into(sent)), 200, b"a", b"Grammar accept_token failed")
+    assert [message.get("body") for message in sent] == [None, b"a", b"Grammar accept_token failed"]
     sent = []
-    through(with_clients_faults(posted("/v1/completions"), _into(sent)), 500, b"Grammar accept", b"_token failed")
+    through(with_vendors_errors(posted("/v1/completions"), _into(sent)), 500, b"Grammar accept", b"_token failed")
     assert [message.get("status") for message in sent] == [400, None]
     assert b"no token of this model can follow" in sent[1]["body"]
 
 
-def test_a_prompt_without_room_has_the_code_that_clients_know() -> None:
-    said = b'{"object": "error", "message": "prompt is too long: 9 tokens > 8 maximum", "code": 400}'
-    for path, form in (("/v1/chat/completions", "context_length_exceeded"), ("/v1/messages", "invalid_request_error")):
+@pytest.mark.parametrize(
+    ("status", "body", "message", "openai", "anthropic"),
+    [
+        (400, {"object": "error", "message": "why", "type": "BadRequestError", "param": None, "code": 400},
+         "why", ("invalid_request_error", "bad_request"), "invalid_request_error"),
+        (404, {"object": "error", "message": "why", "type": "NotFoundError", "param": "model", "code": 404},
+         "why", ("invalid_request_error", "model_not_found"), "not_found_error"),
+        (404, {"detail": "Not Found"}, "Not Found", ("invalid_request_error", "not_found"), "not_found_error"),
+        (400, {"error": {"message": "why", "type": "invalid_request_error", "param": None, "code": 400}},
+         "why", ("invalid_request_error", "bad_request"), "invalid_request_error"),
+        (500, {"type": "error", "error": {"type": "api_error", "message": "Internal server error"}},
+         "Internal server error", ("server_error", "internal_server_error"), "api_error"),
+        (500, {"error": "why"}, "why", ("server_error", "internal_server_error"), "api_error"),
+        (500, b"Internal Server Error",
+         "Internal Server Error", ("server_error", "internal_server_error"), "api_error"),
+        (503, [1], "[1]", ("overloaded_error", "service_unavailable"), "overloaded_error"),
+        (499, {"message": None}, '{"message": null}', ("invalid_request_error", "error"), "invalid_request_error"),
+    ],
+)  # fmt: skip
+def test_an_error_of_sglang_gets_the_vendors_form(
+    status: int, body: Any, message: str, openai: tuple[str, str], anthropic: str
+) -> None:
+    said = body if isinstance(body, bytes) else json.dumps(body).encode()
+    for path in ("/v1/chat/completions", "/v1/messages"):
         sent: list[Any] = []
-        through(with_clients_faults(posted(path), _into(sent)), 400, said[:40], said[40:])
-        error = json.loads(sent[1]["body"])["error"]
-        assert (sent[0]["status"], error["message"]) == (400, "prompt is too long: 9 tokens > 8 maximum")
-        assert form in (error.get("code"), error["type"])
-    sent = []
-    through(with_clients_faults(posted("/v1/completions"), _into(sent)), 400, b"a", b"b")
-    assert [message.get("status", message.get("body")) for message in sent] == [400, b"a", b"b"]
+        through(with_vendors_errors(posted(path), _into(sent)), status, said[:5], said[5:])
+        got = json.loads(sent[1]["body"])
+        error = got["error"]
+        assert (sent[0]["status"], error["message"]) == (status, message)
+        if path == "/v1/messages":
+            assert got == {"type": "error", "error": {"type": anthropic, "message": message}}
+        else:
+            assert (error["type"], error["code"]) == openai and error.keys() == {"message", "type", "param", "code"}

@@ -1,16 +1,14 @@
-"""Conversations on /v1/responses and /v1/messages: thinking and calls are sent back as they came, streamed or not."""
+"""Thinking and calls, sent back on /v1/responses as they came, streamed or not, and a call that is cut."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
-import httpx
 import pytest
-from support.said import MODEL, stock_client
+from support.said import MODEL, stock_client, streamed, whole
 
-from kimi_w4a8_eagle3.chat.calculator import NAME, calculate, declaration
+from kimi_w4a8_eagle3.chat.calculator import calculate, declaration
 from kimi_w4a8_eagle3.engine.process import EngineServer
 
 pytestmark = pytest.mark.server
@@ -65,61 +63,12 @@ def _words(item: dict[str, Any]) -> Any:
     return [item["type"], "".join(part["text"] for part in item.get("content") or item.get("summary") or ())]
 
 
-def test_messages_in_turns(eagle3: EngineServer) -> None:
-    whole = _converse(lambda body: _messages(eagle3, body))
-    streamed = _converse(lambda body: _streamed_messages(eagle3, body))
-    assert streamed == whole
-
-
-def _converse(ask: Callable[[dict[str, Any]], list[dict[str, Any]]]) -> list[Any]:
-    tool = {"name": NAME, "description": FUNCTION["description"], "input_schema": FUNCTION["parameters"]}
-    request = {"model": MODEL, "max_tokens": 2048, "tools": [tool], "temperature": 0.0}
-    request["thinking"] = {"type": "enabled", "budget_tokens": 1024}
-    messages: list[dict[str, Any]] = []
-    said: list[Any] = []
-    for question, expected in QUESTIONS:
-        messages.append({"role": "user", "content": question})
-        for _ in range(_MOST_REQUESTS):
-            content = ask({**request, "messages": messages})
-            messages.append({"role": "assistant", "content": content})
-            said += [
-                {key: block[key] for key in ("thinking", "text", "name", "input") if key in block} for block in content
-            ]
-            calls = [block for block in content if block["type"] == "tool_use"]
-            if not calls:
-                break
-            results = [{"tool_use_id": call["id"], "content": calculate(json.dumps(call["input"]))} for call in calls]
-            messages.append({"role": "user", "content": [{"type": "tool_result", **result} for result in results]})
-        assert expected in said[-1]["text"]
-    assert {"thinking", "text", "name", "input"} == set().union(*said)
-    return said
-
-
-def _messages(server: EngineServer, body: dict[str, Any]) -> list[dict[str, Any]]:
-    answer = httpx.post(f"{server.base_url}/v1/messages", json=body, timeout=200)
-    assert answer.status_code == 200, answer.text
-    content: list[dict[str, Any]] = answer.json()["content"]
-    return content
-
-
-def _streamed_messages(server: EngineServer, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """Put the blocks together from the events, as Anthropic's own client does."""
-    blocks: dict[int, dict[str, Any]] = {}
-    with httpx.stream("POST", f"{server.base_url}/v1/messages", json={**body, "stream": True}, timeout=200) as answer:
-        assert answer.status_code == 200
-        for line in answer.iter_lines():
-            event: dict[str, Any] = json.loads(line[6:]) if line.startswith("data: {") else {"type": ""}
-            assert event["type"] != "error", line
-            if event["type"] == "content_block_start":
-                blocks[event["index"]] = {**event["content_block"], "json": ""}
-            elif event["type"] == "content_block_delta":
-                for key, piece in event["delta"].items():
-                    key = "json" if key == "partial_json" else key
-                    if key != "type":
-                        block = blocks[event["index"]]
-                        block[key] = block.get(key, "") + piece
-    for block in blocks.values():
-        arguments = block.pop("json")
-        if block["type"] == "tool_use":
-            block["input"] = json.loads(arguments or "{}")
-    return list(blocks.values())
+def test_a_call_that_is_cut_is_not_reported_as_complete(eagle3: EngineServer) -> None:
+    turn = {"messages": [{"role": "user", "content": QUESTIONS[0][0]}], "tools": [declaration()], "max_tokens": 96}
+    cut = {**turn, "stop": [" + 14"], "extra_body": {"thinking": {"type": "disabled"}}}
+    with stock_client(eagle3.base_url) as client:
+        got = [whole(client, cut), streamed(client, cut)]
+        done = whole(client, {**turn, "extra_body": {"enable_thinking": False}})
+    assert got[0] == got[1] and got[0].finish == "stop" and got[0].thought == ""
+    assert got[0].calls == ((f"functions.{NAME}:0", NAME, '{"expression": "33'),)
+    assert done.finish == "tool_calls" and done.calls[0][2] == '{"expression": "33 + 14"}' and done.thought == ""

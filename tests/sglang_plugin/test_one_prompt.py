@@ -11,7 +11,7 @@ from support.sglang_program import BOTH, found
 
 COUNT = int(os.environ.get("CONVERSATIONS", "60"))
 PROGRAM = """
-import asyncio, json, os
+import asyncio, json, os, re
 from support.conversations import FORMS, conversations
 from support.engineless import client, prompts, text_of
 from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
@@ -35,11 +35,17 @@ async def main():
                         different.setdefault(path, []).append([number, right[start:][:120], got[start:][:120]])
             return different
 
-        hooked = await differing()
+        hooked, numbered = await differing(), 0
+        for turns in drawn:  # whatever ids the client made
+            text = text_of(await rendered("/v1/messages", FORMS["/v1/messages"](turns)))
+            names = [call.name for turn in turns for call in turn.calls or ()]
+            written = re.findall(r"<.tool_call_begin.>(.*?)<", text)
+            assert written == [f"functions.{name}:{at}" for at, name in enumerate(names)], text
+            numbered += len(written)
         OpenAIServingChat.supports_native_reasoning_history = lambda serving: False
         return {
             "different": hooked, "spliced": {path: len(found) for path, found in (await differing()).items()},
-            "turns": sum(len(turns) for turns in drawn),
+            "numbered": numbered, "turns": sum(len(turns) for turns in drawn),
             "thinking": sum(any(turn.thinking for turn in turns) for turns in drawn),
         }
 
@@ -51,5 +57,5 @@ print(json.dumps(asyncio.run(main())))
 def test_three_apis_render_the_same_token_ids_and_a_splice_is_found(newest: bool) -> None:
     got = found(PROGRAM % COUNT, newest)
     assert got["different"] == {}
-    assert got["turns"] > 4 * COUNT and got["thinking"] > COUNT // 2
+    assert got["numbered"] > COUNT and got["turns"] > 4 * COUNT and got["thinking"] > COUNT // 2
     assert list(got["spliced"]) == ["/v1/messages"] and got["spliced"]["/v1/messages"] > COUNT // 2

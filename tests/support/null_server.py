@@ -139,9 +139,9 @@ class _NullServer:
         piece: dict[str, Any] = {"delta": {"content": "x "}} if chat else {"text": "x "}
         pieces: list[dict[str, Any]] = [{"choices": [{"index": 0, "finish_reason": None, **piece}]}] * tokens
         found = {"sglext": {"cached_tokens_details": {"device": cached}}} if cached else {}
-        return _streamed([*pieces, {"choices": [], "usage": usage, **found}])
+        return _streamed([*pieces, {"choices": [], "usage": usage, **found}], signs=chat)
 
 
-def _streamed(pieces: list[dict[str, Any]]) -> Response:
-    lines = [*map(json.dumps, pieces), "[DONE]"]
-    return StreamingResponse((f"data: {line}\n\n" for line in lines), media_type="text/event-stream")
+def _streamed(pieces: list[dict[str, Any]], signs: bool = False) -> Response:
+    events = [f"data: {line}\n\n" for line in (*map(json.dumps, pieces), "[DONE]")]
+    return StreamingResponse(iter([": ping\n\n"] * signs + events), media_type="text/event-stream")
