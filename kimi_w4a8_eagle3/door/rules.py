@@ -26,8 +26,9 @@ from .schemas import check_schema, check_text, check_tools
 from .settings import DoorSettings
 from .shape import Text, media_sources, parse
 
-# Logprobs of the prompt, positions times candidates: SGLang computes and formats them while all other requests wait.
-MAX_PROMPT_LOGPROBS = 65536
+# SGLang formats logprobs in its event loop, 4 to 11 µs for each: those of a prompt (positions times candidates) and of
+# a stream in pieces, those of any other answer in one, which takes 90 ms.
+MAX_LOGPROBS, MAX_WHOLE_LOGPROBS = 65536, 8192
 # No tokenizer needs more characters per token on average. Longer text is refused first, because the tokenizer would
 # spend seconds on it in a process that serves all clients.
 _CHARACTERS_PER_TOKEN = 16
@@ -44,6 +45,8 @@ _MOONSHOT: dict[str, tuple[float, float]] = {
     "n": (1, 1),
 }
 _MAX_TOP_LOGPROBS = 128
+_ANSWER_TOKENS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "max_new_tokens")
+_USUAL_TOKENS = {COMPLETIONS: 16, GENERATE: 128}  # of answers without a limit; elsewhere `request_guard` sets one
 _INT32 = 2**31
 # Remove when no release before 0.5.23 is served: there other requests of the batch fail, and the engine ends.
 _NO_TOKEN_IDS = Version(metadata.version("sglang")) < Version("0.5.23.dev0")
@@ -183,6 +186,10 @@ class RequestRules:
             _check_top_logprobs(body.get(name), name)
         if body.get("echo"):
             _check_prompt_logprobs(prompts, body.get("logprobs") or 0, body.get("n", 1))
+        asked = body.get("logprobs", "message.output_text.logprobs" in body.get("include", ()))
+        if asked is not False:
+            candidates = asked if path == COMPLETIONS else body.get("top_logprobs", 0)
+            _check_answer_logprobs(path, body, candidates, max(1, len(prompts)), bool(body.get("stream")))
         for name in ("user", "cache_salt", "extra_key"):
             _check_label(body.get(name), name)
         self._check_sampling(body, max(1, len(prompts)))
@@ -225,10 +232,13 @@ class RequestRules:
         if not -1 <= start < _INT32:
             why = "logprob_start_len must be a position in the prompt, or -1 for its end"
             raise Refusal(why, param="logprob_start_len")
+        candidates = body.get("top_logprobs_num", 0) + len(ids)
         if body.get("return_logprob") and start >= 0:
             number = max((one.get("n", 1) for one in sets), default=1)
-            candidates = body.get("top_logprobs_num", 0) + len(ids)
             _check_prompt_logprobs([prompt[start:] for prompt in prompts], candidates, number)
+        for one in sets if body.get("return_logprob") else ():
+            # A stream of this endpoint repeats the logprobs that it has sent.
+            _check_answer_logprobs(GENERATE, one, candidates, len(prompts), streamed=False)
 
     def _check_sampling(self, params: Mapping[str, Any], prompts: int) -> None:
         n = params.get("n", 1)
@@ -292,10 +302,22 @@ def _check_top_logprobs(value: int | None, name: str) -> None:
 def _check_prompt_logprobs(prompts: list[Any], candidates: int, number: int) -> None:
     """Estimate over all prompts and `number` answers; `request_guard` counts again per prompt once it has tokens."""
     tokens = number * sum(len(text) // _BYTES_PER_TOKEN if isinstance(text, str) else len(text) for text in prompts)
-    if tokens * candidates > MAX_PROMPT_LOGPROBS:
+    if tokens * candidates > MAX_LOGPROBS:
         raise Refusal(
-            f"logprobs of the prompt are limited to {MAX_PROMPT_LOGPROBS}, positions times candidates; "
+            f"logprobs of the prompt are limited to {MAX_LOGPROBS}, positions times candidates; "
             f"this request asks for about {tokens * candidates}"
+        )
+
+
+def _check_answer_logprobs(path: str, params: Mapping[str, Any], candidates: int, prompts: int, streamed: bool) -> None:
+    tokens = max((params[name] for name in _ANSWER_TOKENS if name in params), default=_USUAL_TOKENS.get(path, 1))
+    asked = prompts * params.get("n", 1) * tokens * (1 + candidates)
+    if asked > (most := MAX_LOGPROBS if streamed else MAX_WHOLE_LOGPROBS):
+        raise Refusal(
+            f"an answer{'' if streamed else ' that is not streamed'} may have {most} logprobs, tokens times candidates "
+            f"of all answers; this request asks for {asked}: send fewer top_logprobs, a smaller max_tokens or n"
+            + ("" if streamed else ', or "stream": true'),
+            param="logprobs",
         )
 
 

@@ -16,7 +16,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ..door.alive import current
-from ..door.rules import MAX_PROMPT_LOGPROBS
+from ..door.rules import MAX_LOGPROBS, MAX_WHOLE_LOGPROBS
 from ..door.settings import read_door
 from .hooks import Feature
 
@@ -72,6 +72,7 @@ def validate_one_request(
         check_copies(len(input_ids), (obj.sampling_params or {}).get("n", 1), manager.context_len)
         if getattr(obj, "return_logprob", False):
             check_prompt_logprobs(len(input_ids), obj.logprob_start_len, obj.top_logprobs_num, obj.token_ids_logprob)
+            bound_answer(obj, manager.context_len - len(input_ids))
     check_numbers(obj.sampling_params, vocabulary)
     _require_tokens(getattr(obj, "token_ids_logprob", None), vocabulary, "token_ids_logprob")
     original(manager, obj, input_ids)
@@ -160,11 +161,20 @@ def check_prompt_logprobs(tokens: int, start: int | None, top: int | None, token
     if start is None or start < 0:
         return  # only logprobs of the answer, a few per token
     asked = max(0, tokens - start) * ((top or 0) + len(token_ids or ()))
-    if asked > MAX_PROMPT_LOGPROBS:
+    if asked > MAX_LOGPROBS:
         raise ValueError(
-            f"logprobs of the prompt are limited to {MAX_PROMPT_LOGPROBS}, positions times candidates; "
+            f"logprobs of the prompt are limited to {MAX_LOGPROBS}, positions times candidates; "
             f"this request asks for {asked}"
         )
+
+
+def bound_answer(obj: GenerateReqInput, room: int) -> None:
+    """End an answer without a limit where it has as many logprobs as `door/rules.py` allows; room: in tokens."""
+    params = obj.sampling_params
+    if "max_new_tokens" in params:  # else SGLang's usual 128 tokens
+        a_token = params.get("n", 1) * (1 + (obj.top_logprobs_num or 0))
+        most = max(1, (MAX_LOGPROBS if obj.stream else MAX_WHOLE_LOGPROBS) // a_token)
+        params["max_new_tokens"] = min(most, room if params["max_new_tokens"] is None else params["max_new_tokens"])
 
 
 def check_numbers(params: Mapping[str, Any] | None, vocabulary: int) -> None:

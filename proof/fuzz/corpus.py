@@ -37,6 +37,7 @@ _PICTURES = {
 _LETTERS = {"type": "regex", "pattern": "(a|b)*"}
 _REPEATS = {"type": "repeat", "min": 16, "max": 16, "content": {"type": "star", "content": _LETTERS}}
 _LOGPROBS = {"prompt": "Tom has 3 apples. " * 50, "echo": True, "logprobs": 100, "n": 100}
+_ANSWER_LOGPROBS = {"logprobs": True, "top_logprobs": 128, "max_tokens": 400}
 
 
 def corpus(model: str, port: int, keyed: bool) -> list[Case]:
@@ -127,6 +128,7 @@ def _stops_everybody(model: str) -> tuple[Case, ...]:
         *[_case(4, f"{regex} in a schema", CHAT, _schema(model, {"pattern": regex})) for regex in _AMBIGUOUS],
         _case(4, "a repeat of repeats", "/generate", _tag(_REPEATS), refused=True),
         _case(7, "lengths", CHAT, _schema(model, {"items": {"maxLength": 100}, "minItems": 100})),
+        _case(7, "the logprobs of an answer", CHAT, question(model, **_ANSWER_LOGPROBS), refused=True),
         _case(7, "n times the logprobs of a prompt", "/v1/completions", {**completion, **_LOGPROBS}, refused=True),
         _case(
             7,

@@ -14,15 +14,7 @@ from .requests import CHAT, COMPLETIONS, RESPONSES, Case, HttpRequest, Wire, cha
 # 400 words are answered, 4000 times three are beyond the context: a prompt that just fits takes a CPU half a minute.
 _SIZES = (10, 100, 400, 4000, 30_000)
 _SLOW = st.sampled_from(
-    (
-        r"((.|\s)+)+\x00",
-        "(a+)+$",
-        "(a|a)*b",
-        "(.*){1,32}x",
-        "([a-z]+)*[0-9]",
-        "(x{1,100}){1,100}",
-        "a{1000}{1000}",
-    )
+    (r"((.|\s)+)+\x00", "(a+)+$", "(a|a)*b", "(.*){1,32}x", "([a-z]+)*[0-9]", "(x{1,100}){1,100}", "a{1000}{1000}")
 )
 
 
@@ -90,11 +82,7 @@ _COSTS: tuple[tuple[str, str, Callable[[int, st.DrawFn], dict[str, Any]]], ...] 
     ("stop pattern", CHAT, lambda _, draw: {"stop_regex": draw(_SLOW)}),
     ("pattern", COMPLETIONS, lambda _, draw: {"regex": draw(_SLOW)}),
     ("composed pattern", COMPLETIONS, lambda _, draw: {"regex": draw(PATTERNS)}),
-    (
-        "schema with a pattern",
-        CHAT,
-        lambda _, draw: _schema({"type": "string", "pattern": draw(_SLOW)}),
-    ),
+    ("schema with a pattern", CHAT, lambda _, draw: _schema({"type": "string", "pattern": draw(_SLOW)})),
     (
         "schema with properties",
         CHAT,

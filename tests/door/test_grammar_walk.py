@@ -136,10 +136,7 @@ def test_the_worker_compiles_weighs_and_walks(text: str, limit_ms: float, expect
     async def ask() -> None:
         door = trial.workers(lambda: compile_text, limit_ms, RULES, str.split)
         try:
-            for job, value in (
-                ("grammar", ("regex", text)),
-                ("reading", ["/v1/chat/completions", json.dumps(CHAT)]),
-            ):
+            for job, value in (("grammar", ("regex", text)), ("reading", ["/v1/chat/completions", json.dumps(CHAT)])):
                 try:
                     await door.require(job, value, "field")
                     said.append("")

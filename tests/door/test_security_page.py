@@ -34,7 +34,8 @@ LIMITS = {
     "shape": f"{shape.MAX_DEPTH} levels deep, with {shape.MAX_LIST:,} entries in each array or object",
     "text": f"{rules._CHARACTERS_PER_TOKEN} characters for each token of the context. A worker first counts the tokens "
     f"of a text of more than {large.COUNTED_CHARACTERS:,} characters",
-    "logprobs": f"{rules._MAX_TOP_LOGPROBS} candidates, {rules.MAX_PROMPT_LOGPROBS:,} in all",
+    "logprobs": f"{rules._MAX_TOP_LOGPROBS} candidates, {rules.MAX_LOGPROBS:,} in all and {rules.MAX_WHOLE_LOGPROBS:,} "
+    "in an answer that is not streamed",
     "stop": f"{rules._MAX_STOPS} strings of {rules._MAX_LABEL:,} characters",
     "tools": f"{schemas._MAX_TOOL_OBJECTS:,} objects in all their schemas",
     "two threads": {2: "the plugin runs this in two threads"}[large.threads._max_workers],

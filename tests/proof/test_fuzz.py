@@ -113,7 +113,8 @@ def harmless(body: dict[str, Any], sent: bytes) -> bool:
     numbers = all(isinstance(body.get(name), int | None) for name in ("logprobs", "top_logprobs"))
     text = json.dumps(body)
     costly = any(f'"{word}"' in text for word in ("regex", "pattern", "structural_tag", "logit_bias"))
-    return numbers and (body.get("logprobs") or 0) < 100 and not costly
+    few = all((body.get(name) or 0) < 100 for name in ("logprobs", "top_logprobs")) if numbers else False
+    return few and not costly
 
 
 def known_cases() -> list[Case]:

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import AsyncMock
 
 import httpx
@@ -23,6 +23,7 @@ from kimi_w4a8_eagle3.door.computed import Computed
 from kimi_w4a8_eagle3.door.connections import bound_headers
 from kimi_w4a8_eagle3.door.settings import DoorSettings
 from kimi_w4a8_eagle3.sglang_plugin.request_guard import (
+    bound_answer,
     check_copies,
     check_numbers,
     check_prompt,
@@ -168,6 +169,15 @@ def test_logprobs_of_a_prompt_are_bounded_by_their_product() -> None:
     for start, top, ids in ((0, 128, None), (0, 0, [1] * 100), (0, 5, [1] * 5)):
         with pytest.raises(ValueError, match="positions times candidates"):
             check_prompt_logprobs(8180, start, top, ids)
+
+
+def test_an_answer_without_a_limit_ends_where_its_logprobs_do() -> None:
+    cases = [(None, False, 128, 1, 63), (None, True, 128, 2, 254), (8, False, 128, 1, 8), (None, False, None, 1, 5000)]
+    for given, stream, top, n, most in (*cases, (4998, False, 20, 1, 390), (None, False, 128, 99, 1)):
+        params = {"max_new_tokens": given, "n": n}
+        bound_answer(cast(Any, SimpleNamespace(sampling_params=params, stream=stream, top_logprobs_num=top)), 5000)
+        assert params == {"max_new_tokens": most, "n": n}
+    bound_answer(cast(Any, SimpleNamespace(sampling_params={})), 5000)  # SGLang's usual 128 tokens
 
 
 def test_a_body_that_does_not_end() -> None:

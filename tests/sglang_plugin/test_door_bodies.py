@@ -8,18 +8,7 @@ from typing import Any
 
 import pytest
 from support.door_app import ANYTHING, CLOSED
-from support.door_bodies import (
-    CHAT,
-    CONTEXT,
-    MESSAGE,
-    REFUSED,
-    image,
-    properties,
-    sampling,
-    schema,
-    tool,
-    tools,
-)
+from support.door_bodies import CHAT, CONTEXT, MESSAGE, REFUSED, image, properties, sampling, schema, tool, tools
 from support.pictures import noise, picture
 from support.sglang_program import BOTH, found
 

@@ -60,6 +60,7 @@ IN_CONTENT: dict[str, Callable[[Any], dict[str, Any]]] = {
     "/v1/tokenize": lambda part: {"messages": [{"role": "user", "content": [part]}]},
 }
 
+STREAM, SHOWN = {"stream": True, "max_completion_tokens": 8}, {"include": ["message.output_text.logprobs"]}
 REFUSED: dict[str, tuple[str, Any, str]] = {
     "no json": ("/v1/chat/completions", b"{bad", "not JSON"),
     "empty": ("/v1/chat/completions", b"", "not JSON"),
@@ -95,6 +96,17 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     "logprobs": ("/v1/completions", {"prompt": "x", "logprobs": 10**9}, "between 0 and 128"),
     "negative logprobs": ("/v1/chat/completions", {**CHAT, "top_logprobs": -1}, "between 0 and 128"),
     "generate logprobs": ("/generate", {"text": "x", "top_logprobs_num": 10**6}, "between 0 and 128"),
+    **{
+        f"logprobs of {asked} in an answer": (path, body, f"asks for {asked}: send fewer top_logprobs, a smaller max_t")
+        for asked, path, body in (
+            (8256, "/v1/chat/completions", {**CHAT, "logprobs": True, "top_logprobs": 128, "max_tokens": 64}),
+            (66560, "/v1/chat/completions", {**CHAT, **STREAM, "logprobs": True, "top_logprobs": 127, "n": 65}),
+            (8585, "/v1/completions", {"prompt": ["x"] * 5, "logprobs": 100, "max_tokens": 17}),
+            (9696, "/v1/completions", {"prompt": ["x"] * 6, "logprobs": 100}),  # of 16 tokens
+            (8400, "/v1/responses", {"input": "x", **SHOWN, "top_logprobs": 20, "max_output_tokens": 400}),
+            (8320, "/generate", {"text": "x", "return_logprob": True, "top_logprobs_num": 64, "stream": True}),
+        )
+    },
     "bias": ("/v1/completions", {"prompt": "x", "logit_bias": dict.fromkeys(map(str, range(5000)), 1)}, "at most 4096"),
     "template": (
         "/v1/chat/completions",
@@ -137,10 +149,7 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     ),
     "media counted twice": (
         "/v1/responses",
-        {
-            "input": [{"role": "user", "content": [SEEN]}],
-            "instructions": "x" * (TOO_LONG + 50_000),
-        },
+        {"input": [{"role": "user", "content": [SEEN]}], "instructions": "x" * (TOO_LONG + 50_000)},
         " 8192 tokens",
     ),
     "a video": (
