@@ -23,7 +23,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from . import __version__
 from .base.errors import KimiError, UsageError
-from .base.extras import failed_import
+from .base.installed import failed_import
 from .base.next_step import pip_install
 
 PROGRAM = "kimi-w4a8"  # `kimi` alone is Moonshot's own client

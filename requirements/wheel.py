@@ -7,7 +7,7 @@ from pathlib import Path
 
 from setuptools.command.build_py import build_py
 
-# Folders that `kimi_w4a8_eagle3.base.resources.operator_dir` looks up by name.
+# Folders that `kimi_w4a8_eagle3.base.installed.operator_dir` looks up by name.
 OPERATOR_FOLDERS = ["launch", "patches", "eval", "bench"]
 # What proves those folders, and what builds an image from a checkout, serves nobody in a site-packages.
 CHECKOUT_ONLY = ["__pycache__", "*.tmp", "*.py", "check*.sh", "check.sh", "tests", "*Dockerfile*"]

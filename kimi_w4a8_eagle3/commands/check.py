@@ -13,7 +13,7 @@ from rich.table import Table
 
 from ..base.console import table_console
 from ..base.errors import KimiError
-from ..quark.findings import Problem
+from ..quark.target_checks import Problem
 from ..recipe.trusted_code import Source, TrustRecord, code_of, untrusted
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import typer
 from rich.progress import track
 
 from ..base.console import table_console
-from ..base.extras import require
+from ..base.installed import require
 from ..gates import read_gates
 from ..moe.contract import MoeShape
 from ..quark.weight_format import FORMATS, INT4

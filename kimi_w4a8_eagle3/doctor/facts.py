@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..base.errors import KimiError
+from ..base.installed import ROCM, installed_versions
 from ..fetch.hub import HubUnreachable
-from ..machine.base_image import identified
-from ..machine.hardware import Machine
-from ..machine.installed import ROCM, installed_versions
+from ..machine.hardware import Machine, identified
 from .needs import Needs
 from .probe import Probe
 

@@ -20,11 +20,11 @@ import psutil
 from huggingface_hub import constants
 
 from ..base.errors import KimiError
+from ..base.installed import version_of
 from ..engine.process import require_free_port
 from ..fetch.hub import list_files
 from ..machine.aiter_patches import PatchState, patch_states
 from ..machine.aiter_regime import Regime, installed_regime
-from ..machine.installed import distribution
 from ..moe.flydsl.objects import GATE as KERNELS
 from ..moe.flydsl.objects import CodeObjects, objects_folder
 from ..recipe.router_settings import RouterSettings
@@ -85,7 +85,7 @@ class Probe:
 
     def package(self, *names: str) -> str | None:
         """Return the version of the first of these distributions that is installed."""
-        return distribution(*names)
+        return version_of(*names)
 
     def torch_build(self) -> str | None:
         """Return torch's build, read without importing it: `hip 7.2.1`, `cuda 12.8` or `cpu`."""

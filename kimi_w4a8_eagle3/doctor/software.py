@@ -5,8 +5,8 @@ from __future__ import annotations
 from ..base.errors import KimiError
 from ..base.finding import Finding, Severity
 from ..machine.aiter_patches import State
-from ..machine.base_image import base_problem, read_base
-from ..recipe.known_faults import concerning
+from ..machine.hardware import base_problem, read_base
+from ..recipe.on_machine import concerning
 from .facts import Facts
 from .result import fail, ok, skip, warn
 

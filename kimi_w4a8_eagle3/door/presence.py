@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 
 from ..base.errors import KimiError
-from ..base.tls import trusted
+from ..base.http import trusted
 
 _QUESTIONS: tuple[tuple[str, dict[str, str], tuple[int, ...]], ...] = (
     # An engine without a door answers a web page here, whatever keys the operator gave it.

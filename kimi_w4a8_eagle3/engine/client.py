@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from ..base.errors import KimiError
-from ..base.tls import trusted
+from ..base.http import trusted
 from .reply import events
 
 _TIMEOUT_S = 300.0

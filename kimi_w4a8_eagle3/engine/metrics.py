@@ -13,8 +13,8 @@ from dataclasses import astuple, dataclass
 import httpx
 
 from ..base.errors import KimiError
+from ..base.http import trusted
 from ..base.prometheus import Reading
-from ..base.tls import trusted
 
 GENERATION_TOKENS = "sglang:generation_tokens_total"
 PROMPT_TOKENS = "sglang:prompt_tokens_total"

@@ -24,10 +24,9 @@ from typing import Protocol
 import httpx
 import psutil
 
-from ..base import laptop
-from ..base.address import http_url
 from ..base.errors import KimiError, UsageError
-from ..base.tls import trusted
+from ..base.http import http_url, trusted
+from ..base.installed import laptop_part
 from .leftovers import Belongings
 
 _PR_SET_PDEATHSIG = 1
@@ -107,7 +106,7 @@ def words(command: Command) -> list[str]:
 
 def starter() -> Starter:
     """Return laptop's starter where it is installed, which starts what it cannot fork as new processes."""
-    found: Starter | None = laptop.find("starter")
+    found: Starter | None = laptop_part("starter")
     return found or NewProcess()
 
 

@@ -19,8 +19,8 @@ from pathlib import Path
 import httpx
 import psutil
 
+from ..base.http import trusted
 from ..base.prometheus import Reading
-from ..base.tls import trusted
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import socket
 from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
-from ..base.address import http_url
 from ..base.errors import UsageError
+from ..base.http import http_url
 
 Discover = Callable[[], frozenset[str]]
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import httpx
 
 from ..base.errors import KimiError
-from ..base.tls import trusted
+from ..base.files import EventLog
+from ..base.http import trusted
 from ..engine.process import EngineServer
 from ..recipe.router_settings import RouterSettings
-from .events import EventLog
 from .identity import Identity, ask_identity
 from .replica import keep
 from .router import RouterControl, RouterEndpoint, Worker, router_process

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..base.errors import KimiError
+from ..base.files import WANTED, EventLog
 from ..door.presence import require_door
 from ..engine import startup_check
 from ..engine.client import EngineClient
@@ -21,7 +22,6 @@ from ..ops.replica_state import Phase, ReplicaState
 from ..recipe.launch import Launch
 from .checks import DRAIN_TIMEOUT_S
 from .engine_processes import EngineProcesses
-from .events import WANTED, EventLog
 
 # A cold start on MI325X reads 534 GB and builds kernels; the engine's own exit ends the wait earlier.
 READY_TIMEOUT_S = 5400.0

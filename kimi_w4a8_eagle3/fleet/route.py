@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 
 from rich.console import Console
 
-from ..base.extras import require
+from ..base.files import EventLog
+from ..base.installed import require
 from ..base.signals import Terminated, signals_raise
 from ..engine.process import require_free_port
 from ..ops.replica_state import FleetView, Phase, ReplicaState
 from ..recipe.router_settings import RouterSettings
 from .checks import ServeOptions, require_ops
-from .events import EventLog
 from .registrar import RouterKeeper
 from .router import router_endpoint
 from .serve import observed

@@ -12,8 +12,7 @@ from typing import Any
 
 import httpx
 
-from ..base.address import http_url
-from ..base.tls import trusted
+from ..base.http import http_url, trusted
 from ..engine.process import EngineServer, free_port
 from ..recipe.router_settings import RouterSettings
 from .run_router import ARGUMENTS

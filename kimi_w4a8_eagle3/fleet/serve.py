@@ -20,16 +20,15 @@ from pathlib import Path
 from rich.console import Console
 
 from ..base.errors import KimiError
+from ..base.files import EventLog
 from ..base.signals import Terminated, signals_raise
 from ..door.settings import is_loopback
 from ..engine.client import EngineClient
 from ..engine.process import free_port
-from ..ops.canary import CanaryWatch
-from ..ops.replica_state import FleetView, Phase, ReplicaState
+from ..ops.replica_state import CanaryWatch, FleetView, Phase, ReplicaState
 from ..recipe.launch import Launch
 from ..recipe.schema import Options
 from .checks import ServeOptions
-from .events import EventLog
 from .registrar import RouterKeeper
 from .replica import READY_TIMEOUT_S, Replica, Stalled, keep
 from .router import router_endpoint
@@ -51,7 +50,8 @@ def serve_foreground(front: Launch, options: ServeOptions) -> int:
     alone = len(launches) == 1
     labels = [front.name] if alone else [f"replica-{number}" for number in range(len(launches))]
     servers = dict(zip(labels, launches, strict=True))
-    events = EventLog.begin("serve", front.name, servers, front.env, options.runs, console)
+    described = {label: launch.described() for label, launch in servers.items()}
+    events = EventLog.begin("serve", front.name, described, front.env, options.runs, console)
     logs = [events.folder / "server.log"] if alone else [events.folder / f"{label}.log" for label in labels]
     replicas = [
         Replica(launch, log, events, str(number), label, options.drain_timeout_s)

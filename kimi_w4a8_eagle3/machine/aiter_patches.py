@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..base.errors import KimiError
 from ..base.installation import find_root
-from ..base.resources import operator_dir
+from ..base.installed import operator_dir
 
 BUILT = ("aiter/jit/*mha_batch_prefill*.so", "aiter/jit/build/*mha_batch_prefill*")  # compiled from patched headers
 

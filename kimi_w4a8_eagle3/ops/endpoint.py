@@ -24,10 +24,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from ..base.address import http_url
 from ..base.errors import KimiError
+from ..base.http import http_url, trusted
 from ..base.prometheus import Exposition, Reading, merge, parse, render
-from ..base.tls import trusted
 from ..engine.metrics import FAILED_REQUESTS, NAN_LOGITS, Acceptance
 from ..machine.gpu_load import gpu_loads
 from .figures import Figures, FiguresWindow

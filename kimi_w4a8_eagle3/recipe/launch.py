@@ -15,20 +15,22 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..base import laptop
-from ..base.address import http_url
 from ..base.errors import KimiError, UsageError
 from ..base.finding import Finding, Severity
+from ..base.http import http_url
+from ..base.installed import require_laptop
 from ..door.settings import DoorSettings, key_file_environment, read_door, without_keys
 from ..engine.process import Command, EngineServer, Program, words
 from ..gates import read_gates
 from ..machine.aiter_regime import Regime, installed_regime
 from ..machine.hardware import Gpu, Machine, gpu_by_name
-from .argument_values import VALUES, check_numa_nodes, check_values
 from .arguments import (
+    VALUES,
     Args,
     argument_groups,
     attention_tp,
+    check_numa_nodes,
+    check_values,
     command_words,
     number,
     parse_arguments,
@@ -36,8 +38,15 @@ from .arguments import (
     show,
 )
 from .deterministic import with_determinism
-from .known_faults import Fault, apply_faults, concerning
-from .on_machine import fit_to_machine, missing_gpus, unmet_requirements, without_core_lists
+from .on_machine import (
+    Fault,
+    apply_faults,
+    concerning,
+    fit_to_machine,
+    missing_gpus,
+    unmet_requirements,
+    without_core_lists,
+)
 from .schema import ArgValue, Recipe, RecipeCheckpoint, load_recipe, recipe_names, with_settings
 from .speculation import apply_speculation
 
@@ -296,7 +305,7 @@ def _path(checkpoint: RecipeCheckpoint) -> str:
     if not checkpoint.repo.startswith("builtin:"):
         return checkpoint.repo
 
-    checkpoints: Mapping[str, Callable[[], Path]] = laptop.require("checkpoints", checkpoint.repo)
+    checkpoints: Mapping[str, Callable[[], Path]] = require_laptop("checkpoints", checkpoint.repo)
     if checkpoint.repo not in checkpoints:
         raise KimiError(f"unknown built-in model {checkpoint.repo!r}", expected=", ".join(checkpoints))
     return str(checkpoints[checkpoint.repo]())

@@ -17,8 +17,8 @@ from typing import Any
 from huggingface_hub import try_to_load_from_cache
 
 from ..base.errors import KimiError, UsageError
+from ..base.installed import operator_dir
 from ..base.nearest import nearest
-from ..base.resources import operator_dir
 from ..machine.aiter_regime import Regime
 from ..machine.hardware import Gpu
 from ..machine.page_guard import Budget, KvShape, PagedKernel, PoolDecision, decide, kv_shape, paged_kernels

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ..base.errors import KimiError, UsageError
+from ..base.installed import operator_dir
 from ..base.nearest import nearest
-from ..base.resources import operator_dir
 from ..base.toml import tomllib
 from .router_settings import RouterSettings
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..base.errors import KimiError
 from ..base.finding import Finding
-from ..base.resources import operator_dir
+from ..base.installed import operator_dir
 from .arguments import Args, number
 from .schema import Recipe
 

@@ -11,14 +11,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from importlib.metadata import entry_points
 
-from kimi_w4a8_eagle3.base import laptop
 from kimi_w4a8_eagle3.sglang_plugin import full_disk, orphans
 
 orphans.end_with_parent(spawning=__name__ == "__mp_main__")
 full_disk.install()
-if install_operators := laptop.find("operators"):
-    install_operators()
+_laptop = {part.name: part for part in entry_points(group="kimi_w4a8_eagle3.laptop")}
+if "operators" in _laptop:
+    _laptop["operators"].load()()
 
 _OURS = "kimi_w4a8_eagle3.sglang_plugin."
 _WITHOUT_MODEL = ("sglang.benchmark.", f"{_OURS}bench_", f"{_OURS}check_arguments")
@@ -34,8 +35,8 @@ def run(module: str, arguments: Sequence[str]) -> None:
 
 def _imports(program: str) -> AbstractContextManager[None]:
     """Return a context in which a program that has no model imports less of SGLang, if laptop is installed."""
-    lean = laptop.find("lean_imports") if program.startswith(_WITHOUT_MODEL) else None
-    return nullcontext() if lean is None else lean()
+    lean = "lean_imports" in _laptop and program.startswith(_WITHOUT_MODEL)
+    return _laptop["lean_imports"].load()() if lean else nullcontext()
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from kimi_w4a8_eagle3.base import laptop
 from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
+from kimi_w4a8_eagle3.base.installed import require_laptop
 
 from ..base.experiment import read_result, write_result
 from ..base.request_progress import request_progress
@@ -93,7 +93,7 @@ def references_for(protocol: Protocol, options: AccuracyOptions, target: Target)
 def _recorded_tiny() -> list[Reference]:
     """Return the built-in model's recorded accuracies, or an empty list when none were recorded."""
     try:
-        recorded = json.loads(laptop.require("metrics", "eval tiny-math").read_text())["evaluation"]
+        recorded = json.loads(require_laptop("metrics", "eval tiny-math").read_text())["evaluation"]
         accuracy, n = float(recorded["forms"]["think"]["right_w4a8"]), int(recorded["held_out_problems"])
     except (KimiError, OSError, ValueError, KeyError, TypeError):
         return []

@@ -16,7 +16,7 @@ from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.resources import operator_dir
+from kimi_w4a8_eagle3.base.installed import operator_dir
 
 from .recorder import Answer, Recorder, Show
 from .results import ProblemOutcome, Status

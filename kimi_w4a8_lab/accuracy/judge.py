@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from kimi_w4a8_eagle3.base.resources import operator_dir
+from kimi_w4a8_eagle3.base.installed import operator_dir
 
 from ..base.verdict import Verdict
 from . import significance

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from kimi_w4a8_eagle3.base.errors import UsageError
-from kimi_w4a8_eagle3.base.resources import operator_dir
+from kimi_w4a8_eagle3.base.installed import operator_dir
 
 FILE, MOST = "problems.jsonl", 1000  # its lines
 _ANSWER = re.compile(r"####\s*(-?\d+)")

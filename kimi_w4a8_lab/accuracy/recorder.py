@@ -22,7 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.files import lines
-from kimi_w4a8_eagle3.base.tls import trusted
+from kimi_w4a8_eagle3.base.http import trusted
 from kimi_w4a8_eagle3.engine.client import bearer
 from kimi_w4a8_eagle3.engine.reply import Reply, events
 

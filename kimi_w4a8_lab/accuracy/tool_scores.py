@@ -18,7 +18,7 @@ from referencing.exceptions import Unresolvable
 
 from kimi_w4a8_eagle3.base.errors import UsageError
 from kimi_w4a8_eagle3.base.finding import Finding
-from kimi_w4a8_eagle3.base.resources import operator_dir
+from kimi_w4a8_eagle3.base.installed import operator_dir
 
 from ..base.verdict import Verdict
 from .judge import judge_references, judge_validity

@@ -16,8 +16,8 @@ from typing import Any
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.files import lines
 from kimi_w4a8_eagle3.base.finding import Finding, checked
+from kimi_w4a8_eagle3.base.installed import operator_dir
 from kimi_w4a8_eagle3.base.next_step import pip_install
-from kimi_w4a8_eagle3.base.resources import operator_dir
 from kimi_w4a8_eagle3.recipe.trusted_code import require_trusted_tokenizer
 
 from .recorder import Answer

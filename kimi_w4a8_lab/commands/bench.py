@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from kimi_w4a8_eagle3.base.console import table_console
-from kimi_w4a8_eagle3.base.extras import require
+from kimi_w4a8_eagle3.base.installed import require
 from kimi_w4a8_eagle3.base.next_step import command
 from kimi_w4a8_eagle3.commands.options import KEY_FILE, OPS_URL, RUNS, complete, expanded, signals
 from kimi_w4a8_eagle3.door.settings import client_key

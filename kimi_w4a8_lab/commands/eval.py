@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import typer
 from pydantic import TypeAdapter, ValidationError
 
-from kimi_w4a8_eagle3.base import laptop
 from kimi_w4a8_eagle3.base.console import table_console
 from kimi_w4a8_eagle3.base.errors import UsageError
-from kimi_w4a8_eagle3.base.extras import require
+from kimi_w4a8_eagle3.base.installed import require, require_laptop
 from kimi_w4a8_eagle3.base.next_step import command
 from kimi_w4a8_eagle3.commands.options import KEY_FILE, OPS_URL, RUNS, expanded, signals
 from kimi_w4a8_eagle3.door.settings import client_key
@@ -221,7 +220,7 @@ def lossless(
     reference = replace(target, base_url=reference_url).plain()
     with signals(runs):
         if exact:
-            compare = laptop.require("exact", "--exact")
+            compare = require_laptop("exact", "--exact")
             folder, _ = compare(reference, target, prompts, max_tokens, ask, runs, table_console())
         else:
             plan = lossless_check.LosslessPlan(prompts, max_tokens, samples, runs=runs)

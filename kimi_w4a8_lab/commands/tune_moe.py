@@ -9,7 +9,7 @@ import typer
 
 from kimi_w4a8_eagle3.base.console import table_console
 from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
-from kimi_w4a8_eagle3.base.extras import require
+from kimi_w4a8_eagle3.base.installed import require
 from kimi_w4a8_eagle3.gates import read_gates
 from kimi_w4a8_eagle3.moe.contract import MoeShape
 from kimi_w4a8_eagle3.moe.dispatch import AUTO, gpu_arch, select_backend

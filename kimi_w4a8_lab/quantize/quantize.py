@@ -13,8 +13,8 @@ from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kimi_w4a8_eagle3.base import laptop
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.installed import laptop_part
 from kimi_w4a8_eagle3.base.next_step import pip_install
 from kimi_w4a8_eagle3.quark.weight_format import INT4, MXFP4, WeightFormat
 
@@ -86,7 +86,7 @@ def import_quark() -> None:
     from torch.utils import cpp_extension  # start-up: torch
 
     remove_stale_locks(Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()))
-    if declare := laptop.find("torchvision_operators"):  # Quark imports transformers, which imports torchvision
+    if declare := laptop_part("torchvision_operators"):  # Quark imports transformers, which imports torchvision
         declare()
     library = str(Path(cpp_extension.__file__).parents[1] / "lib")
     cpp_extension.TORCH_LIB_PATH = shlex.quote(library)  # torch's link command breaks at a space in it

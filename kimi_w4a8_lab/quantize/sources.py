@@ -11,7 +11,7 @@ from typing import Any
 from packaging.version import Version
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.extras import not_installed
+from kimi_w4a8_eagle3.base.installed import not_installed
 from kimi_w4a8_eagle3.base.next_step import pip_install
 from kimi_w4a8_eagle3.quark.config import MHA_DRAFT, MLA_DRAFT
 from kimi_w4a8_eagle3.quark.quantization import is_packed_int4, quantization_of

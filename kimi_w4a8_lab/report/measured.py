@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.extras import require
+from kimi_w4a8_eagle3.base.installed import require
 
 from ..predict.predict import of_workload
 from ..speed import published

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Literal
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.extras import require
 from kimi_w4a8_eagle3.base.files import write_atomic
+from kimi_w4a8_eagle3.base.installed import require
 
 PAGE = "report.html"
 PACKAGES = ("jinja2", "matplotlib")  # of the extra `bench`

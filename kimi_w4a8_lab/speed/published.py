@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from kimi_w4a8_eagle3.base.resources import operator_dir
+from kimi_w4a8_eagle3.base.installed import operator_dir
 
 MAIN, _EARLIER = "mi325x-eagle3", "mi325x-w4a16-w4a8-w8a8"
 BASELINE = "w4a8"

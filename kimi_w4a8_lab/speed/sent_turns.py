@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import httpx
 
-from kimi_w4a8_eagle3.base.tls import trusted
+from kimi_w4a8_eagle3.base.http import trusted
 from kimi_w4a8_eagle3.engine.reply import EventReader
 
 _WORDS = 4096

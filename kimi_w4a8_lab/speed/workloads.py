@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
+from kimi_w4a8_eagle3.base.installed import operator_dir
 from kimi_w4a8_eagle3.base.nearest import nearest
-from kimi_w4a8_eagle3.base.resources import operator_dir
 from kimi_w4a8_eagle3.base.toml import tomllib
 
 Positive = Annotated[int, Field(gt=0)]

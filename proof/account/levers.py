@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kimi_w4a8_eagle3.recipe.deterministic import CHUNK
-from kimi_w4a8_eagle3.recipe.known_faults import concerning
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve
+from kimi_w4a8_eagle3.recipe.on_machine import concerning
 from kimi_w4a8_lab.predict.machine_model import Cluster, kimi, moe_shape
 from kimi_w4a8_lab.predict.predict import Fit, Load, choices, terms
 

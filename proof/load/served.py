@@ -22,10 +22,10 @@ import httpx
 import psutil
 
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.files import EVENTS
 from kimi_w4a8_eagle3.engine.leftovers import shared_memory_of
 from kimi_w4a8_eagle3.engine.process import free_port, tail_lines
 from kimi_w4a8_eagle3.fleet.engine_processes import is_alive
-from kimi_w4a8_eagle3.fleet.events import EVENTS
 from kimi_w4a8_laptop.fork_server import ForkedProcess
 
 START_TIMEOUT_S = 400.0

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from kimi_w4a8_eagle3.base.resources import operator_dir
+from kimi_w4a8_eagle3.base.installed import operator_dir
 from kimi_w4a8_eagle3.cli import run
 from kimi_w4a8_lab.accuracy.problems import FILE, MOST
 from kimi_w4a8_laptop import tiny

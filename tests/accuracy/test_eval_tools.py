@@ -10,7 +10,7 @@ from support.scripted_server import scripted_server, streamed, whole
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.files import lines
-from kimi_w4a8_eagle3.base.resources import operator_dir
+from kimi_w4a8_eagle3.base.installed import operator_dir
 from kimi_w4a8_lab.accuracy import tool_requests, tool_run, tool_scores, vendor_checks
 from kimi_w4a8_lab.accuracy.recorder import Patience
 from kimi_w4a8_lab.accuracy.results import ToolsResult

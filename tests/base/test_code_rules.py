@@ -20,20 +20,20 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "proof/sum_kernels.py: *": "FlyDSL's values have no types; remove when they have",
     },
     "display-text": {
-        "*/run_dir.py: line.startswith('model name')": "/proc/cpuinfo has no other form",
+        "*/files.py: line.startswith('model name')": "/proc/cpuinfo has no other form",
         "*/host.py: re.compile('sglang[[].:]|sglang serve*": "command lines of other processes, not text for people",
         "*/answers.py: re.compile('prompt is too long*": "SGLang passes on only the text of an error",
         "*/trial.py: *_debug_print_internal_state()*": "remove when xgrammar returns its parser's states",
         "*/tile_search.py: 'out of memory' in *": "Triton has no error type of its own; remove when it does",
         "*/grammar_cache.py: getattr(value, 'error_message', None) == _TIMED_OUT": "SGLang passes on only the text",
-        "*/events.py: reason == WANTED": "our own word for an end that is no failure",
+        "*/files.py: reason == WANTED": "our own word for an end that is no failure",
         "*/failing_requests.py: text in str(error)": "HIP errors; remove when SGLang needs torch 2.8",
     },
     "command-words": {"*/host.py: '-m' in words[[]:4]": "command lines of other processes"},
 }
 
 # What is planted: rule, file, and the code that is appended to it, or becomes a new file.
-BASE, NEW, INIT = f"{SERVING}/base/files.py", f"{SERVING}/recipe/new.py", f"{SERVING}/engine/__init__.py"
+BASE, NEW, INIT = f"{SERVING}/base/errors.py", f"{SERVING}/recipe/new.py", f"{SERVING}/engine/__init__.py"
 SCHEMA, PLUGIN, CLI = f"{SERVING}/recipe/schema.py", f"{SERVING}/sglang_plugin/hooks.py", f"{SERVING}/cli.py"
 LAPTOP, FLYDSL = f"{packages.LAPTOP}/new.py", f"{SERVING}/moe/flydsl/new.py"
 LINE = "X = 1\n"
@@ -81,9 +81,9 @@ PLANTS = [
     ("layer", f"{SERVING}/base/__init__.py", "from ..engine import process"),
     ("layer", f"{SERVING}/recipe/__init__.py", "__import__('kimi_w4a8_eagle3.commands.serve')"),
     ("layer", BASE, "import sys\nx = sys.modules['kimi_w4a8_eagle3.recipe.launch']"),
-    ("circle", BASE, "from .run_dir import RECORD"),
-    ("circle", BASE, "from importlib import import_module\nimport_module('.run_dir', __package__)"),
-    ("circle", BASE, "def late():\n    from .run_dir import RECORD"),
+    ("circle", BASE, "from .installed import require"),
+    ("circle", BASE, "from importlib import import_module\nimport_module('.installed', __package__)"),
+    ("circle", BASE, "def late():\n    from .installed import require"),
     ("circle", PLUGIN, "from . import register"),
     ("circle", INIT, "from ..recipe.launch import Launch"),
     ("circle", f"{SERVING}/__init__.py", "from .cli import main"),

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kimi_w4a8_eagle3.base.files import write_atomic
-from kimi_w4a8_eagle3.base.run_dir import new_run_dir
+from kimi_w4a8_eagle3.base.files import new_run_dir, write_atomic
 
 
 def mode(path: Path) -> int:

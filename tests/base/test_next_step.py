@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kimi_w4a8_eagle3 import __version__
-from kimi_w4a8_eagle3.base.extras import not_installed
+from kimi_w4a8_eagle3.base.installed import not_installed
 from kimi_w4a8_eagle3.base.next_step import command, pip_install
 
 BIN = Path(sys.executable).parent

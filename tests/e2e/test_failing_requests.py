@@ -21,8 +21,7 @@ from kimi_w4a8_eagle3.base.prometheus import Reading
 from kimi_w4a8_eagle3.engine import startup_check
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.process import EngineServer
-from kimi_w4a8_eagle3.ops.canary import Canary, CanaryPolicy
-from kimi_w4a8_eagle3.ops.replica_state import Phase
+from kimi_w4a8_eagle3.ops.replica_state import Canary, CanaryPolicy, Phase
 from kimi_w4a8_eagle3.ops.window import SpecTotals
 from kimi_w4a8_lab.accuracy.problems import parse_answer
 from proof import prefix_cache

@@ -13,9 +13,8 @@ from kimi_w4a8_eagle3.base.prometheus import Reading, parse
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.metrics import acceptance_from_histograms
 from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
-from kimi_w4a8_eagle3.ops.canary import Canary, CanaryPolicy
 from kimi_w4a8_eagle3.ops.endpoint import OpsServer
-from kimi_w4a8_eagle3.ops.replica_state import Phase
+from kimi_w4a8_eagle3.ops.replica_state import Canary, CanaryPolicy, Phase
 from kimi_w4a8_eagle3.ops.window import SpecTotals
 from proof.tiny.problems import problems
 

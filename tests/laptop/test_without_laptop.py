@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from typer.testing import CliRunner
 
-from kimi_w4a8_eagle3.base import laptop
+from kimi_w4a8_eagle3.base import installed
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.engine.process import NewProcess, starter
@@ -16,10 +16,10 @@ from kimi_w4a8_lab.accuracy.accuracy import _recorded_tiny
 
 @pytest.fixture(autouse=True)
 def _absent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(laptop, "_GROUP", "nothing.registers.here")
-    laptop.find.cache_clear()
+    monkeypatch.setattr(installed, "_LAPTOP", "nothing.registers.here")
+    installed.laptop_part.cache_clear()
     yield
-    laptop.find.cache_clear()
+    installed.laptop_part.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_the_wheel_holds_nothing_that_only_proves(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as packed:
         names = packed.namelist()
     assert not [name for name in names if name.startswith(("proof/", "tests/")) or "/prometheus/tests/" in name]
-    assert not [name for name in names if "laptop" in name and name != "kimi_w4a8_eagle3/base/laptop.py"]
+    assert not [name for name in names if "laptop" in name and name != "kimi_w4a8_eagle3/base/installed.py"]
     assert not [name for name in names if name.endswith(".safetensors")]
     assert not [name for name in names if "/_operator/" in name and name.endswith((".py", "Dockerfile"))]
 
@@ -116,7 +116,7 @@ def test_an_installation_reads_its_own_copies(installed: Path, tmp_path: Path) -
     for place in (tmp_path, installed):  # a folder of another package, in the working directory and in site-packages
         (place / "launch/recipes").mkdir(parents=True, exist_ok=True)
     code = (
-        "from kimi_w4a8_eagle3.base.resources import operator_dir;"
+        "from kimi_w4a8_eagle3.base.installed import operator_dir;"
         "from kimi_w4a8_eagle3.recipe.launch import recipe_names;"
         "print(operator_dir('launch/recipes'), *recipe_names())"
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from kimi_w4a8_eagle3.base.resources import operator_dir
+from kimi_w4a8_eagle3.base.installed import operator_dir
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.machine.aiter_patches import State, apply_patches, patch_states
 from kimi_w4a8_eagle3.machine.aiter_regime import Regime, header_regime, installed_regime

@@ -14,8 +14,16 @@ from support.machines import OF_THE_BASE, base_record, check, mi325x, write
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.finding import Finding, Severity
-from kimi_w4a8_eagle3.machine.base_image import RECORD, base_problem, classified, identified, read_base
-from kimi_w4a8_eagle3.machine.hardware import GIB, Device, Machine
+from kimi_w4a8_eagle3.machine.hardware import (
+    BASE_RECORD,
+    GIB,
+    Device,
+    Machine,
+    base_problem,
+    classified,
+    identified,
+    read_base,
+)
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +37,7 @@ def recorded(reference: str, file: Path, **variables: str) -> subprocess.Complet
 
 
 def test_the_build_records_versions_commits_and_variables(tmp_path: Path) -> None:
-    file = tmp_path / RECORD
+    file = tmp_path / BASE_RECORD
     commit = "c16d44b93a528b2a4bfd6d8d3409116d465872a9"
     done = recorded(f"base:1@{DIGEST}", file, SGLANG_COMMIT=commit, NCCL_MIN_NCHANNELS="112", https_proxy="http://p")
     assert done.returncode == 0, done.stderr
@@ -40,7 +48,7 @@ def test_the_build_records_versions_commits_and_variables(tmp_path: Path) -> Non
 
 
 def test_a_base_without_a_digest_is_recorded_as_such_and_a_false_one_ends_the_build(tmp_path: Path) -> None:
-    done = recorded("base:1", tmp_path / RECORD)
+    done = recorded("base:1", tmp_path / BASE_RECORD)
     assert done.returncode == 0 and "has no digest" in done.stdout and read_base(tmp_path).digest is None
     refused = recorded("base:1@sha256:12", tmp_path / "other.json")
     assert refused.returncode == 1 and "no digest" in refused.stderr and not (tmp_path / "other.json").exists()
@@ -73,20 +81,20 @@ def test_what_counts_as_set_is_set_by_every_recipe_for_the_image(recipe: str) ->
 )
 def test_doctor_reports_the_base(tmp_path: Path, record: str | None, verdict: str, found: str) -> None:
     machine = mi325x(tmp_path)
-    (tmp_path / RECORD).unlink()
+    (tmp_path / BASE_RECORD).unlink()
     if record is not None:
-        write(tmp_path, {RECORD: record})
+        write(tmp_path, {BASE_RECORD: record})
     result = check(machine, "base")
     assert result.severity.value == verdict and found in result.found
 
 
 def test_commits_of_the_record_identify_versions_that_name_none(tmp_path: Path) -> None:
     installed = {"aiter": "0.1.20", "sglang": "0.5.21.dev1+g1234567", "torch": "2.11.0"}
-    write(tmp_path, {RECORD: base_record(versions={"aiter": "0.1.20"})})
+    write(tmp_path, {BASE_RECORD: base_record(versions={"aiter": "0.1.20"})})
     found = identified(installed, tmp_path)
     assert found == installed | {"aiter": "0.1.20+gc16d44b93a52"}
     assert base_problem(found, tmp_path) is None
-    write(tmp_path, {RECORD: base_record(versions={"aiter": "0.1.19"})})
+    write(tmp_path, {BASE_RECORD: base_record(versions={"aiter": "0.1.19"})})
     assert identified(installed, tmp_path) == installed
 
 

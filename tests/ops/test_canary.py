@@ -9,8 +9,7 @@ from support.scripted_server import Script, scripted_server, whole
 
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.metrics import Acceptance
-from kimi_w4a8_eagle3.ops.canary import Canary, CanaryPolicy
-from kimi_w4a8_eagle3.ops.replica_state import Phase
+from kimi_w4a8_eagle3.ops.replica_state import Canary, CanaryPolicy, Phase
 
 GOOD, BAD = Acceptance(3.5, 0.8, 1000), Acceptance(1.0, 0.0, 1000)
 

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from support.kimi_checkpoint import EXPERTS, HIDDEN, INTER, LAYERS, edit_json, read_shards, rewrite, seeing
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.quark.findings import Problem
 from kimi_w4a8_eagle3.quark.preflight import PreflightReport, preflight
+from kimi_w4a8_eagle3.quark.target_checks import Problem
 
 PREFIX = "language_model.model.layers"
 GATE = f"{PREFIX}.1.mlp.experts.2.gate_proj.weight"

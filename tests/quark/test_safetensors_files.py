@@ -15,9 +15,9 @@ from safetensors.torch import save, save_file
 from support.kimi_checkpoint import edit_json
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.quark.finite import find_non_finite
 from kimi_w4a8_eagle3.quark.preflight import preflight
 from kimi_w4a8_eagle3.quark.safetensors_header import read_checkpoint, read_header
+from kimi_w4a8_eagle3.quark.target_checks import find_non_finite
 
 SHARD = "model-00002-of-00002.safetensors"
 INDEX = "model.safetensors.index.json"

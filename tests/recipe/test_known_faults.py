@@ -15,8 +15,8 @@ from kimi_w4a8_eagle3.base.finding import Severity
 from kimi_w4a8_eagle3.doctor.software import SGLANG_NEWEST, SGLANG_PINNED
 from kimi_w4a8_eagle3.fleet.checks import checked
 from kimi_w4a8_eagle3.machine.hardware import GIB, Device, Machine
-from kimi_w4a8_eagle3.recipe.known_faults import concerning, known_faults
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render, resolve
+from kimi_w4a8_eagle3.recipe.on_machine import concerning, known_faults
 
 EIGHT = tuple(Device("gfx942", 304, f"{i:02x}", 0, 256 * GIB) for i in range(8))
 TRIED = {Version(SGLANG_PINNED).release, Version(SGLANG_NEWEST).release}

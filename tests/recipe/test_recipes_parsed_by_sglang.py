@@ -10,9 +10,9 @@ import pytest
 from support.sglang_program import VERSIONS, found
 
 from kimi_w4a8_eagle3.machine.hardware import Machine
-from kimi_w4a8_eagle3.recipe.argument_values import VALUES, ChoiceValue, FlagValue, NumberValue
-from kimi_w4a8_eagle3.recipe.known_faults import known_faults
+from kimi_w4a8_eagle3.recipe.arguments import VALUES, ChoiceValue, FlagValue, NumberValue
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, recipe_names, render
+from kimi_w4a8_eagle3.recipe.on_machine import known_faults
 
 # The article's launch command and environment, as facts to compare with.
 PUBLISHED = """

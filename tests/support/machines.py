@@ -17,7 +17,7 @@ from kimi_w4a8_eagle3.doctor.software import SGLANG_PINNED
 from kimi_w4a8_eagle3.fetch.hub import HubUnreachable
 from kimi_w4a8_eagle3.machine.aiter_patches import PatchState, State
 from kimi_w4a8_eagle3.machine.aiter_regime import Regime
-from kimi_w4a8_eagle3.machine.base_image import RECORD
+from kimi_w4a8_eagle3.machine.hardware import BASE_RECORD
 from kimi_w4a8_eagle3.recipe.launch import load_recipe
 
 GIB = 1 << 30
@@ -210,7 +210,7 @@ def mi325x(root: Path, **changes: object) -> Recorded:
     write(root, host_files())
     for index, pci in enumerate(PCI):
         write(root, gpu_files(index, pci))
-    write(root, {RECORD: base_record()})
+    write(root, {BASE_RECORD: base_record()})
     return Recorded(root=root, **({"packages": PACKAGES} | changes))  # type: ignore[arg-type]
 
 

@@ -1,15 +1,74 @@
-"""Checks of a W4A8 target: every routed expert has the config's format, and nothing else is quantized otherwise."""
+"""Checks of a W4A8 target, without its weight matrices.
+
+Every routed expert has the config's format, and nothing else is quantized otherwise. The vision tower is whole, because
+SGLang would start without its weights and see noise. Norms, scales and routers hold no NaN or Inf.
+"""
 
 from __future__ import annotations
 
+import math
+import os
 import re
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
+import numpy as np
+
+from ..base.errors import KimiError
+from ..base.finding import Finding, Severity
 from .config import ModelConfig, TextShape
-from .findings import Findings, Problem
 from .packing import NIBBLES_PER_WORD
 from .quantization import QuantizationConfig, is_glob
 from .safetensors_header import Checkpoint, TensorInfo
 from .weight_format import INT4, MXFP4, WeightFormat
+
+_EXAMPLES = 3
+
+
+@dataclass(frozen=True)
+class Problem(Finding):
+    """One kind of mistake in a checkpoint, with the names of its first tensors and the `count` of all of them."""
+
+    severity: Severity = Severity.FAIL
+    tensors: tuple[str, ...] = ()
+    count: int = 1
+
+    @classmethod
+    def of(cls, check: str, error: KimiError) -> Problem:
+        """Return the problem that an error describes."""
+        return cls(error.what, name=check, where=error.where, expected=error.expected, remedy=error.remedy)
+
+    @property
+    def message(self) -> str:
+        """The problem with the names of its first tensors."""
+        if not self.tensors:
+            return self.found
+        rest = f" and {self.count - len(self.tensors):,} more" if self.count > len(self.tensors) else ""
+        return f"{self.found}: {', '.join(self.tensors)}{rest}"
+
+    def error(self) -> KimiError:
+        return replace(super().error(), what=self.message)
+
+
+class Findings:
+    """Collects problems; those that differ only in the tensor become one."""
+
+    def __init__(self, check: str) -> None:
+        self.check = check
+        self._problems: dict[tuple[str, str], Problem] = {}
+
+    def add(self, what: str, where: object, expected: str, remedy: str = "", tensor: str | None = None) -> None:
+        """Add a mistake in the file `where` and, if it concerns one, in a tensor."""
+        new = Problem(what, name=self.check, where=str(where), expected=expected, remedy=remedy, count=0)
+        problem = self._problems.get((what, expected), new)
+        more = (tensor,) if tensor is not None and len(problem.tensors) < _EXAMPLES else ()
+        self._problems[what, expected] = replace(problem, count=problem.count + 1, tensors=problem.tensors + more)
+
+    def problems(self) -> list[Problem]:
+        """Return all problems in the order in which they were first seen."""
+        return list(self._problems.values())
+
 
 _REQUANTIZE = "quantize the model again (`kimi-w4a8 quantize`) or fetch the published checkpoint"
 Tensors = dict[str, tuple[tuple[str, ...], tuple[tuple[int, ...], ...], str]]
@@ -181,3 +240,105 @@ def _check_projection(checkpoint: Checkpoint, name: str, wanted: Tensors, findin
         elif tensor is None and full_name not in checkpoint.unread:
             expected = "one for each expert projection"
             findings.add(f"{kind} is missing", checkpoint.directory, expected, _REQUANTIZE, full_name)
+
+
+# SGLang replaces the published names by its own while it loads.
+_RENAMED = {
+    "wqkv.": "attn.qkv_proj.",
+    "wo.": "attn.proj.",
+    "mm_projector.proj.0": "mm_projector.linear_1",
+    "mm_projector.proj.2": "mm_projector.linear_2",
+}
+_ONCE = (
+    "vision_tower.patch_embed.proj",
+    "vision_tower.encoder.final_layernorm",
+    "mm_projector.pre_norm",
+    "mm_projector.linear_1",
+    "mm_projector.linear_2",
+)
+_IN_A_LAYER = ("norm0", "norm1", "attn.qkv_proj", "attn.proj", "mlp.fc0", "mlp.fc1")
+
+
+def check_tower(checkpoint: Checkpoint, layers: int) -> list[Problem]:
+    """Check that every weight and bias of SGLang's Kimi-K2.5 tower with `layers` layers is present."""
+    findings = Findings("vision tower")
+    found = {_sglang_name(name) for name in (*checkpoint.tensors, *checkpoint.unread)}
+    repeated = [f"vision_tower.encoder.blocks.{i}.{module}" for i in range(layers) for module in _IN_A_LAYER]
+    wanted = [f"{module}.{kind}" for module in (*_ONCE, *repeated) for kind in ("weight", "bias")]
+    for name in [*wanted, "vision_tower.patch_embed.pos_emb.weight"]:
+        if name not in found:
+            findings.add(
+                "weight of the vision tower is missing",
+                checkpoint.directory,
+                f"a tower of {layers} layers, as vision_config says",
+                "fetch the checkpoint again; for text alone `language_model_only: true` in config.json",
+                name,
+            )
+    return findings.problems()
+
+
+def _sglang_name(name: str) -> str:
+    for published, own in _RENAMED.items():
+        name = name.replace(published, own)
+    return name
+
+
+# Kimi-K2.5's router has 5.5 MB a layer. All tensors up to this size are 2 GB of its 534, and with MXFP4's scales 34.
+SMALL = 8 << 20
+# Unsigned integers of the same size, and the bits that are all ones in NaN and Inf.
+_NON_FINITE = {
+    "F64": ("<u8", 0x7FF0000000000000),
+    "F32": ("<u4", 0x7F800000),
+    "BF16": ("<u2", 0x7F80),
+    "F16": ("<u2", 0x7C00),
+    "F8_E4M3": ("u1", 0x7F),
+    "F8_E5M2": ("u1", 0x7C),
+    "F8_E8M0": ("u1", 0xFF),
+}
+_READERS = 8
+
+
+def check_small_tensors(checkpoint: Checkpoint) -> tuple[list[Problem], int]:
+    """Find NaN and Inf in tensors of at most 8 MiB; return the problems and the number of tensors that were read.
+
+    One NaN in a norm makes every answer of the model empty.
+    """
+    small = [t for t in checkpoint.tensors.values() if t.nbytes <= SMALL and _dtype(t) in _NON_FINITE]
+    findings = Findings("values")
+    for tensor, count in find_non_finite(small):
+        findings.add(
+            f"NaN or Inf in {count:,} of {math.prod(tensor.shape):,} values",
+            tensor.file,
+            "finite values",
+            "check the files with `kimi-w4a8 fetch --verify`; if they are right, do not use this checkpoint",
+            tensor.name,
+        )
+    return findings.problems(), len(small)
+
+
+def find_non_finite(tensors: Iterable[TensorInfo]) -> list[tuple[TensorInfo, int]]:
+    """Return the tensors that contain NaN or Inf, with the number of such values.
+
+    Files are read in parallel, each in the order of its data.
+    """
+    groups: dict[str, list[TensorInfo]] = {}
+    for tensor in sorted(tensors, key=lambda tensor: tensor.start):
+        groups.setdefault(str(tensor.file), []).append(tensor)
+    with ThreadPoolExecutor(_READERS) as pool:
+        return [found for group in pool.map(_non_finite_in_file, groups.values()) for found in group]
+
+
+def _non_finite_in_file(tensors: list[TensorInfo]) -> list[tuple[TensorInfo, int]]:
+    found = []
+    with tensors[0].file.open("rb") as file:
+        for tensor in tensors:
+            integer, ones = _NON_FINITE[_dtype(tensor)]
+            values = np.frombuffer(os.pread(file.fileno(), tensor.nbytes, tensor.start), integer)
+            if count := int(np.count_nonzero((values & ones) == ones)):
+                found.append((tensor, count))
+    return found
+
+
+def _dtype(tensor: TensorInfo) -> str:
+    """Return the dtype of a tensor; Quark stores E8M0 scales as plain bytes."""
+    return "F8_E8M0" if tensor.dtype == "U8" and tensor.name.endswith(".weight_scale") else tensor.dtype
