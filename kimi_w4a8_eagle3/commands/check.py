@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 from huggingface_hub import constants
@@ -13,11 +12,9 @@ from rich.table import Table
 
 from ..base.console import table_console
 from ..base.errors import KimiError
+from ..quark.preflight import PreflightReport, preflight
 from ..quark.target_checks import Problem
 from ..recipe.trusted_code import Source, TrustRecord, code_of, untrusted
-
-if TYPE_CHECKING:
-    from ..quark.preflight import PreflightReport
 
 
 def check(
@@ -30,8 +27,6 @@ def check(
 
     No weight matrix is read. The exit status is 0 if the checkpoint can be served, and 1 if there are problems.
     """
-    from ..quark.preflight import preflight  # start-up: torch
-
     report = preflight(model, draft, tp)
     report.problems += _code_problems([path for path in (model, draft) if path is not None and path.is_dir()])
     if as_json:

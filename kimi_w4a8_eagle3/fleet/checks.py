@@ -18,6 +18,7 @@ from ..base.installed import require
 from ..door.settings import is_loopback
 from ..engine.aiter_jit import jit_environment
 from ..engine.process import Program, require_free_port
+from ..quark.preflight import preflight as preflight_files
 from ..recipe.arguments import allows_code, command_words
 from ..recipe.launch import Launch, unmet_requirements
 from ..recipe.trusted_code import locate, require_trusted
@@ -91,12 +92,10 @@ def checked(launch: Launch, preflight: bool = True) -> Launch:
 
 def checked_weights(launch: Launch, preflight: bool = True) -> str | None:
     """Check the launch's checkpoints and return their fingerprint; None when they are not on this disk yet."""
-    from ..quark import preflight as checks  # start-up: imports torch, needed only for checkpoints on this disk
-
     model = _folder(launch, launch.model, "revision")
     draft = _folder(launch, launch.draft, "speculative-draft-model-revision")
     if model is not None and preflight:
-        checks.preflight(model, draft, launch.tensor_parallel).raise_for_problems()
+        preflight_files(model, draft, launch.tensor_parallel).raise_for_problems()
     if model is None or (launch.draft is not None and draft is None):
         return None
     return fingerprint(*(folder for folder in (model, draft) if folder is not None))

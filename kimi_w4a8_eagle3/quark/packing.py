@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch
 
 from ..base.errors import KimiError
-
-NIBBLES_PER_WORD = 8
+from .weight_format import NIBBLES_PER_WORD
 
 # (distance in bits, mask of the lower partner): swap bytes 1 and 2, then nibbles 1 and 2 of each half word.
 _DELTA_SWAPS = ((8, 0x0000FF00), (4, 0x00F000F0))

@@ -18,10 +18,9 @@ import numpy as np
 from ..base.errors import KimiError
 from ..base.finding import Finding, Severity
 from .config import ModelConfig, TextShape
-from .packing import NIBBLES_PER_WORD
 from .quantization import QuantizationConfig, is_glob
 from .safetensors_header import Checkpoint, TensorInfo
-from .weight_format import INT4, MXFP4, WeightFormat
+from .weight_format import INT4, MXFP4, NIBBLES_PER_WORD, WeightFormat
 
 _EXAMPLES = 3
 
@@ -125,10 +124,11 @@ def check_experts(checkpoint: Checkpoint, shape: TextShape, weights: WeightForma
     findings = Findings("experts")
     hidden, inter = shape.hidden_size, shape.moe_intermediate_size or 0
     sizes = {"gate_proj": (inter, hidden), "up_proj": (inter, hidden), "down_proj": (hidden, inter)}
+    prefix = checkpoint.text_prefix  # looks through all names
     for layer in shape.moe_layers:
         for expert in range(shape.n_routed_experts):
             for projection, (rows, columns) in sizes.items():
-                name = f"{checkpoint.text_prefix}layers.{layer}.mlp.experts.{expert}.{projection}"
+                name = f"{prefix}layers.{layer}.mlp.experts.{expert}.{projection}"
                 _check_projection(checkpoint, name, _wanted(weights, rows, columns), findings)
     return findings.problems()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+NIBBLES_PER_WORD = 8  # INT4 codes of an int32
+
 
 @dataclass(frozen=True)
 class WeightFormat:
