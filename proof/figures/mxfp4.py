@@ -27,12 +27,12 @@ from kimi_w4a8_lab.base.counters import accepted
 from kimi_w4a8_lab.base.server_under_test import Target
 from kimi_w4a8_laptop import tiny
 
-from ..tiny.acceptance import acceptance
 from ..tiny.checkpoint import load_draft, load_target
 from ..tiny.dialogues import FORMS
 from ..tiny.generate import converse
 from ..tiny.problems import problems
 from ..tiny.tokenizer import load_tokenizer
+from ..tiny.train_draft import acceptance
 
 Tokens = list[tuple[int, ...]]
 MAX_TOKENS, CONCURRENCY, SEED, DRAFT_TOKENS = 192, 8, 6, 4

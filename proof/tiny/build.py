@@ -22,24 +22,23 @@ from rich.progress import Progress
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.quark.safetensors_header import read_checkpoint
+from kimi_w4a8_lab.draft.eagle3 import Draft
 from kimi_w4a8_lab.quantize.by_shard import quantize_by_shard
 from kimi_w4a8_lab.quantize.quantize import quantize_w4a8
 from kimi_w4a8_laptop import tiny
 from kimi_w4a8_laptop.tiny import DRAFT, METRICS, TARGET, TARGET_BF16, WEIGHTS
 
-from .acceptance import acceptance
 from .checkpoint import load_draft, load_target, load_tower, save_draft, save_target
 from .config import DraftConfig, MlaDraftConfig, TargetConfig
 from .data import corpus
 from .dialogues import FORMS
-from .draft import Draft
 from .evaluate import TinyEvaluation, evaluate
 from .generate import converse
 from .model import TargetModel
 from .problems import problems
 from .tokenizer import load_tokenizer, train_tokenizer
 from .tower import Tower, TowerTraining, train_tower
-from .train_draft import DraftTraining, conversations, draft_steps, train_draft
+from .train_draft import DraftTraining, acceptance, conversations, train_draft
 from .train_target import TargetTraining, train_target
 
 if TYPE_CHECKING:
@@ -118,7 +117,10 @@ def _finished(
         _quantize(new)
 
     served = load_target(new / TARGET)
-    with _clock(seconds, "draft"), _stage(progress, "train the draft", draft_steps(draft_training)) as show:
+    with (
+        _clock(seconds, "draft"),
+        _stage(progress, "train the draft", draft_training.steps(draft_training.dialogues)) as show,
+    ):
         rows = conversations(parts.tokenizer, draft_training)
         draft = train_draft(served, rows, draft_training, show, DraftConfig(), first)
     save_draft(draft, TargetConfig(), DraftConfig(), new / DRAFT)
@@ -161,7 +163,7 @@ def train_mla_draft(
     """
     target, tokenizer = load_target(tiny.target_path()), load_tokenizer(tiny.target_path())
     begin = load_draft(first, target) if first else None
-    with _stage(progress, "train the MLA draft", draft_steps(training)) as show:
+    with _stage(progress, "train the MLA draft", training.steps(training.dialogues)) as show:
         draft = train_draft(target, conversations(tokenizer, training), training, show, MlaDraftConfig(), begin)
     save_draft(draft, target.config, MlaDraftConfig(), folder)
     found = {}

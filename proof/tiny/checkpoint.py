@@ -14,6 +14,7 @@ from torch import Tensor
 from kimi_w4a8_eagle3.moe.reference import integers
 from kimi_w4a8_eagle3.quark.mx_blocks import fold_exponents
 from kimi_w4a8_eagle3.quark.packing import fold_scales
+from kimi_w4a8_lab.draft.eagle3 import Draft
 
 from .config import (
     DraftConfig,
@@ -25,11 +26,11 @@ from .config import (
     preprocessor_config_json,
     target_config_json,
 )
-from .draft import Draft
 from .experts import Experts, Int4Weights
 from .model import TargetModel
 from .tokenizer import save_tokenizer
 from .tower import Tower
+from .train_draft import new_draft
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -130,7 +131,7 @@ def load_draft(folder: Path, target: TargetModel) -> Draft:
     """Read a draft of either kind back, BF16, in evaluation mode."""
     tensors = load_file(folder / "model.safetensors")
     mla = any("kv_b_proj" in name for name in tensors)
-    model = Draft(target.config, MlaDraftConfig() if mla else DraftConfig()).bfloat16()
+    model = new_draft(target.config, MlaDraftConfig() if mla else DraftConfig()).bfloat16()
     model.load_state_dict(tensors)
     return model.eval()
 

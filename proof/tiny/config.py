@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from kimi_w4a8_lab.draft.eagle3 import DraftSizes
+
 from .tokenizer import BOS_ID, EOS_ID, IM_END_ID, MEDIA_PAD_ID, PAD_ID
 
 
@@ -93,6 +95,18 @@ class MlaDraftConfig:
 
     inter: int = 256
     captured: tuple[int, ...] = (2, 3, 4)
+
+
+def draft_sizes(target: TargetConfig, draft: DraftConfig | MlaDraftConfig) -> DraftSizes:
+    """Sizes of a draft of this target, as its config.json says them."""
+    heads, kv_heads, head_dim, theta, latent = 0, 0, 0, 0.0, target
+    if isinstance(draft, DraftConfig):
+        heads, kv_heads, head_dim, theta = draft.heads, draft.kv_heads, draft.head_dim, draft.rope_theta
+    return DraftSizes(
+        hidden=target.hidden, target_hidden=target.hidden, inter=draft.inter, rows=target.vocab,
+        captured=draft.captured, eps=target.eps, heads=heads, kv_heads=kv_heads, head_dim=head_dim, rope_theta=theta,
+        latent=None if heads else latent,
+    )  # fmt: skip
 
 
 def text_config_json(config: TargetConfig) -> dict[str, Any]:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from .acceptance import acceptance
 from .checkpoint import load_draft, load_target
 from .dialogues import FORMS, Dialogue
 from .generate import converse
 from .model import TargetModel
 from .problems import problems
 from .tokenizer import load_tokenizer
+from .train_draft import acceptance
 from .typed import Typed, examination
 
 if TYPE_CHECKING:

@@ -17,12 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kimi_w4a8_lab.draft.optim import schedule, set_learning_rate
 from kimi_w4a8_laptop.tiny.tokenizer import MEDIA_PAD
 
 from .config import TowerConfig
 from .dialogues import PICTURE_TOKENS
 from .digits import colours, ink
-from .optim import schedule, set_learning_rate
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

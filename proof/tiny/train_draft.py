@@ -1,4 +1,4 @@
-"""Train an EAGLE3 draft on conversations and the served target's states in them, with the training-time test.
+"""The built-in model's draft: conversations to train it on, and its training by the laboratory's trainer.
 
 The states are the W4A8 target's, because those are what the draft meets when served. The turns are the right ones: the
 target has learned to write just these, so that its own greedy replies would differ in one token of a thousand.
@@ -7,21 +7,23 @@ target has learned to write just these, so that its own greedy replies would dif
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from .config import DraftConfig, MlaDraftConfig
-from .draft import Draft
-from .generate import pad_right
+from kimi_w4a8_lab.draft.acceptance import SERVED_STEPS, DraftAcceptance, WalkedText, summary, walks
+from kimi_w4a8_lab.draft.eagle3 import Draft
+from kimi_w4a8_lab.draft.layers import initialise
+from kimi_w4a8_lab.draft.training import Report, TrainingRow, TrainingSettings, train
+
+from .config import DraftConfig, MlaDraftConfig, TargetConfig, draft_sizes
+from .generate import Exchange, pad_right
 from .mixed import TYPED_SHARE, drawn
-from .model import TargetModel, initialise
-from .optim import optimizers, schedule, set_learning_rate
+from .model import TargetModel
 from .problems import problem_stream
 
 if TYPE_CHECKING:
@@ -29,28 +31,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class DraftTraining:
-    """Settings of the draft's training. `unroll` draft steps are trained at once, as many as are served."""
+class DraftTraining(TrainingSettings):
+    """Settings of the draft's training.
 
-    seed: int = 30360
+    longest: tokens of a conversation. typed: share of the conversations about what people type; 0 for a target that
+    knows none.
+    """
+
     dialogues: int = 4000
-    longest: int = 640  # tokens of a conversation
-    typed: float = TYPED_SHARE  # share of the conversations about what people type; 0 for a target that knows none
-    epochs: int = 3
-    batch: int = 12
-    unroll: int = 3
-    step_weight: float = 0.8  # step k counts step_weight ** k in the loss
-    lr: float = 1.6e-2
-    warmup: int = 20
-    decay: float = 0.5
-
-
-@dataclass(frozen=True)
-class TrainingRow:
-    """A whole conversation: token ids, and which of them a draft guesses (a turn's first comes with its prompt)."""
-
-    tokens: list[int]
-    guessed: list[bool]
+    longest: int = 640
+    typed: float = TYPED_SHARE
 
 
 def conversations(tokenizer: Tokenizer, settings: DraftTraining) -> list[TrainingRow]:
@@ -58,13 +48,14 @@ def conversations(tokenizer: Tokenizer, settings: DraftTraining) -> list[Trainin
     rng, stream = random.Random(settings.seed), problem_stream("train", settings.seed)
     rows: list[TrainingRow] = []
     while len(rows) < settings.dialogues:
-        row = TrainingRow([], [])
+        tokens: list[int] = []
+        guessed: list[bool] = []
         for part in drawn(stream, rng, settings.typed).parts():
             given, written = (tokenizer.encode(text).ids for text in part)
-            row.tokens.extend(given + written)
-            row.guessed.extend([False] * (len(given) + 1) + [True] * (len(written) - 1))
-        if len(row.tokens) <= settings.longest:
-            rows.append(row)
+            tokens += given + written
+            guessed += [False] * (len(given) + 1) + [True] * (len(written) - 1)
+        if len(tokens) <= settings.longest:
+            rows.append(TrainingRow(tokens, guessed))
     return rows
 
 
@@ -75,63 +66,46 @@ def captured_states(target: TargetModel, tokens: Tensor, layers: Sequence[int]) 
     return torch.cat([states[i] for i in layers], -1)
 
 
+def new_draft(target: TargetConfig, config: DraftConfig | MlaDraftConfig) -> Draft:
+    """Return a draft without values."""
+    return Draft(draft_sizes(target, config), target.vocab)
+
+
 def train_draft(
     target: TargetModel,
     rows: Sequence[TrainingRow],
     settings: DraftTraining,
-    report: Callable[[int, dict[str, float]], None] = lambda step, values: None,
+    report: Report = lambda step, values: None,
     config: DraftConfig | MlaDraftConfig | None = None,
     first: Draft | None = None,
 ) -> Draft:
-    """Train an MHA draft, or one of `config`, from nothing or from `first`, for `epochs` passes over `rows`.
-
-    Calls `report(step, {loss, first, last})` after each step.
-    """
+    """Train an MHA draft, or one of `config`, from nothing or from `first`, for `epochs` passes over `rows`."""
     torch.manual_seed(settings.seed)
-    config = config or DraftConfig()
-    draft = Draft(target.config, config)
+    draft = new_draft(target.config, config or DraftConfig())
     initialise(draft, settings.seed)
     if first is not None:
         draft.load_state_dict(first.state_dict())
-    opts = optimizers(draft, settings.lr, weight_decay=0.0)
-    embedding = target.embed_tokens.weight.detach()
-    total = draft_steps(settings)
-    draft.train()
     known: dict[int, Tensor] = {}  # captured states of each row, after the first pass
-    for step, chosen in enumerate(_batches(rows, settings)):
-        tokens = pad_right([row.tokens for row in chosen])
-        to_guess = pad_right([row.guessed for row in chosen]).bool()
-        if not all(id(dialogue) in known for dialogue in chosen):
-            states = captured_states(target, tokens, config.captured)
-            known |= {
-                id(dialogue): row[: len(dialogue.tokens)].clone() for dialogue, row in zip(chosen, states, strict=True)
-            }
-        captured = pad_sequence([known[id(dialogue)] for dialogue in chosen], batch_first=True)
-        losses = []
-        with torch.autocast("cpu", torch.bfloat16):
-            for k, hidden in enumerate(draft(tokens, captured, embedding, settings.unroll)):
-                guessed, wanted = to_guess[:, k + 2 :], tokens[:, k + 2 :]
-                losses.append(F.cross_entropy(draft.logits(hidden[guessed]).float(), wanted[guessed]))
-        loss = torch.stack([settings.step_weight**k * value for k, value in enumerate(losses)]).sum()
-        set_learning_rate(opts, schedule(step, total, settings.lr, settings.warmup, settings.decay))
-        loss.backward()
-        for opt in opts:
-            opt.step()
-            opt.zero_grad()
-        report(step + 1, {"loss": loss.item(), "first": losses[0].item(), "last": losses[-1].item()})
-    return draft.eval()
+
+    def states_of(chosen: Sequence[TrainingRow]) -> Tensor:
+        if not all(id(row) in known for row in chosen):
+            states = captured_states(target, pad_right([row.tokens for row in chosen]), draft.sizes.captured)
+            known.update({id(row): found[: len(row.tokens)].clone() for row, found in zip(chosen, states, strict=True)})
+        return pad_sequence([known[id(row)] for row in chosen], batch_first=True)
+
+    return train(draft, rows, states_of, target.embed_tokens.weight.detach(), settings, report)
 
 
-def draft_steps(settings: DraftTraining) -> int:
-    """Optimizer steps of the whole run."""
-    return settings.epochs * (settings.dialogues // settings.batch)
-
-
-def _batches(rows: Sequence[TrainingRow], settings: DraftTraining) -> Iterator[Sequence[TrainingRow]]:
-    """Rows of a length together, because some are ten times as long as others; such batches in any order."""
-    rng = random.Random(settings.seed)
-    for _ in range(settings.epochs):
-        drawn = sorted(rng.sample(rows, len(rows)), key=lambda row: len(row.tokens))
-        begins = range(0, len(drawn) - settings.batch + 1, settings.batch)
-        for begin in rng.sample(begins, len(begins)):
-            yield drawn[begin : begin + settings.batch]
+@torch.no_grad()
+def acceptance(
+    target: TargetModel, draft: Draft, exchanges: Sequence[Exchange], steps: int = SERVED_STEPS
+) -> DraftAcceptance:
+    """Walk the draft over the target's replies."""
+    found = []
+    for begin in range(0, len(exchanges), 100):
+        part = exchanges[begin : begin + 100]
+        states = captured_states(target, pad_right([one.tokens for one in part]), draft.sizes.captured)
+        answered = [WalkedText(one.tokens, [(one.prompt, len(one.tokens))]) for one in part]
+        rows = [row[: len(one.tokens)] for row, one in zip(states, part, strict=True)]
+        found += walks(draft, answered, rows, target.embed_tokens.weight, steps)
+    return summary(found)

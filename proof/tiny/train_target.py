@@ -13,12 +13,13 @@ import torch
 import torch.nn.functional as F
 
 from kimi_w4a8_eagle3.base.files import write_atomic
+from kimi_w4a8_lab.draft.layers import initialise
+from kimi_w4a8_lab.draft.optim import optimizers, schedule, set_learning_rate
 
 from .config import TargetConfig
 from .data import batches
 from .mixed import TYPED_SHARE
-from .model import MoE, TargetModel, initialise
-from .optim import optimizers, schedule, set_learning_rate
+from .model import MoE, TargetModel
 from .tower import tower_tokens
 
 if TYPE_CHECKING:

@@ -45,9 +45,9 @@ PACKAGES = {
         sglang=("sglang_plugin/",), flydsl=("moe/flydsl/",), torch=("moe/", "quark/", "sampling/", "sglang_plugin/"),
     ),
     LAB: Package(
-        frozenset({SERVING}), plan=10_500, today=12_500, untyped=50,
+        frozenset({SERVING}), plan=10_500, today=14_250, untyped=50,
         sglang=("with_sglang/",),
-        torch=("kernels/", "predict/simulate.py", "predict/traffic.py", "quantize/", "with_sglang/"),
+        torch=("draft/", "kernels/", "predict/simulate.py", "predict/traffic.py", "quantize/", "with_sglang/"),
     ),
     LAPTOP: Package(frozenset({SERVING, LAB}), plan=4_200, untyped=50, sglang=("",), torch=("",)),
     "launch": Package(ALL, plan=1_800, untyped=25, torch=("docker/",)),

@@ -1,0 +1,119 @@
+"""Draft tokens that a server accepts: the walk of greedy EAGLE3 over the target's own replies, chain of `steps`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..speed.statistics import Interval
+from .eagle3 import Draft, pad_right
+
+SERVED_STEPS = 3  # --speculative-num-steps 3, topk 1, 4 draft tokens
+_DRAWS, _AT_ONCE = 2000, 16
+
+
+@dataclass(frozen=True)
+class WalkedText:
+    """One conversation: token ids, and the ranges [begin, end) of the target's replies in them."""
+
+    tokens: Sequence[int]
+    replies: Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Counts of one conversation: verify steps, tokens that they gave, and steps with more than k guesses right."""
+
+    verifications: int
+    generated: int
+    accepted: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DraftAcceptance:
+    """`length`: tokens a verification yields, 1..steps + 1; `by_position[k]`: share with more than k guesses right."""
+
+    length: float
+    by_position: list[float]
+
+
+def walk(replies: Sequence[tuple[int, int]], hits: Sequence[Sequence[bool]]) -> Walk:
+    """Walk every reply: each verification takes the leading right guesses and one token of the target's own.
+
+    hits[k][i]: step k guessed token i + 2 + k rightly.
+    """
+    steps = len(hits)
+    verifications = generated = 0
+    accepted = [0] * steps
+    for begin, end in replies:
+        last = begin  # index of the newest token; the prompt's own forward yields the first one
+        while last < end - 1:
+            room = min(steps, end - 1 - last)
+            right = 0
+            while right < room and hits[right][last - 1]:
+                accepted[right] += 1
+                right += 1
+            taken = min(right + 1, end - 1 - last)
+            last, generated, verifications = last + taken, generated + taken, verifications + 1
+    return Walk(verifications, generated, tuple(accepted))
+
+
+@torch.no_grad()
+def walks(
+    draft: Draft, conversations: Sequence[WalkedText], states: Iterable[Tensor], embedding: Tensor, steps: int
+) -> list[Walk]:
+    """Walk conversations. states: the target's, [tokens, captured layers * hidden] of each; embedding [vocab, hidden].
+
+    A draft in another dtype than the embedding computes in BF16, as it will when it is served.
+    """
+    found, device, left = [], embedding.device.type, iter(states)
+    for begin in range(0, len(conversations), _AT_ONCE):
+        part = conversations[begin : begin + _AT_ONCE]
+        tokens = pad_right([one.tokens for one in part]).to(embedding.device)
+        captured = torch.nn.utils.rnn.pad_sequence([next(left) for _ in part], batch_first=True).to(embedding)
+        with torch.autocast(device, torch.bfloat16, enabled=draft.fc.weight.dtype != embedding.dtype):
+            chain = draft(tokens, captured, embedding, steps)
+            hits = [(draft.guesses(hidden) == tokens[:, k + 2 :]).tolist() for k, hidden in enumerate(chain)]
+        for row, one in enumerate(part):
+            found.append(walk(one.replies, [by_row[row] for by_row in hits]))
+    return found
+
+
+def summary(found: Sequence[Walk]) -> DraftAcceptance:
+    """Return the accept length over all conversations. Raises ZeroDivisionError without a verify step."""
+    steps = sum(one.verifications for one in found)
+    accepted = np.sum([one.accepted for one in found], axis=0)
+    return DraftAcceptance(sum(one.generated for one in found) / steps, [int(count) / steps for count in accepted])
+
+
+def measured(found: Sequence[Walk]) -> tuple[Interval, list[Interval]]:
+    """Return the accept length, and the shares of verify steps with more than k guesses right, with 95% intervals.
+
+    Conversations are drawn with replacement, because the tokens of one depend on each other.
+    """
+    counts = np.array([[one.verifications, one.generated, *one.accepted] for one in found], dtype=np.float64)
+    sums = counts[_drawn(len(counts))].sum(1)
+    values, low_high = counts.sum(0), np.percentile(sums[:, 1:] / sums[:, :1], [2.5, 97.5], axis=0)
+    intervals = [Interval(v / values[0], *map(float, limits)) for v, limits in zip(values[1:], low_high.T, strict=True)]
+    return intervals[0], intervals[1:]
+
+
+def difference(old: Sequence[Walk], new: Sequence[Walk]) -> Interval:
+    """Return how much longer the new draft's accept length is; both drafts walk the same drawn conversations."""
+    pairs = zip(old, new, strict=True)
+    counts = np.array([[a.generated, a.verifications, b.generated, b.verifications] for a, b in pairs])
+
+    def change(sums: NDArray[np.int64]) -> NDArray[np.float64]:
+        return np.asarray(sums[..., 2] / sums[..., 3] - sums[..., 0] / sums[..., 1])
+
+    low, high = np.percentile(change(counts[_drawn(len(counts))].sum(1)), [2.5, 97.5])
+    return Interval(float(change(counts.sum(0))), float(low), float(high))
+
+
+def _drawn(count: int) -> NDArray[np.int64]:
+    return np.random.default_rng(0).integers(0, count, (_DRAWS, count))

@@ -1,0 +1,147 @@
+"""Train an EAGLE3 draft on conversations and the served target's states in them, with the training-time test.
+
+The states must be those of the target as served, because the draft meets these. A stopped run continues from its last
+checkpoint and gives the same draft as an unbroken one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kimi_w4a8_eagle3.base.errors import KimiError
+
+from .eagle3 import Draft, pad_right
+from .optim import optimizers, schedule, set_learning_rate
+
+Report = Callable[[int, dict[str, float]], None]
+# Captured states of rows, padded to the longest, [B, T, captured layers * hidden].
+StatesOf = Callable[[Sequence["TrainingRow"]], Tensor]
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """Settings of a draft's training. `unroll` draft steps are trained at once, as many as are served."""
+
+    seed: int = 30360
+    epochs: int = 3
+    batch: int = 12
+    unroll: int = 3
+    step_weight: float = 0.8  # step k counts step_weight ** k in the loss
+    lr: float = 1.6e-2
+    warmup: int = 20
+    decay: float = 0.5
+
+    def steps(self, rows: int) -> int:
+        """Optimizer steps of the whole run on so many rows."""
+        return self.epochs * (rows // self.batch)
+
+
+@dataclass(frozen=True)
+class TrainingRow:
+    """A whole conversation: token ids, and which of them a draft guesses (a turn's first comes with its prompt)."""
+
+    tokens: Sequence[int]
+    guessed: Sequence[bool]
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Saving:
+    """Checkpoint of a run: its file, and the steps between two writes."""
+
+    path: Path
+    every: int = 50
+
+
+def train(
+    draft: Draft,
+    rows: Sequence[TrainingRow],
+    states_of: StatesOf,
+    embedding: Tensor,
+    settings: TrainingSettings,
+    report: Report = lambda step, values: None,
+    saving: Saving | None = None,
+) -> Draft:
+    """Train `draft`, float32 and in place, for `epochs` passes over `rows`; return it in evaluation mode.
+
+    Calls `report(step, {loss, first, last})` after each step: the loss, and the cross entropy of the first and the
+    last draft step. Raises KimiError for a checkpoint of another run, and for a loss that is not finite.
+    """
+    torch.manual_seed(settings.seed)
+    opts, total = optimizers(draft, settings.lr, weight_decay=0.0), settings.steps(len(rows))
+    names = blake2b("".join(f"{row.name} {len(row.tokens)}\n" for row in rows).encode(), digest_size=8).hexdigest()
+    job = {**asdict(settings), "rows": names, "sizes": str(draft.sizes)}
+    done = _restored(saving, job, draft, opts)
+    device = embedding.device
+    draft.train()
+    for step, chosen in enumerate(_batches(rows, settings)):
+        if step < done:
+            continue
+        tokens = pad_right([row.tokens for row in chosen]).to(device)
+        to_guess = pad_right([row.guessed for row in chosen]).bool().to(device)
+        captured = states_of(chosen).to(device)
+        losses = []
+        with torch.autocast(device.type, torch.bfloat16):
+            for k, hidden in enumerate(draft(tokens, captured, embedding, settings.unroll)):
+                guessed, wanted = to_guess[:, k + 2 :], tokens[:, k + 2 :]
+                losses.append(F.cross_entropy(draft.logits(hidden[guessed]).float(), draft.rows(wanted[guessed])))
+        loss = torch.stack([settings.step_weight**k * value for k, value in enumerate(losses)]).sum()
+        if not torch.isfinite(loss):
+            raise KimiError(
+                f"the loss is {loss.item()} at step {step + 1}",
+                expected="a finite loss",
+                remedy="train again with half of the learning rate (--lr)",
+            )
+        set_learning_rate(opts, schedule(step, total, settings.lr, settings.warmup, settings.decay))
+        loss.backward()
+        for opt in opts:
+            opt.step()
+            opt.zero_grad()
+        if saving and (step + 1) % saving.every == 0:
+            _save(saving.path, {"job": job, "step": step + 1, "draft": draft.state_dict(), "opts": _states(opts)})
+        report(step + 1, {"loss": loss.item(), "first": losses[0].item(), "last": losses[-1].item()})
+    return draft.eval()
+
+
+def _states(opts: Sequence[torch.optim.Optimizer]) -> list[dict[str, object]]:
+    return [opt.state_dict() for opt in opts]
+
+
+def _save(path: Path, content: dict[str, object]) -> None:
+    temporary = path.with_suffix(".tmp")
+    torch.save(content, temporary)
+    temporary.replace(path)
+
+
+def _restored(
+    saving: Saving | None, job: dict[str, object], draft: Draft, opts: Sequence[torch.optim.Optimizer]
+) -> int:
+    """Load the checkpoint of the same run and return its step; 0 without one."""
+    if saving is None or not saving.path.exists():
+        return 0
+    found = torch.load(saving.path, map_location=draft.fc.weight.device, weights_only=True)
+    if found["job"] != job:
+        what, remedy = "this folder has the checkpoint of another training run", "name another folder with --to"
+        raise KimiError(what, str(saving.path), "the same settings and conversations", remedy)
+    draft.load_state_dict(found["draft"])
+    for opt, state in zip(opts, found["opts"], strict=True):
+        opt.load_state_dict(state)
+    return int(found["step"])
+
+
+def _batches(rows: Sequence[TrainingRow], settings: TrainingSettings) -> Iterator[Sequence[TrainingRow]]:
+    """Rows of a length together, because some are ten times as long as others; such batches in any order."""
+    rng = random.Random(settings.seed)
+    for _ in range(settings.epochs):
+        drawn = sorted(rng.sample(rows, len(rows)), key=lambda row: len(row.tokens))
+        begins = range(0, len(drawn) - settings.batch + 1, settings.batch)
+        for begin in rng.sample(begins, len(begins)):
+            yield drawn[begin : begin + settings.batch]
