@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 # uv leaves compiling to the first import: it may keep what it compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint docs kernels venv audit tiny bench eval scale-demo faults soak fuzz mutants clean
+.PHONY: demo test lint docs kernels venv audit tiny draft bench eval scale-demo faults soak fuzz mutants clean
 demo: $(DEMO)
 	$(BIN)/python -m proof.demo
 
@@ -75,6 +75,11 @@ bench: $(STAMP)
 
 clean:
 	rm -rf build dist *.egg-info
+
+# A draft that learns the traffic of two replicas of the built-in model, is compared on held-out requests and exchanged
+# while clients ask (docs/draft.md).
+draft: $(STAMP)
+	$(BIN)/python -m proof.draft_demo
 
 # Accuracy and losslessness of the built-in model, every step through the real lm-eval (about ten minutes on 2 cores).
 # GSM8K comes from the Hugging Face Hub, or from GSM8K_DIR=folder with train.jsonl and test.jsonl.

@@ -90,10 +90,25 @@ def checked(launch: Launch, preflight: bool = True) -> Launch:
     return launch.with_args(weight_version=weights)
 
 
+def renewed(launch: Launch, preflight: bool = True) -> Launch:
+    """Check the launch's checkpoints again, and return it with their fingerprint of now, unless the recipe has one.
+
+    A draft may have been exchanged behind a link since the start.
+    """
+    weights = checked_weights(launch, preflight)
+    if weights is None or "weight-version" in launch.recipe.args:
+        return launch
+    return launch.with_args(weight_version=weights)
+
+
 def checked_weights(launch: Launch, preflight: bool = True) -> str | None:
     """Check the launch's checkpoints and return their fingerprint; None when they are not on this disk yet."""
-    model = _folder(launch, launch.model, "revision")
-    draft = _folder(launch, launch.draft, "speculative-draft-model-revision")
+    model = local_folder(launch, launch.model, "revision")
+    draft = local_folder(launch, launch.draft, "speculative-draft-model-revision")
+    wanted = launch.recipe.draft.sha256 if launch.recipe.draft else ""
+    if draft is not None and wanted and (found := weights_digest(draft)) != wanted:
+        what = f"the draft is another one: sha256 {found}"
+        raise KimiError(what, str(draft), wanted, "correct draft.repo or draft.sha256 in the recipe")
     if model is not None and preflight:
         preflight_files(model, draft, launch.tensor_parallel).raise_for_problems()
     if model is None or (launch.draft is not None and draft is None):
@@ -123,7 +138,7 @@ def require_ops(options: ServeOptions, port: int) -> None:
         raise replace(error, where="--ops-port", remedy="choose another port with --ops-port, or 0 for none") from error
 
 
-def _folder(launch: Launch, checkpoint: str | None, option: str) -> Path | None:
+def local_folder(launch: Launch, checkpoint: str | None, option: str) -> Path | None:
     """Return the folder of a checkpoint at the engine's revision on this disk, or None when it is not here."""
     if checkpoint is None:
         return None
@@ -150,6 +165,16 @@ def fingerprint(*checkpoints: Path) -> str:
             digest.update(f"{path.name}\0".encode())
             _add_samples(digest, path)
     return digest.hexdigest()[:12]
+
+
+def weights_digest(folder: Path) -> str:
+    """Return the SHA-256 of a checkpoint's config and all weights, which takes seconds for a draft."""
+    digest = hashlib.sha256()
+    for path in (folder / "config.json", *sorted(folder.glob("*.safetensors"))):
+        with path.open("rb") as file:
+            while block := file.read(1 << 24):
+                digest.update(block)
+    return digest.hexdigest()
 
 
 def _add_samples(digest: hashlib._Hash, path: Path) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 
 import httpx
 
@@ -52,6 +52,7 @@ class Registrar:
         self._events = events
         self._model = model
         self._expected: Identity | None = None
+        self._admitted: set[str] = set()  # weights beside the expected ones
         self._checks: dict[str, _Checked] = {}
         self._workers: dict[str, Worker] = {}
         self._passed = threading.Condition()
@@ -66,6 +67,10 @@ class Registrar:
         """Wait until the registered URLs meet a condition; return False after the timeout."""
         with self._passed:
             return self._passed.wait_for(lambda: condition(self.registered()), timeout_s)
+
+    def admit(self, weights: Collection[str]) -> None:
+        """Accept replicas with these weights, too: a rolling restart brings them one after the other."""
+        self._admitted |= set(weights)
 
     def reconcile(self) -> None:
         """Run one pass; nothing changes when the router does not answer."""
@@ -135,6 +140,8 @@ class Registrar:
             return f"it serves {found.model!r}, this router is for {self._model!r}"
         if self._expected is None:
             self._expected = found
+        if found.weights in self._admitted:
+            found = replace(found, weights=self._expected.weights)
         return ", ".join(self._expected.differences(found))
 
 

@@ -28,7 +28,7 @@ from ..engine.process import free_port
 from ..ops.replica_state import CanaryWatch, FleetView, Phase, ReplicaState
 from ..recipe.launch import Launch
 from ..recipe.schema import Options
-from .checks import ServeOptions
+from .checks import ServeOptions, renewed
 from .registrar import RouterKeeper
 from .replica import READY_TIMEOUT_S, Replica, Stalled, keep
 from .router import router_endpoint
@@ -61,7 +61,7 @@ def serve_foreground(front: Launch, options: ServeOptions) -> int:
     if not alone:
         settings = front.recipe.router.resolved(front.recipe.prefix_cache)
         router = RouterKeeper(router_endpoint(front.host, front.port), settings, partial(ready_urls, replicas), events)
-    fleet = Fleet(front.name, replicas, events, router)
+    fleet = Fleet(front.name, replicas, events, router, partial(renewed, preflight=options.preflight))
     where = logs[0] if alone else events.folder
     engines = "1 engine" if alone else f"{len(launches)} engines"
     console.print(f"kimi-w4a8: {engines} of {front.name}; logs: {where}", soft_wrap=True)
@@ -120,10 +120,18 @@ def _replica(front: Launch, first: int, gpus: int) -> Launch:
 
 
 class Fleet:
-    """The replicas of one machine, and the router in front of several. view: for probes and metrics."""
+    """The replicas of one machine, and the router in front of several. view: for probes and metrics.
+
+    renewed: returns a launch with its checkpoints as they are now, or raises KimiError.
+    """
 
     def __init__(
-        self, recipe: str, replicas: Sequence[Replica], events: EventLog, router: RouterKeeper | None = None
+        self,
+        recipe: str,
+        replicas: Sequence[Replica],
+        events: EventLog,
+        router: RouterKeeper | None = None,
+        renewed: Callable[[Launch], Launch] = lambda launch: launch,
     ) -> None:
         addresses = () if router is None else (router.endpoint.base_url, router.endpoint.metrics_url)
         self.view = FleetView(recipe, self.replicas, self.live, *addresses)
@@ -131,6 +139,7 @@ class Fleet:
         self._replicas = replicas
         self._events = events
         self._registrar = None if router is None else router.registrar
+        self._renewed = renewed
         self._max_failures = 1 if router is None else MAX_FAILED_STARTS
         self._ending = threading.Event()
         self._gave_up: dict[str, Exception] = {}
@@ -167,10 +176,18 @@ class Fleet:
     def rolling_restart(self) -> None:
         """Restart the replicas one after the other; each first leaves the router and finishes its requests.
 
-        Stops at the first replica that does not come back. The remaining ones keep their old processes.
+        Restarts none if the checkpoints have a fault now. Stops at the first replica that does not come back. The
+        remaining ones keep their old processes.
         """
+        try:
+            launches = [self._renewed(replica.launch) for replica in self._replicas]
+        except KimiError as error:
+            self._events("fleet", "rolling-restart", f"given up: {error.what}")
+            return
+        if self._registrar is not None:
+            self._registrar.admit({str(launch.args.get("weight-version")) for launch in launches})
         self._events("fleet", "rolling-restart", f"{len(self._replicas)} replicas, one after the other")
-        for replica in self._replicas:
+        for replica, launch in zip(self._replicas, launches, strict=True):
             state = replica.state
             if not state.ready:
                 self._events("fleet", "rolling-restart", f"{replica.label} is {state.phase.value}: not restarted")
@@ -180,6 +197,7 @@ class Fleet:
                 return
             self._leave_router(replica)
             state.restarts["rolling"] += 1
+            replica.launch = launch
             replica.end()
             if not self._wait_back(replica):
                 self._events("fleet", "rolling-restart", f"given up: {replica.label} did not come back")

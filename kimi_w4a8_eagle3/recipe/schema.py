@@ -33,6 +33,7 @@ class RecipeCheckpoint(_Strict):
     repo: str
     revision: str = "main"
     card: str | None = Field(default=None, description="architecture facts in launch/models/<card>.json")
+    sha256: str = Field(default="", description="of a draft's config and weights; `kimi-w4a8 draft train` writes it")
 
     @property
     def pinned(self) -> bool:

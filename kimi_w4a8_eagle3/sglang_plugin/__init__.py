@@ -63,13 +63,22 @@ def _register() -> None:
         features.append(model_name_hook.FEATURE)
     if multiprocessing.parent_process() is None:  # schedulers and detokenizers do not need the HTTP server's imports
         # SGLang's import order: its parsers and HTTP server
-        from . import answer_parsers, chat_contract, door, large_requests, messages_contract, responses_contract
+        from . import (
+            answer_parsers,
+            chat_contract,
+            collect_hook,
+            door,
+            large_requests,
+            messages_contract,
+            responses_contract,
+        )  # fmt: skip
 
         answer_parsers.install()
         http_parts = (
             answer_parsers, chat_contract, large_requests, messages_contract, orphans, responses_contract,
         )  # fmt: skip
         features += [part.FEATURE for part in http_parts]
+        features += [collect_hook.FEATURE] if os.environ.get(collect_hook.VARIABLE) else []
         features += door.features()  # last: it imports the HTTP server, which reads the environment at its import
     hooks.register(HookRegistry, features)
     # The watchdog sends SIGUSR1 to a hanging process, which then prints its stacks into the engine's log.

@@ -206,6 +206,21 @@ LINES: tuple[tuple[str, str, str], ...] = (
         TIME,
     ),
     (
+        r"make draft|kimi-w4a8 draft (states|train|compare) .*",
+        "draft/test_draft_training.py::test_a_stopped_training_continues_as_if_unbroken",
+        TIME,
+    ),
+    (
+        r"kimi-w4a8 draft collect .*",
+        "draft/test_collection.py::test_a_request_is_stored_as_ids_for_its_owner_alone",
+        "",
+    ),
+    (
+        r"kimi-w4a8 draft switch .*",
+        "draft/test_draft_training.py::test_a_link_is_exchanged_for_whole_drafts_only_and_goes_back",
+        "",
+    ),
+    (
         r"make kernels|python -m proof\.kernels.*",
         "moe/flydsl/test_flydsl_counts.py::test_the_command_names_what_got_worse",
         TIME,

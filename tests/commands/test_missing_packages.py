@@ -65,6 +65,12 @@ CALLS = {
     f"bench replay trace.json --base-url {DEAD}": "",
     "bench compare measured": "",
     "bench predict": "",
+    "draft collect collected --share 0.1": "",
+    "draft erase collected --request none": "",
+    "draft states collected --recipe tiny": "serve",
+    "draft train collected --recipe tiny --to new": "serve",
+    "draft compare collected --recipe tiny --new new": "serve",
+    "draft switch link --back": "",
     "accept --quick --recipe tiny": "eval",
     "report measured -o page": "bench",
 }

@@ -3,14 +3,17 @@
 import json
 import shutil
 import struct
+from types import SimpleNamespace
 
 import httpx
 import pytest
 from support.small_engines import ARCHITECTURE, SmallEngine
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.fleet.checks import checked, fingerprint
+from kimi_w4a8_eagle3.fleet.checks import checked, checked_weights, fingerprint, renewed, weights_digest
 from kimi_w4a8_eagle3.fleet.identity import Identity, ask_identity
+from kimi_w4a8_eagle3.fleet.serve import Fleet
+from kimi_w4a8_eagle3.ops.replica_state import Phase
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
 from kimi_w4a8_laptop import tiny
 
@@ -73,3 +76,43 @@ def test_an_error_of_the_engine_is_no_identity():
     answers = httpx.MockTransport(lambda request: httpx.Response(503, json=info))
     with httpx.Client(transport=answers) as http, pytest.raises(httpx.HTTPStatusError):
         ask_identity("http://engine", http)
+
+
+def test_a_pinned_draft_is_served_and_no_other(tmp_path):
+    shutil.copytree(tiny.draft_path(), tmp_path / "draft")
+    pinned = [f"draft.repo={tmp_path / 'draft'}", f"draft.sha256={weights_digest(tiny.draft_path())}"]
+    assert checked_weights(render(load_recipe("tiny"), pinned)) == fingerprint(tiny.target_path(), tmp_path / "draft")
+    with (tmp_path / "draft" / "config.json").open("a") as file:
+        file.write(" ")
+    with pytest.raises(KimiError, match="the draft is another one"):
+        checked_weights(render(load_recipe("tiny"), pinned))
+
+
+def test_a_rolling_restart_serves_the_draft_that_is_there_now_or_restarts_nothing(tmp_path):
+    first, second, link = tmp_path / "first", tmp_path / "second", tmp_path / "draft"
+    for folder in (first, second):
+        shutil.copytree(tiny.draft_path(), folder)
+    (second / "note.json").write_text("{}")
+    link.symlink_to(first)
+    launch = checked(render(load_recipe("tiny"), [f"draft.repo={link}"]))
+    said, ended = [], []
+    replicas = [
+        SimpleNamespace(
+            launch=launch, label=str(at), was_ready=True, end=lambda at=at: ended.append(at),
+            state=SimpleNamespace(
+                ready=True, base_url=str(at), phase=Phase.READY, enter=lambda *_: None, restarts={"rolling": 0}
+            ),
+        )
+        for at in range(2)
+    ]  # fmt: skip
+    fleet = Fleet("tiny", replicas, lambda *given: said.append(given[2]), None, renewed)
+    link.unlink()
+    link.symlink_to(second)
+    (second / "config.json").write_text("{")
+    fleet.rolling_restart()
+    assert ended == [] and said[-1].startswith("given up: ") and replicas[0].launch is launch
+    shutil.copy(first / "config.json", second)
+    fleet.rolling_restart()
+    versions = {replica.launch.args["weight-version"] for replica in replicas}
+    assert ended == [0, 1] and said[-1] == "done" and versions == {fingerprint(tiny.target_path(), second)}
+    assert launch.args["weight-version"] not in versions

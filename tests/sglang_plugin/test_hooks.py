@@ -106,6 +106,7 @@ ELSEWHERE = {
     "_option_string_actions",
     "_extract_cache_from_sglext",
 }
+COLLECTING = {"KIMI_COLLECT": "folder"}  # a feature that the operator switches on
 REGISTRY = {"_patched"}  # the plugin ends the process when it cannot read it
 HEADS = ("| feature | without it | remove when |", "| name in `sglang.srt` | feature |")
 NEWER = {"_get_block_fp8_config"}  # an override; a release without it does not call it
@@ -113,7 +114,7 @@ NEWER = {"_get_block_fp8_config"}  # an override; a release without it does not 
 
 @BOTH
 def test_a_release_that_lacks_a_name_is_refused_or_named(newest: bool) -> None:
-    facts = found(RENAMED, newest)
+    facts = found(RENAMED, newest, **COLLECTING)
     assert len(facts["table"]) >= 60 and facts["complete"] == []
     for name, features in facts["table"].items():
         outcome = facts["without"][name]
@@ -126,7 +127,7 @@ def test_a_release_that_lacks_a_name_is_refused_or_named(newest: bool) -> None:
 
 def test_the_table_has_the_signatures_of_both_releases_and_no_others() -> None:
     """After a failure run `python -m proof.hook_signatures`, and read what changed before you save it."""
-    both = [found(RENAMED, newest)["signatures"] for newest in (False, True)]
+    both = [found(RENAMED, newest, **COLLECTING)["signatures"] for newest in (False, True)]
     assert hooks.known_signatures() == {
         name: sorted({one[name] for one in both if name in one}) for name in both[0].keys() | both[1].keys()
     }
@@ -153,7 +154,7 @@ def named(left: int, *, right: str = "x") -> tuple[int, int, int]: ...
 @BOTH
 def test_a_release_that_changed_a_signature_is_refused(newest: bool) -> None:
     name = "sglang.srt.speculative.eagle_utils.eagle_sample"
-    outcome = found(RENAMED, newest)["changed"]
+    outcome = found(RENAMED, newest, **COLLECTING)["changed"]
     assert outcome.startswith("kimi-w4a8: ") and f"{name}(*, more) (known: " in outcome
 
 
@@ -170,7 +171,12 @@ def test_another_signature_is_an_unknown_release(
 
 @BOTH
 def test_every_private_name_is_in_the_table(newest: bool) -> None:
-    known = {name.rpartition(".")[2] for name in found(RENAMED, newest)["table"]} | ELSEWHERE | REGISTRY | NEWER
+    known = (
+        {name.rpartition(".")[2] for name in found(RENAMED, newest, **COLLECTING)["table"]}
+        | ELSEWHERE
+        | REGISTRY
+        | NEWER
+    )
     for file in Path(kimi_w4a8_eagle3.sglang_plugin.__file__).parent.glob("*.py"):
         tree = ast.parse(file.read_text())
         own = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and _is_self(node.value)}
@@ -180,7 +186,7 @@ def test_every_private_name_is_in_the_table(newest: bool) -> None:
 
 
 def test_the_page_has_every_row_of_the_tables() -> None:
-    facts = found(RENAMED)
+    facts = found(RENAMED, **COLLECTING)
     page = (Path(__file__).parents[2] / "docs/hooks.md").read_text().splitlines()
     absence = {True: "`kimi_missing_feature_info`", False: "no start"}
     features = {f"| {one} | {absence[optional]} | {remove} |" for one, (optional, remove) in facts["features"].items()}

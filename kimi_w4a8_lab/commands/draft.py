@@ -1,0 +1,331 @@
+"""`kimi-w4a8 draft`: train a draft on the traffic of one's own servers, prove it, and switch to it."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich.table import Table
+
+from kimi_w4a8_eagle3.base.collection import CONSENT, Consent, key_name, read_consent
+from kimi_w4a8_eagle3.base.console import table_console
+from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
+from kimi_w4a8_eagle3.base.files import new_run_dir
+from kimi_w4a8_eagle3.commands.options import RUNS, expanded, signals
+from kimi_w4a8_eagle3.door.settings import read_key_file
+from kimi_w4a8_eagle3.fleet.checks import fingerprint, local_folder, weights_digest
+from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render
+
+from ..base.request_progress import request_progress
+from ..draft import switch as links
+from ..draft.kinds import overall
+
+if TYPE_CHECKING:
+    from ..draft.collected import Collected
+    from ..draft.compare import Judge
+    from ..draft.eagle3 import Draft
+
+_HELP = """A draft for your own traffic: collect, capture states, train, compare, switch.
+
+Exit codes of `compare`: 0 better for a kind of traffic and worse for none; 3 worse for one; 5 no difference shown.
+"""
+app = typer.Typer(no_args_is_help=True, help=_HELP)
+FOLDER = typer.Argument(..., metavar="FOLDER", help="Folder of collected requests.")
+_SHOWN_EVERY_S, _WATCHED = 30.0, 32
+
+
+@dataclass(frozen=True)
+class Of:
+    """Conversations and the recipe whose target wrote them."""
+
+    recipe: str = typer.Option(..., "--recipe", "-r", help="Recipe of the target; its draft is the first or old one.")
+    settings: list[str] = typer.Option([], "--set", help="KEY=VALUE: an engine argument or a dotted recipe key.")
+    kinds: list[str] = typer.Option([], "--kind", help="Only these kinds of requests; default: all.")
+    longest: int = typer.Option(4096, "--longest", min=16, help="Leave out conversations of more tokens.")
+    most: int = typer.Option(10**9, "--most", min=2, help="Take only so many conversations, the newest.")
+
+    def launch(self) -> Launch:
+        launch = render(load_recipe(self.recipe), self.settings)
+        if launch.draft is None:
+            raise UsageError("the recipe has no draft", f"--recipe {self.recipe}", "a recipe with [draft]")
+        return launch
+
+    def conversations(self, folder: Path) -> list[Collected]:
+        from ..draft.collected import read_collected  # start-up: numpy
+
+        return read_collected(folder, self.longest, self.kinds)[-self.most :]
+
+
+@app.command("collect")
+def collect(
+    folder: Path = FOLDER,
+    share: float | None = typer.Option(None, "--share", min=0, max=1, help="Collect this share of all requests."),
+    key_file: list[Path] = typer.Option([], "--key-file", help="Collect all requests with the key in this file."),
+    off: bool = typer.Option(False, "--off", help="Stop collecting; what is collected stays."),
+    most_gb: float | None = typer.Option(None, "--most-gb", min=0.001, help="Limit of one engine's files; default 1."),
+    most_of_key: float | None = typer.Option(None, "--most-of-key", min=0.01, max=1, help="Of it for a key; 0.5."),
+    most_days: float | None = typer.Option(None, "--most-days", min=0.01, help="Remove requests after; default 30."),
+    source: Path | None = typer.Option(None, "--from", help='Import a .jsonl of {"prompt": [ids], "answer": [ids]}.'),
+    kind: str = typer.Option("imported", "--as", help="With --from: name of this kind of traffic."),
+) -> None:
+    """Switch collecting on or off for engines with KIMI_COLLECT=FOLDER, import, or show what is there.
+
+    Engines follow within seconds. Only token ids are stored. Requests with pictures are left out.
+    """
+    from ..draft.collected import import_ids, summarized  # start-up: numpy
+
+    changes = {"share": share, "most_of_key": most_of_key, "most_days": most_days}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    new: dict[str, object] = {**changes, **({"most_bytes": int(most_gb * 1e9)} if most_gb else {})}
+    new |= {"keys": tuple(key_name(read_key_file(path)) for path in key_file)} if key_file else {}
+    new |= {"share": 0.0, "keys": ()} if off else {}
+    if new or source:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        consent = read_consent(folder) if (folder / CONSENT).exists() else Consent()
+        replace(consent, **new).write(folder)  # type: ignore[arg-type]
+    if source:
+        if not re.fullmatch(r"\w[\w-]{0,40}", kind):
+            raise UsageError(f"{kind!r} is no name of a kind", "--as", "letters, digits, - and _")
+        typer.echo(f"{import_ids(source, folder, kind)} requests imported as {kind}")
+    consent = read_consent(folder)
+    whom = f"{consent.share:.0%} of all requests" + (f", all of {len(consent.keys)} keys" if consent.keys else "")
+    typer.echo(f"collecting: {whom if consent.share or consent.keys else 'off'}")
+    limit = (
+        f"{consent.most_bytes / 1e9:g} GB an engine, {consent.most_of_key:.0%} of it a key, {consent.most_days:g} days"
+    )
+    typer.echo(f"limits: {limit}")
+    for name, count, nbytes in summarized(folder):
+        typer.echo(f"{name}: {count} requests, {nbytes / 1e6:.1f} MB")
+
+
+@app.command("erase")
+def erase(
+    folder: Path = FOLDER,
+    request: list[str] = typer.Option([], "--request", help="Remove the request with this id, which its answer has."),
+    key_file: list[Path] = typer.Option([], "--key-file", help="Remove all requests with the key in this file."),
+    kind: list[str] = typer.Option([], "--kind", help="Remove all requests of this kind."),
+) -> None:
+    """Remove collected requests, with the states captured from them. A draft trained on them stays as it is."""
+    from ..draft.collected import erase as remove  # start-up: numpy
+
+    if not (request or key_file or kind):
+        raise UsageError("nothing to erase was named", expected="--request, --key-file or --kind")
+    kinds = {*kind, *(key_name(read_key_file(path)) for path in key_file)}
+    typer.echo(f"{remove(folder, lambda of, name: of in kinds or name in request)} requests erased")
+
+
+@app.command("states")
+@expanded
+def states(
+    *,
+    folder: Path = FOLDER,
+    of: Of,
+    dry_run: bool = typer.Option(False, "--dry-run", help="Show sizes only."),
+    rate: float = typer.Option(10_000, "--rate", min=1, help="Prefill tokens per second, for the estimate of time."),
+    runs: Path = RUNS,
+) -> None:
+    """Capture the target's hidden states of collected conversations by SGLang's prefill; continue a stopped run."""
+    from ..draft.capturing import capture  # start-up: torch
+    from ..draft.checkpoint import draft_sizes
+    from ..draft.states import capture_plan
+
+    console, launch = table_console(), of.launch()
+    target, first = _folders(launch)
+    from kimi_w4a8_eagle3.quark.config import read_model_config  # start-up: numpy
+
+    sizes = draft_sizes(first, read_model_config(target).text)
+    plan = capture_plan(folder, of.conversations(folder), sizes, fingerprint(target))
+    console.print(
+        f"{len(plan.missing)} conversations to capture, {plan.done} are there; {plan.tokens:,} tokens of "
+        f"{plan.token_bytes / 1000:.1f} kB: {plan.nbytes / 1e9:.2f} GB, about {_time(plan.tokens / rate)}"
+    )
+    if dry_run or not plan.missing:
+        return
+    log = new_run_dir("draft-states", runs) / "engine.log"
+    console.print(f"engine's log: {log}", soft_wrap=True)
+    with signals(runs), request_progress("tokens", plan.tokens, console) as show:
+        capture(launch, plan, read_consent(folder).tokenizer, log, lambda done: show(done, ""))
+    console.print(f"captured {len(plan.missing)} conversations in {plan.folder}", soft_wrap=True)
+
+
+@app.command("train")
+@expanded
+def train(
+    *,
+    folder: Path = FOLDER,
+    to: Path = typer.Option(..., "--to", help="New folder for the draft. A stopped run continues."),
+    of: Of,
+    epochs: int = typer.Option(3, "--epochs", min=1, help="Passes over the conversations."),
+    batch: int = typer.Option(12, "--batch", min=1, help="Conversations of an optimizer step."),
+    lr: float = typer.Option(2e-3, "--lr", min=1e-7, max=1, help="Highest learning rate."),
+    device: str = typer.Option("cpu", "--device", help="Device of torch: cpu, cuda, cuda:1, ..."),
+    seed: int = typer.Option(1, "--seed", help="Order of the conversations."),
+) -> None:
+    """Train the recipe's draft on collected conversations, by EAGLE3's training-time test over three draft steps.
+
+    The newest tenth of each kind is held out. Writes the draft, and a recipe that serves it.
+    """
+    # start-up: torch
+    from ..draft.checkpoint import save_draft
+    from ..draft.collected import divided
+    from ..draft.states import training_rows
+    from ..draft.training import Saving, TrainingSettings
+    from ..draft.training import train as run
+
+    launch = of.launch()
+    target, first = _folders(launch)
+    if to.exists():
+        raise KimiError("the folder exists", str(to), "a new folder", "name another with --to")
+    chosen, held_out = divided(of.conversations(folder))
+    rows, settings = training_rows(chosen), TrainingSettings(seed=seed, epochs=epochs, batch=batch, lr=lr)
+    settings = replace(settings, warmup=1 + min(settings.steps(len(rows)) // 10, settings.warmup))
+    if settings.steps(len(rows)) < 1:
+        raise KimiError(f"{len(rows)} conversations to train on", str(folder), f"at least {batch}", "collect more")
+    draft, judge = _loaded(first, target, folder, device)
+    draft.to(judge.embedding.device)
+    to.parent.mkdir(parents=True, exist_ok=True)
+    saving = Saving(to.with_name(f".{to.name}.checkpoint"))
+    with _reported(draft, judge, held_out[-_WATCHED:], settings.steps(len(rows))) as report:
+        run(draft, rows, judge.states, judge.embedding, settings, report, saving)
+    record: dict[str, object] = {
+        "first": str(first),
+        "first_sha256": weights_digest(first),
+        "target": fingerprint(target),
+    }
+    record |= {"settings": asdict(settings), "conversations": len(rows), "tokens": sum(len(r.tokens) for r in rows)}
+    cutoffs = {kind: min(one.at for one in held_out if one.kind == kind) for kind in {one.kind for one in held_out}}
+    save_draft(draft, first, to, {**record, "held_out_from": cutoffs}, target)
+    (to / "recipe.toml").write_text(
+        f'extends = {json.dumps(launch.recipe.name)}\nsummary = "{launch.recipe.name} with a draft trained on own '
+        f'traffic"\n\n[draft]\nrepo = {json.dumps(str(to.resolve()))}\nsha256 = "{weights_digest(to)}"\n'
+    )
+    saving.path.unlink(missing_ok=True)
+    typer.echo(f"draft: {to}; next: kimi-w4a8 draft compare {folder} --recipe {of.recipe} --new {to}")
+
+
+@app.command("compare")
+@expanded
+def compare(
+    *,
+    folder: Path = FOLDER,
+    new: Path = typer.Option(..., "--new", help="Folder of the new draft."),
+    of: Of,
+    device: str = typer.Option("cpu", "--device", help="Device of torch: cpu, cuda, cuda:1, ..."),
+    output: Path | None = typer.Option(None, "--output", "-o", help="Folder of the page; default: a run directory."),
+    runs: Path = RUNS,
+) -> None:
+    """Compare the recipe's draft with a new one on conversations that the new one was not trained on."""
+    from ..report import draft_comparison, page  # optional: jinja2 and matplotlib
+
+    target, old = _folders(of.launch())
+    held_out = _held_out(of.conversations(folder), new)
+    before, judge = _loaded(old, target, folder, device)
+    after, _ = _loaded(new, target, folder, device)
+    kinds = judge.compare(before.to(device), after.to(device), held_out)
+    console, table = table_console(), Table(*draft_comparison.COLUMNS)
+    for row in draft_comparison.rows(kinds):
+        table.add_row(*row)
+    console.print(table)
+    about = f"Old draft: {old}. New draft: {new}. Greedy walk over replies of the target, 3 draft steps, topk 1."
+    proofs = (
+        f"Answers do not change: kimi-w4a8 eval lossless --recipe {new / 'recipe.toml'}",
+        f"Time per token: kimi-w4a8 bench ab --a {of.recipe} --b {new / 'recipe.toml'} -w con2 -w con40",
+    )
+    where = output or new_run_dir("draft-compare", runs)
+    typer.echo(f"page: {page.write_page(draft_comparison.page(kinds, about, proofs), where)}")
+    verdict = overall(kinds)
+    typer.echo(f"verdict: {verdict.value}")
+    for proof in proofs:
+        typer.echo(proof)
+    raise typer.Exit(verdict.exit_code)
+
+
+@app.command("switch")
+def switch(
+    link: Path = typer.Argument(..., metavar="LINK", help="Link that the recipe's draft.repo names."),
+    new: Path | None = typer.Option(None, "--to", help="Folder of the new draft."),
+    back: bool = typer.Option(False, "--back", help="Return to the draft before the last switch."),
+) -> None:
+    """Exchange the draft behind a link. The replicas follow after `kill -HUP` of `kimi-w4a8 serve`, one by one."""
+    if (new is None) != back:
+        raise UsageError("one of --to and --back is needed", expected="--to DRAFT, or --back")
+    if new is None:
+        typer.echo(f"{link}: back to {links.back(link)}")
+    else:
+        old = links.switch(link, new)
+        typer.echo(f"{link}: {new}" + (f", before {old}" if old else ""))
+    typer.echo("send SIGHUP to `kimi-w4a8 serve`: its replicas restart one after the other, and no request is lost")
+
+
+def _folders(launch: Launch) -> tuple[Path, Path]:
+    """Return the folders of target and draft on this disk."""
+    found = local_folder(launch, launch.model, "revision")
+    draft = local_folder(launch, launch.draft, "speculative-draft-model-revision")
+    if found is None or draft is None:
+        missing = launch.model if found is None else launch.draft
+        raise KimiError("the checkpoint is not on this disk", str(missing), remedy=f"kimi-w4a8 fetch {launch.name}")
+    return found, draft
+
+
+def _loaded(draft: Path, target: Path, folder: Path, device: str) -> tuple[Draft, Judge]:
+    """Return a draft, and what measures it on the states in `folder`."""
+    # start-up: torch
+    from ..draft.checkpoint import load_draft, target_tensor
+    from ..draft.collected import STATES
+    from ..draft.compare import Judge
+    from ..draft.states import StoredStates, device_of
+
+    at, found = device_of(device), load_draft(draft, target)
+    stored = StoredStates(folder / STATES, len(found.sizes.captured) * found.sizes.target_hidden)
+    return found, Judge(stored, target_tensor(target).bfloat16().to(at))
+
+
+def _held_out(conversations: list[Collected], new: Path) -> list[Collected]:
+    """Return the conversations that the new draft was not trained on; those of other drafts all count."""
+    from ..draft.collected import divided  # start-up: numpy
+
+    record = new / "training.json"
+    if not record.exists():
+        return divided(conversations)[1]
+    since = json.loads(record.read_text())["held_out_from"]
+    return [one for one in conversations if one.at >= since.get(one.kind, 0)]
+
+
+@contextmanager
+def _reported(draft: Draft, judge: Judge, watched: list[Collected], total: int) -> Iterator:
+    """Yield the trainer's report: loss, time left, and the accept length on held-out conversations now and then."""
+    from ..draft.acceptance import summary  # start-up: torch
+
+    began, shown_at, first, length = time.monotonic(), 0.0, 0, ""
+    with request_progress("training steps", total, table_console(), every=5.0) as show:
+
+        def report(step: int, values: dict[str, float]) -> None:
+            nonlocal shown_at, first, length
+            first = first or step
+            now = time.monotonic()
+            if now - shown_at > _SHOWN_EVERY_S or step == total:
+                draft.eval()
+                found = summary(judge.walks(draft, watched))
+                draft.train()
+                length, shown_at = f", held-out accept length {found.length:.2f}", time.monotonic()
+            left = (total - step) * (now - began) / (step - first + 1)
+            show(step, f"loss {values['loss']:.3f}{length}, {_time(left)} left")
+
+        yield report
+
+
+def _time(seconds: float) -> str:
+    return (
+        f"{seconds / 3600:.1f} h"
+        if seconds > 3600
+        else f"{seconds / 60:.1f} min"
+        if seconds > 90
+        else f"{seconds:.0f} s"
+    )

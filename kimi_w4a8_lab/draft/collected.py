@@ -1,0 +1,171 @@
+"""Conversations of a folder of collected requests: read, imported, divided into training and held-out, and erased."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from kimi_w4a8_eagle3.base.collection import REQUESTS, read_consent
+from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.files import lines, write_atomic
+
+STATES, SUFFIX = "states", ".safetensors"
+STRUCTURED = "-structured"  # added to the kind of requests whose answers a grammar shaped
+HELD_OUT = 0.1  # of each kind, the newest
+Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    prompt: Ids
+    answer: Ids
+
+
+@dataclass(frozen=True)
+class Collected:
+    """Token ids of a conversation. replies: ranges [begin, end) that the target wrote. at: time of its end in ms.
+
+    kind: the folder of its requests, which is a client's key, or a name given at the import; answers that a grammar
+    shaped are a kind of their own.
+    """
+
+    kind: str
+    tokens: tuple[int, ...]
+    replies: tuple[tuple[int, int], ...]
+    at: int
+
+    @property
+    def name(self) -> str:
+        """Name of its states, from the tokens alone."""
+        return blake2b(np.asarray(self.tokens, "<i4").tobytes(), digest_size=12).hexdigest()
+
+    def guessed(self) -> list[bool]:
+        """Mark the tokens that a draft guesses: a reply's first token comes with its prompt."""
+        marks = [False] * len(self.tokens)
+        for begin, end in self.replies:
+            marks[begin + 1 : end] = [True] * (end - begin - 1)
+        return marks
+
+
+def read_collected(folder: Path, longest: int, kinds: Sequence[str] = ()) -> list[Collected]:
+    """Return the conversations, oldest first; a turn's request that a later turn repeats is part of that turn.
+
+    longest: most tokens; longer conversations are left out. Raises KimiError without consent, for an empty folder, and
+    for a file that is cut.
+    """
+    read_consent(folder)
+    found = []
+    for path in sorted((folder / REQUESTS).glob("*")):
+        read = [one for file in path.iterdir() if (one := _read(file)) and len(one.tokens) <= longest]
+        for kind in sorted({one.kind for one in read} & set(kinds) if kinds else {one.kind for one in read}):
+            found += _joined([one for one in read if one.kind == kind])
+    if not found:
+        what = f"there are no requests of {', '.join(kinds)}" if kinds else "nothing was collected yet"
+        raise KimiError(
+            f"{what}, of up to {longest} tokens",
+            str(folder / REQUESTS),
+            "answers of an engine that was started with KIMI_COLLECT",
+            f"kimi-w4a8 serve RECIPE --set env.KIMI_COLLECT={folder}",
+        )
+    return sorted(found, key=lambda one: (one.at, one.tokens))
+
+
+def divided(
+    conversations: Sequence[Collected],
+) -> tuple[list[Collected], list[Collected]]:
+    """Return the conversations to train on and the held-out ones: the newest tenth of each kind, at least one."""
+    by_kind: dict[str, list[Collected]] = defaultdict(list)
+    for one in conversations:
+        by_kind[one.kind].append(one)
+    train, held_out = list[Collected](), list[Collected]()
+    for members in by_kind.values():
+        end = len(members) - max(1, round(len(members) * HELD_OUT))
+        train += members[:end]
+        held_out += members[end:]
+    return train, held_out
+
+
+def import_ids(source: Path, folder: Path, kind: str) -> int:
+    """Store a `.jsonl` file of {"prompt": [ids], "answer": [ids]} as requests of `kind`; return their number.
+
+    Raises KimiError for a wrong line before anything is stored.
+    """
+    read_consent(folder)
+    rows = []
+    for number, line in enumerate(lines(source), 1):
+        try:
+            rows += [_Line.model_validate_json(line)] if line.strip() else []
+        except ValidationError as error:
+            first = error.errors()[0]
+            what = f"{'.'.join(map(str, first['loc'])) or 'the line'}: {first['msg']}"
+            raise KimiError(what, f"{source}, line {number}", '{"prompt": [ids], "answer": [ids]}') from None
+    place, now = folder / REQUESTS / kind, int(time.time() * 1000)
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for number, row in enumerate(rows):
+        data = np.asarray([len(row.prompt), *row.prompt, *row.answer], "<i4").tobytes()
+        write_atomic(place / f"{now - len(rows) + number:013d}-import{number}", data)
+        (place / f"{now - len(rows) + number:013d}-import{number}").chmod(0o600)
+    return len(rows)
+
+
+def erase(folder: Path, wanted: Callable[[str, str], bool]) -> int:
+    """Remove the requests for which `wanted(key, request id)` is true, and all states without a request; count them."""
+    read_consent(folder)
+    removed = 0
+    for file in list((folder / REQUESTS).glob("*/*")):
+        if wanted(file.parent.name, file.name.partition("-")[2]):
+            file.unlink(missing_ok=True)
+            removed += 1
+    try:
+        kept = {one.name for one in read_collected(folder, 2**31)}
+    except KimiError:
+        kept = set()
+    for file in (folder / STATES).glob(f"*{SUFFIX}"):
+        if file.stem not in kept:
+            file.unlink(missing_ok=True)
+    return removed
+
+
+def summarized(folder: Path) -> Iterator[tuple[str, int, int]]:
+    """Yield each kind with its requests and bytes."""
+    for path in sorted((folder / REQUESTS).glob("*")):
+        sizes = [file.stat().st_size for file in path.iterdir()]
+        yield path.name, len(sizes), sum(sizes)
+
+
+def _read(file: Path) -> Collected | None:
+    """Return one request; None for a file that the engine is writing or has just removed."""
+    if file.name.startswith("."):
+        return None
+    try:
+        data = file.read_bytes()
+    except FileNotFoundError:
+        return None
+    ids = np.frombuffer(data, "<i4").tolist() if len(data) % 4 == 0 else []
+    if len(ids) < 2 or not 1 <= ids[0] < len(ids) or min(ids) < 0:
+        what = "this file of a collected request is cut"
+        raise KimiError(what, str(file), "its length, and token ids", f"remove it: rm {json.dumps(str(file))}")
+    when = file.name.partition("-")[0]
+    kind = file.parent.name + STRUCTURED * when.endswith("j")
+    return Collected(kind, tuple(ids[1:]), ((ids[0], len(ids) - 1),), int(when.rstrip("j")))
+
+
+def _joined(requests: list[Collected]) -> list[Collected]:
+    """Join requests of which one begins with all tokens of another; in sorted order they are neighbours."""
+    found: list[Collected] = []
+    for one in sorted(requests, key=lambda one: (one.tokens, one.at)):
+        while found and one.tokens[: len(found[-1].tokens)] == found[-1].tokens:
+            before = found.pop()
+            replies = tuple(sorted({*before.replies, *one.replies}))
+            one = Collected(one.kind, one.tokens, replies, max(one.at, before.at))
+        found.append(one)
+    return found

@@ -1,0 +1,202 @@
+"""The trainer continues where it was stopped; a draft appears whole or not at all; verdicts follow the intervals."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.quark.config import read_model_config
+from kimi_w4a8_lab.draft import switch as links
+from kimi_w4a8_lab.draft.acceptance import Walk, difference, measured, walk
+from kimi_w4a8_lab.draft.checkpoint import draft_sizes, load_draft, save_draft, target_tensor
+from kimi_w4a8_lab.draft.collected import Collected
+from kimi_w4a8_lab.draft.eagle3 import Draft
+from kimi_w4a8_lab.draft.kinds import KindOfTraffic, overall
+from kimi_w4a8_lab.draft.layers import initialise
+from kimi_w4a8_lab.draft.states import StoredStates, capture_plan, read_states, training_rows, write_states
+from kimi_w4a8_lab.draft.training import Saving, TrainingRow, TrainingSettings, train
+from kimi_w4a8_laptop import tiny
+
+TARGET, DRAFT = tiny.target_path(), tiny.draft_path()
+SETTINGS = TrainingSettings(epochs=3, batch=2, warmup=2)
+PROPOSED = torch.arange(0, 640, 2)  # of a reduced vocabulary
+
+
+def small(proposed: torch.Tensor | None = None) -> Draft:
+    sizes = draft_sizes(DRAFT, read_model_config(TARGET).text)
+    draft = Draft(replace(sizes, rows=0 if proposed is None else len(proposed)), 640, proposed)
+    initialise(draft, 1)
+    return draft
+
+
+def rows() -> list[TrainingRow]:
+    generator = torch.Generator().manual_seed(0)
+    tokens = [torch.randint(8, 640, (20 + at,), generator=generator).tolist() for at in range(4)]
+    return [TrainingRow(row, [False] * 8 + [True] * (len(row) - 8), str(at)) for at, row in enumerate(tokens)]
+
+
+def states_of(chosen: Any) -> torch.Tensor:
+    found = [torch.randn(len(r.tokens), 384, generator=torch.Generator().manual_seed(int(r.name))) for r in chosen]
+    return torch.nn.utils.rnn.pad_sequence(found, batch_first=True).bfloat16()
+
+
+def trained(draft: Draft, saving: Saving | None = None, stop: int = 99) -> Draft:
+    def report(step: int, values: dict[str, float]) -> None:
+        if step == stop:
+            raise KeyboardInterrupt
+
+    return train(draft, rows(), states_of, target_tensor(TARGET), SETTINGS, report, saving)
+
+
+@pytest.mark.parametrize("proposed", [None, PROPOSED], ids=["whole", "reduced"])
+def test_a_stopped_training_continues_as_if_unbroken(tmp_path: Path, proposed: torch.Tensor | None) -> None:
+    whole, saving = trained(small(proposed)), Saving(tmp_path / "checkpoint", every=2)
+    with pytest.raises(KeyboardInterrupt):
+        trained(small(proposed), saving, stop=3)
+    continued = trained(small(proposed), saving)
+    assert all(torch.equal(one, other) for one, other in zip(whole.parameters(), continued.parameters(), strict=True))
+    other = replace(SETTINGS, lr=1e-3)
+    with pytest.raises(KimiError, match="another training run"):
+        train(small(proposed), rows(), states_of, target_tensor(TARGET), other, saving=saving)
+
+
+def test_a_reduced_head_proposes_its_own_tokens_and_learns_no_others() -> None:
+    draft = small(PROPOSED)
+    assert draft.rows(torch.tensor([0, 1, 2, 638])).tolist() == [0, -100, 1, 319]
+    assert set((draft.guesses(torch.randn(50, 128)) % 2).tolist()) == {0}
+
+
+def test_a_loss_that_is_not_finite_ends_the_training() -> None:
+    with pytest.raises(KimiError, match="the loss is nan"):
+        train(small(), rows(), lambda chosen: states_of(chosen) * float("nan"), target_tensor(TARGET), SETTINGS)
+
+
+def test_a_saved_draft_is_the_first_one_with_other_values(tmp_path: Path) -> None:
+    draft, to = load_draft(DRAFT, TARGET), tmp_path / "new"
+    with torch.no_grad():
+        draft.fc.weight.mul_(2)
+    save_draft(draft, DRAFT, to, {"steps": 1}, TARGET)
+    before, after = load_file(DRAFT / "model.safetensors"), load_file(to / "model.safetensors")
+    assert before.keys() == after.keys() and (to / "config.json").read_bytes() == (DRAFT / "config.json").read_bytes()
+    changed = [name for name in before if not torch.equal(before[name], after[name])]
+    assert changed == ["fc.weight"] and torch.equal(after["fc.weight"], before["fc.weight"] * 2)
+    with pytest.raises(KimiError, match="the folder exists"):
+        save_draft(draft, DRAFT, to, {}, TARGET)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new"]
+
+
+def rewritten(folder: Path, **changes: object) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+
+def in_fp8(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["midlayer.mlp.up_proj.weight"] = tensors["midlayer.mlp.up_proj.weight"].to(torch.float8_e4m3fnuz)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def cut(folder: Path) -> None:
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda folder: rewritten(folder, hidden_size=256, target_hidden_size=256), "hidden_size is 256"),
+        (lambda folder: rewritten(folder, vocab_size=1000), "vocab_size is 1000"),
+        (lambda folder: rewritten(folder, fc_norm=True), "fc_norm"),
+        (lambda folder: rewritten(folder, norm_output=True), "norm_output"),
+        (lambda folder: rewritten(folder, eagle_config={"eagle_aux_hidden_state_layer_ids": [2, 9]}), "captured"),
+        (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
+        (in_fp8, "has 8 bits"),
+        (cut, "model.safetensors"),
+    ],
+    ids=["hidden", "vocabulary", "fc_norm", "norm_output", "layers", "no config", "FP8", "cut"],
+)
+def test_a_draft_that_does_not_fit_is_one_message(tmp_path: Path, spoil: Callable[[Path], object], said: str) -> None:
+    shutil.copytree(DRAFT, folder := tmp_path / "draft")
+    spoil(folder)
+    with pytest.raises(KimiError) as caught:
+        load_draft(folder, TARGET)
+    assert said in str(caught.value)
+
+
+def conversation(*ids: int, reply: int = 1) -> Collected:
+    return Collected("chat", ids, ((reply, len(ids)),), 0)
+
+
+def test_states_are_planned_refused_and_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, one = draft_sizes(DRAFT, read_model_config(TARGET).text), conversation(5, 6, 7, 8, 9, 10)
+    plan = capture_plan(tmp_path, [one, conversation(9)], sizes, "target")
+    assert (plan.token_bytes, plan.tokens, plan.nbytes) == (768, 7, 7 * 768)
+    (plan.folder / "x.1.tmp").touch()
+    write_states(plan.folder, one.name, torch.ones(6, 384))
+    plan = capture_plan(tmp_path, [one, conversation(9)], sizes, "target")
+    assert [len(left.tokens) for left in plan.missing] == [1] and not list(plan.folder.glob("*.tmp"))
+    batch = StoredStates(plan.folder, 384)(training_rows([one]))
+    assert batch.shape == (1, 6, 384) and batch.dtype == torch.bfloat16
+    for changed, said in ((lambda: cut_states(plan.path(one)), "missing or cut"), (lambda: None, "missing or cut")):
+        changed()
+        with pytest.raises(KimiError, match=said):
+            read_states(plan.folder, one.name, 6, 384)
+    write_states(plan.folder, one.name, torch.ones(6, 256))
+    with pytest.raises(KimiError, match="another hidden size"):
+        read_states(plan.folder, one.name, 6, 384)
+    with pytest.raises(KimiError, match="states of another target"):
+        capture_plan(tmp_path, [one], sizes, "other")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 5, 5))
+    with pytest.raises(KimiError, match="not enough disk space"):
+        capture_plan(tmp_path, [conversation(9)], sizes, "target")
+
+
+def cut_states(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def test_a_walk_counts_what_a_server_would() -> None:
+    # Tokens 3 to 8 of a reply, whose first came with the prompt: two guesses are right, then none, then two.
+    hits = [[False, True, True, True, False, True, True], [False, True, True, True, True, True], [False] * 5]
+    assert walk([(2, 9)], hits) == Walk(3, 6, (2, 2, 0))
+    assert walk([(2, 3)], hits) == Walk(0, 0, (0, 0, 0))
+
+
+def kind(old: int, new: int, count: int = 30) -> KindOfTraffic:
+    sides = [[Walk(10, 10 + right + at % 3, (right, 0, 0)) for at in range(count)] for right in (old, new)]
+    return KindOfTraffic("chat", count, 10 * count, measured(sides[0]), measured(sides[1]), difference(*sides))
+
+
+def test_verdicts_follow_the_interval_and_the_worst_kind_decides() -> None:
+    better, same, worse = kind(2, 8), kind(5, 5), kind(8, 2)
+    assert [one.verdict for one in (better, same, worse)] == ["better", "not shown", "worse"]
+    assert better.old[0].covers(1.3) and better.new[1][0].value == 0.8
+    assert [overall(kinds) for kinds in ([same], [better, same], [better, worse])] == ["not shown", "better", "worse"]
+
+
+def test_a_link_is_exchanged_for_whole_drafts_only_and_goes_back(tmp_path: Path) -> None:
+    draft = load_draft(DRAFT, TARGET)
+    for name in ("one", "two"):
+        save_draft(draft, DRAFT, tmp_path / name, {}, TARGET)
+    link = tmp_path / "served" / "draft"
+    assert links.switch(link, tmp_path / "one") is None
+    assert links.switch(link, tmp_path / "two") == tmp_path / "one" and link.resolve() == tmp_path / "two"
+    assert links.back(link) == tmp_path / "one" and link.resolve() == tmp_path / "one"
+    assert links.back(link) == tmp_path / "two"  # and forth again
+    with (tmp_path / "one" / "model.safetensors").open("ab") as file:
+        file.write(b"\0")
+    with pytest.raises(KimiError, match="have changed"):
+        links.switch(link, tmp_path / "one")
+    for wrong, at in ((DRAFT, link), (tmp_path / "two", tmp_path / "two")):
+        with pytest.raises(KimiError):
+            links.switch(at, wrong)
+    assert link.resolve() == tmp_path / "two"
