@@ -172,8 +172,8 @@ def decode_bytes(
     """
     s, tokens = cluster.shapes, requests * tokens_each
     # MLA keeps one latent vector per token, replicated on every GPU. AITER's kernel reads it once for all tokens of a
-    # request, but its matrix work takes about as long as one reading for each (docs/perf/machine-model.md). With one reading alone
-    # the model falls 22% short of the published ITL.
+    # request, but its matrix work takes about as long as one reading for each (docs/perf/machine-model.md). With one
+    # reading alone the model falls 22% short of the published ITL.
     own = (fullest or cluster.in_a_group(requests)) * tokens_each
     passes = own * _mla_passes(cluster)
     kv_bytes = passes * context * s.layers * (s.kv_rank + s.rope) * BF16_BYTES

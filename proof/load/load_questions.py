@@ -1,8 +1,8 @@
 """Questions whose greedy answer is known beforehand, so that every answer under load can be compared with it.
 
 Greedy answers repeat only where the model prefers its token clearly: tokens that are batched with other requests round
-differently, and at a near tie the other token may win (docs/perf/answers.md). Questions with a near tie anywhere in their
-answer are left out, so a text that differs later is a fault and needs no excuse.
+differently, and at a near tie the other token may win (docs/perf/answers.md). Questions with a near tie anywhere in
+their answer are left out, so a text that differs later is a fault and needs no excuse.
 """
 
 from __future__ import annotations

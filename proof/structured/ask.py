@@ -18,8 +18,8 @@ from .schemas import HUGE, IMPOSSIBLE, NOT_HELD
 
 # SGLang gives a grammar up after at least 10 s (docs/security.md); the rest is for a busy machine.
 ANSWER_WITHIN_S = 60.0
-# Rounding moved the gap between two tokens by up to 0.44 nats (docs/perf/answers.md). A grammar leaves tokens that the model
-# finds equally bad, so that ties are common here.
+# Rounding moved the gap between two tokens by up to 0.44 nats (docs/perf/answers.md). A grammar leaves tokens that the
+# model finds equally bad, so that ties are common here.
 TIE_GAP = 0.5
 _CONTROL = "Tom has 3 apples and buys 4 more. How many apples?"
 
