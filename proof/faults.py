@@ -144,10 +144,7 @@ def _write_docs(rows: dict[str, dict[str, Any]]) -> None:
     known |= rows
     kept = {case.name: known[case.name] for case in CASES if case.name in known}
     write_json(ROWS, kept)
-    lines = [
-        "| fault | clients saw | noticed | whole again | remarks |",
-        "|---|---|---|---|---|",
-    ]
+    lines = ["| fault | clients saw | noticed | whole again | remarks |", "|---|---|---|---|---|"]
     for row in kept.values():
         left = "" if row["left"] == "nothing" else f"left: {row['left']}"
         failed = [f"**FAILED: {problem[:200]}**" for problem in row["problems"]]

@@ -24,11 +24,13 @@ from typing import Any, NoReturn
 import orjson
 
 from .answers import Refusal
+from .shares import Places, Shares
 
 logger = logging.getLogger(__name__)
 MEMORY_BYTES = 2**30  # that a worker may have beyond the zygote's
 _WALL = 3  # seconds for each second of CPU time, because workers share the cores with the engine
-_QUEUE_S = 10.0
+QUICK_S = 0.25  # of CPU time; an ordinary grammar needs a fifth of it
+_LONG_NICE = 10
 _GRACE_S = 5.0  # beyond a worker's own limit of time, after which its zygote is replaced
 _MAX_VERDICTS = 1024
 _CHUNK = 2**18
@@ -40,25 +42,31 @@ class WorkerJob:
 
     prepare: returns the function that does it, in the zygote. The function raises Refusal for a value that must not
     reach the engine. cpu_s: CPU time after which the worker is killed. too_costly: the message to the client then.
+    read: makes the value of what the worker is sent.
     """
 
     prepare: Callable[[], Callable[[Any], None]]
     cpu_s: float
     too_costly: str
+    read: Callable[[bytes], Any] = orjson.loads
 
 
 class Admission:
-    """Does jobs in forked workers, a few of each kind at a time, and remembers the last verdicts."""
+    """Does jobs in forked workers, a few at a time, and remembers the last verdicts.
 
-    def __init__(self, jobs: Mapping[str, WorkerJob]) -> None:
+    A worker first has little CPU time. If it is killed, the job is done once more with all its time, in a place for
+    long jobs and with a low priority, so that a few costly requests never hold all places.
+    """
+
+    def __init__(self, jobs: Mapping[str, WorkerJob], shares: Shares) -> None:
         self._jobs = jobs
-        self._free = {name: asyncio.Semaphore(at_a_time(cores())) for name in jobs}
+        self._quick, self._long = (Places(at_a_time(cores()), shares) for _ in range(2))
         self._verdicts: dict[bytes, asyncio.Task[Refusal | None]] = {}
         self._start()
 
     async def require(self, job: str, value: Any, param: str | None) -> None:
         """Return if `job` accepts the value; raise Refusal with its reason, or if the worker was killed."""
-        payload = orjson.dumps(value)
+        payload = value if isinstance(value, bytes) else orjson.dumps(value)
         digest = sha256(job.encode() + payload).digest()
         if (verdict := self._verdicts.get(digest)) is None:
             verdict = self._verdicts[digest] = asyncio.ensure_future(self._decide(digest, job, payload))
@@ -69,16 +77,17 @@ class Admission:
     async def _decide(self, digest: bytes, job: str, payload: bytes) -> Refusal | None:
         answer = b""
         try:
-            await asyncio.wait_for(self._free[job].acquire(), _QUEUE_S)
-            try:
-                zygote = self.pid
-                answer = await self._ask(job, payload)
-                if not answer and (self.pid != zygote or self._restarted()):
-                    answer = await self._ask(job, payload)
-            finally:
-                self._free[job].release()
-        except asyncio.TimeoutError:  # TimeoutError itself since Python 3.11
-            return Refusal("every worker that checks requests is busy; try again", status=503)
+            most_s = self._jobs[job].cpu_s
+            for places, cpu_s in ((self._quick, min(QUICK_S, most_s)), (self._long, most_s)):
+                async with places.place():
+                    zygote = self.pid
+                    answer = await self._ask(job, payload, cpu_s)
+                    if not answer and (self.pid != zygote or self._restarted()):
+                        answer = await self._ask(job, payload, cpu_s)
+                if answer:
+                    break
+        except Refusal as busy:
+            return busy
         finally:
             if not answer:
                 self._verdicts.pop(digest, None)  # it depends on the moment
@@ -88,20 +97,20 @@ class Admission:
         reason = orjson.loads(answer)["refused"] if answer else self._jobs[job].too_costly
         return None if reason is None else Refusal(reason)
 
-    async def _ask(self, job: str, payload: bytes) -> bytes:
+    async def _ask(self, job: str, payload: bytes, cpu_s: float) -> bytes:
         """Return the worker's answer; nothing when it was killed, or does not even end by its own limits."""
         try:
-            return await asyncio.wait_for(self._sent(job, payload), _WALL * self._jobs[job].cpu_s + _GRACE_S)
+            return await asyncio.wait_for(self._sent(f"{cpu_s} {job}", payload), _WALL * cpu_s + _GRACE_S)
         except asyncio.TimeoutError:  # the zygote hangs, so it forks no worker
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
                 os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
             return b""
 
-    async def _sent(self, job: str, payload: bytes) -> bytes:
+    async def _sent(self, order: str, payload: bytes) -> bytes:
         ours, theirs = socket.socketpair()
         with theirs, suppress(OSError):  # without a zygote the answer is empty, too
-            socket.send_fds(self._zygote, [job.encode()], [theirs.fileno()])
+            socket.send_fds(self._zygote, [order.encode()], [theirs.fileno()])
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         try:
             writer.write(payload)
@@ -158,12 +167,13 @@ def _serve(control: socket.socket, jobs: Mapping[str, WorkerJob]) -> NoReturn:
         works = {name: job.prepare() for name, job in jobs.items()}
         gc.freeze()  # a worker copies no page that it only counts references in
         while True:
-            name, descriptors, _, _ = socket.recv_fds(control, _CHUNK, 1)
-            if not name:
+            order, descriptors, _, _ = socket.recv_fds(control, _CHUNK, 1)
+            if not order:
                 break
             if not os.fork():
                 control.close()
-                _work(descriptors[0], works[name.decode()], jobs[name.decode()].cpu_s)
+                cpu_s, _, name = order.decode().partition(" ")
+                _work(descriptors[0], works[name], jobs[name].read, float(cpu_s))
             os.close(descriptors[0])
     except BaseException:
         logger.exception("the door's workers cannot be started")
@@ -171,8 +181,9 @@ def _serve(control: socket.socket, jobs: Mapping[str, WorkerJob]) -> NoReturn:
         os._exit(0)
 
 
-def _work(descriptor: int, work: Callable[[Any], None], cpu_s: float) -> NoReturn:
+def _work(descriptor: int, work: Callable[[Any], None], read: Callable[[bytes], Any], cpu_s: float) -> NoReturn:
     """Do one job within its limits, and write the verdict."""
+    os.nice(_LONG_NICE if cpu_s > QUICK_S else 0)
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
     signal.setitimer(signal.ITIMER_REAL, _WALL * cpu_s)
     resource.setrlimit(resource.RLIMIT_DATA, (_data_bytes() + MEMORY_BYTES,) * 2)
@@ -182,7 +193,7 @@ def _work(descriptor: int, work: Callable[[Any], None], cpu_s: float) -> NoRetur
             chunks.append(chunk)
         reason = None
         try:
-            work(orjson.loads(b"".join(chunks)))
+            work(read(b"".join(chunks)))
         except Refusal as refusal:
             reason = refusal.message
         except MemoryError:

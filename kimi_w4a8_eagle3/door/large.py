@@ -34,7 +34,8 @@ _READ_S, _PICTURE_S = 0.12, 5e-9  # for a body, and more for each character of i
 # The request of this context is large: it is handled in these threads where that is possible.
 large_request = ContextVar("large_request", default=False)
 # More of them would delay the event loop, which shares the interpreter with them.
-threads = ThreadPoolExecutor(2, "large-request")
+THREADS = 2
+threads = ThreadPoolExecutor(THREADS, "large-request")
 
 
 # Returns the tokens of a text.
@@ -42,20 +43,21 @@ Encode = Callable[[str], Sized]
 
 
 def reading_job(rules: RequestRules, encode: Encode | None) -> WorkerJob:
-    """Return the job that measures the reading of a body, given as path and text; `encode` is None without a tokenizer.
+    """Return the job that measures the reading of a body, given after its path and a newline.
 
+    `encode` is None without a tokenizer.
     It also refuses long texts with more tokens than a prompt may have.
     """
     why = f"reading this body takes more than {_CPU_S:.0f} s of CPU time or 1 GiB: send fewer or larger parts"
-    return WorkerJob(lambda: partial(measure, replace(rules, counted=False), encode), _CPU_S, why)
+    return WorkerJob(lambda: partial(measure, replace(rules, counted=False), encode), _CPU_S, why, bytes)
 
 
-def measure(rules: RequestRules, encode: Encode | None, request: list[str]) -> None:
+def measure(rules: RequestRules, encode: Encode | None, request: bytes) -> None:
     """Raise Refusal for a body that costs too much. Other refusals are left to the engine's process."""
-    path, text = request
+    path, _, body = request.partition(b"\n")
     start, admitted = time.process_time(), Admitted(b"{}", [])
     with suppress(Refusal):
-        admitted = rules.admit(path, {}, text.encode())
+        admitted = rules.admit(path.decode(), {}, body)
     in_pictures = sum(len(source) for _, source in admitted.pictures)
     seconds, most_s = time.process_time() - start, _READ_S + in_pictures * _PICTURE_S
     if seconds > most_s:

@@ -21,9 +21,10 @@ from .alive import WITH_SIGNS, WaitingClient
 from .answers import App, Receive, Refusal, Scope, Send, answer, only, with_vendors_errors
 from .bodies import BodyReader
 from .computed import Computed
-from .large import THREAD_BYTES, WORKER_BYTES, WORKER_OBJECTS, large_request, threads
+from .large import THREAD_BYTES, THREADS, WORKER_BYTES, WORKER_OBJECTS, large_request, threads
 from .rules import Admitted, RequestRules
 from .settings import DoorSettings, is_loopback
+from .shares import Places, Shares, Take, current_client
 
 # The public part of /server_info, which sglang-router reads without a key when it registers a worker.
 _PUBLIC_INFO = (
@@ -73,8 +74,8 @@ class Door:
     """ASGI middleware: answers 4xx with a message to what must not reach the engine, and passes on checked requests.
 
     host: the address that the engine is bound to; loopback without any key is open (settings.DoorSettings). admission:
-    the workers that check large bodies and pictures. routes: the application whose routes tell an unlisted endpoint
-    from an unknown path. internal: None without a warm-up.
+    the workers that check large bodies and pictures. shares: of the clients in memory and time. routes: the application
+    whose routes tell an unlisted endpoint from an unknown path. internal: None without a warm-up.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Door:
         host: str,
         rules: RequestRules,
         admission: Admission,
+        shares: Shares,
         routes: Any,
         internal: InternalKey | None = None,
     ) -> None:
@@ -98,13 +100,15 @@ class Door:
         self._internal = internal
         self._bodies = BodyReader(settings.max_body_bytes)
         self._computed = Computed(app)
+        self._shares, self._in_loop, self._in_thread = shares, Places(1, shares), Places(THREADS, shares)
         self._running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection of the ASGI server."""
         if scope["type"] == "http":
             try:
-                await self._request(scope, receive, send)
+                with self._shares.holding() as take:
+                    await self._request(scope, receive, send, take)
             except Refusal as refusal:
                 await answer(scope, send, refusal)
         elif scope["type"] == "websocket" and not self._is_admin(_headers(scope)):
@@ -113,7 +117,7 @@ class Door:
         else:
             await self._app(scope, receive, send)
 
-    async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _request(self, scope: Scope, receive: Receive, send: Send, take: Take) -> None:
         headers = _headers(scope)
         if self._keyless:
             _refuse_web_pages(headers)
@@ -131,10 +135,12 @@ class Door:
         if path not in CHECKED or scope["method"] in ("GET", "HEAD"):
             await self._app(scope, receive, wrapped(send) if path.startswith("/v1/") else send)
             return
-        raw = await self._bodies.read(headers, receive)
+        current_client.set(self._accounts(headers, scope))
+        raw = await self._bodies.read(headers, receive, take)
         if raw is None:
             return  # the client disconnected
         body, pictures, _, streams = await self._admitted(path, headers, raw)
+        del raw
         if pictures:
             await self._admission.require("pictures", [source for _, source in pictures], pictures[0][0])
         scope = {**scope, "headers": _with_length(scope["headers"], len(body))}
@@ -151,12 +157,19 @@ class Door:
         finally:
             self._running -= 1
 
+    def _accounts(self, headers: Mapping[bytes, bytes], scope: Scope) -> tuple[str, ...]:
+        """Return the key that the client sent, if clients need one, and its connection."""
+        key = ("the admin key" if self._is_admin(headers) else "the client key",) if self._settings.api_key else ()
+        return (*key, str(scope.get("client")))
+
     async def _admitted(self, path: str, headers: Mapping[bytes, bytes], raw: bytes) -> Admitted:
         large_request.set(len(raw) > THREAD_BYTES)
         if len(raw) <= WORKER_BYTES and raw.count(b"{") <= WORKER_OBJECTS:
-            return self._rules.admit(path, headers, raw)
-        await self._admission.require("reading", [path, raw.decode(errors="replace")], None)
-        return await asyncio.get_running_loop().run_in_executor(threads, self._rules.admit, path, headers, raw)
+            async with self._in_loop.place():
+                return self._rules.admit(path, headers, raw)
+        await self._admission.require("reading", b"%b\n%b" % (path.encode(), raw), None)
+        async with self._in_thread.place():
+            return await asyncio.get_running_loop().run_in_executor(threads, self._rules.admit, path, headers, raw)
 
     def _admit(self, path: str, headers: Mapping[bytes, bytes], scope: Scope) -> None:
         """Raise Refusal when a caller with these headers may not use `path`."""

@@ -31,6 +31,7 @@ from .answers import Refusal
 from .large import Encode, reading_job
 from .pictures import picture_job
 from .rules import RequestRules
+from .shares import Shares
 
 if TYPE_CHECKING:
     from xgrammar import CompiledGrammar, GrammarMatcher
@@ -56,11 +57,12 @@ Compile = Callable[[str, str], Any]
 
 
 def workers(
-    prepare: Callable[[], Compile], max_mask_ms: float, rules: RequestRules, encode: Encode | None
+    prepare: Callable[[], Compile], max_mask_ms: float, rules: RequestRules, encode: Encode | None, shares: Shares
 ) -> Admission:
     """Return the door's workers, which try grammars, read large bodies, count their tokens and check pictures."""
     reading = reading_job(rules, encode)
-    return Admission({"grammar": _grammar_job(prepare, max_mask_ms), "reading": reading, "pictures": picture_job()})
+    jobs = {"grammar": _grammar_job(prepare, max_mask_ms), "reading": reading, "pictures": picture_job()}
+    return Admission(jobs, shares)
 
 
 def _grammar_job(prepare: Callable[[], Compile], max_mask_ms: float) -> WorkerJob:
@@ -104,7 +106,8 @@ def _try(compile_: Compile, max_mask_ms: float, grammar_text: list[str]) -> None
             f"the compiled {kind} grammar takes {size / 2**20:.0f} MiB; {MAX_GRAMMAR_BYTES >> 20} MiB are allowed: "
             "offer fewer alternatives and optional properties"
         )
-    signal.setitimer(signal.ITIMER_PROF, _STEP_S)  # in place of the worker's own limit
+    left_s = signal.getitimer(signal.ITIMER_PROF)[0]  # of the worker's own limit
+    signal.setitimer(signal.ITIMER_PROF, min(_STEP_S, left_s or _STEP_S))
     ms, before_it = costliest_mask(grammar.ctx, max_mask_ms)
     if ms > max_mask_ms:
         raise Refusal(

@@ -14,6 +14,7 @@ from ..door.connections import bound_headers
 from ..door.middleware import Door, InternalKey, describe
 from ..door.rules import RequestRules
 from ..door.settings import read_door
+from ..door.shares import BODIES, Shares
 from ..door.trial import Compile, grammars_of, tried, workers
 from . import request_guard
 from .door_models import request_models, sampling_model
@@ -90,11 +91,12 @@ def _stand_in_front(server_args: ServerArgs, tokenizer_manager: TokenizerManager
     rules = RequestRules(settings, request_models(), sampling_model(), tokenizer_manager.context_len)
     app, host = http_server.app, server_args.host
     encode = getattr(tokenizer_manager.tokenizer, "encode", None)  # no tokenizer with --skip-tokenizer-init
-    admission = workers(lambda: _compiler(server_args, tokenizer_manager), settings.max_mask_ms, rules, encode)
+    shares = Shares(BODIES * settings.max_body_bytes)
+    admission = workers(lambda: _compiler(server_args, tokenizer_manager), settings.max_mask_ms, rules, encode, shares)
     tokenizer_manager.kimi_admission = admission
     bound_headers(AutoHTTPProtocol)
     app.add_middleware(EventLoopWatch)
-    checks = {"settings": settings, "rules": rules, "admission": admission}
+    checks = {"settings": settings, "rules": rules, "admission": admission, "shares": shares}
     app.add_middleware(Door, host=host, routes=app, internal=_internal, **checks)
     logger.info("door: %s", describe(settings, host))
 

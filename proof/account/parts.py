@@ -80,14 +80,7 @@ def explain(load: Load, fit: Fit, cluster: Cluster) -> Account:
     shapes = kimi()
     step_ms, prefill_ms, source = _totals(load, fit, cluster)
     step, prompt = step_parts(load, cluster, shapes), prefill_parts(load, cluster, shapes)
-    return Account(
-        load,
-        source,
-        step_ms,
-        prefill_ms,
-        _with_rest(step, step_ms),
-        _with_rest(prompt, prefill_ms),
-    )
+    return Account(load, source, step_ms, prefill_ms, _with_rest(step, step_ms), _with_rest(prompt, prefill_ms))
 
 
 def _totals(load: Load, fit: Fit, cluster: Cluster) -> tuple[float, float, str]:

@@ -172,11 +172,7 @@ def anthropic(url: str, stream: bool) -> str:
             {"role": "assistant", "content": [block.model_dump(exclude_none=True) for block in answer.content]}
         )
         results = [
-            {
-                "type": "tool_result",
-                "tool_use_id": block.id,
-                "content": TOOLS[block.name](**block.input),
-            }
+            {"type": "tool_result", "tool_use_id": block.id, "content": TOOLS[block.name](**block.input)}
             for block in answer.content
             if block.type == "tool_use"
         ]

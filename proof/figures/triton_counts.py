@@ -74,10 +74,7 @@ def _sm_90(compiled: Compiled) -> tuple[object, ...]:
 
 
 COUNTERS = {
-    "gfx942": (
-        ("VGPR+AGPR", "spills", "LDS B", "waves/SIMD", "MFMA", "VALU", "VALU/MFMA clocks"),
-        _gfx942,
-    ),
+    "gfx942": (("VGPR+AGPR", "spills", "LDS B", "waves/SIMD", "MFMA", "VALU", "VALU/MFMA clocks"), _gfx942),
     "sm_90": (("registers", "stack B", "shared B", "blocks/SM", "wgmma", "mma", "async copies"), _sm_90),
 }
 

@@ -130,12 +130,7 @@ def _stops_everybody(model: str) -> tuple[Case, ...]:
         _case(7, "lengths", CHAT, _schema(model, {"items": {"maxLength": 100}, "minItems": 100})),
         _case(7, "the logprobs of an answer", CHAT, question(model, **_ANSWER_LOGPROBS), refused=True),
         _case(7, "n times the logprobs of a prompt", "/v1/completions", {**completion, **_LOGPROBS}, refused=True),
-        _case(
-            7,
-            "600 properties, 500 of them needed",
-            CHAT,
-            _schema(model, schema),
-        ),
+        _case(7, "600 properties, 500 of them needed", CHAT, _schema(model, schema)),
     )
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import httpx
 import psutil
 
-from kimi_w4a8_eagle3.door.bodies import SHARE
 from kimi_w4a8_eagle3.door.settings import DoorSettings
+from kimi_w4a8_eagle3.door.shares import BODIES
 from kimi_w4a8_eagle3.sglang_plugin.grammar_cache import MAX_COMPILER_BYTES
 
 _SETTLE_S = 60.0
@@ -21,8 +21,8 @@ _POLL_S = 0.5
 # hides what a request makes it keep.
 NO_KERNEL_CACHE = "env.ONEDNN_MAX_CPU_ISA=AVX2"
 # What an engine keeps once: xgrammar's compiled grammars, and free memory that the C library does not give back. The
-# largest part of that held unfinished bodies (`python -m proof.admission connections`). More is a fault.
-MEMORY_BYTES = MAX_COMPILER_BYTES + SHARE * DoorSettings().max_body_bytes
+# largest part of that held bodies of one client (`python -m proof.admission connections`). More is a fault.
+MEMORY_BYTES = MAX_COMPILER_BYTES + BODIES // 2 * DoorSettings().max_body_bytes
 _DESCRIPTORS = 16  # kept connections that were not yet found dead
 
 

@@ -86,13 +86,7 @@ _op("s_mul_i32", "u32 u32", "u32", lambda a, b: a * b)
 _op("s_mul_hi_u32", "u32 u32", "u32", lambda a, b: ((a.astype(u64) * b.astype(u64)) >> u64(32)).astype(u32))
 _op("s_mul_hi_i32", "i32 i32", "i32", lambda a, b: ((_wide(a) * _wide(b)) >> i64(32)).astype(np.int32))
 for _n in (1, 2, 3, 4):
-    _op(
-        f"s_lshl{_n}_add_u32",
-        "u32 u32",
-        "u32",
-        lambda a, b, n=_n: _unsigned((_wide(a) << i64(n)) + _wide(b)),
-        "pair",
-    )
+    _op(f"s_lshl{_n}_add_u32", "u32 u32", "u32", lambda a, b, n=_n: _unsigned((_wide(a) << i64(n)) + _wide(b)), "pair")
 for _t in ("u", "i"):
     _op(f"s_min_{_t}32", f"{_t}32 {_t}32", f"{_t}32", lambda a, b: (np.minimum(a, b), a <= b), "pair")
     _op(f"s_max_{_t}32", f"{_t}32 {_t}32", f"{_t}32", lambda a, b: (np.maximum(a, b), a >= b), "pair")

@@ -242,10 +242,7 @@ def draft_config_json(target: TargetConfig, draft: DraftConfig | MlaDraftConfig)
         "pad_token_id": PAD_ID,
         "bos_token_id": BOS_ID,
         "eos_token_id": IM_END_ID,
-        "eagle_config": {
-            "eagle_aux_hidden_state_layer_ids": list(draft.captured),
-            "use_aux_hidden_state": True,
-        },
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(draft.captured), "use_aux_hidden_state": True},
     }
 
 

@@ -8,15 +8,17 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from kimi_w4a8_eagle3.door import admission
+from kimi_w4a8_eagle3.door import admission, shares
 from kimi_w4a8_eagle3.door.admission import Admission, WorkerJob
 from kimi_w4a8_eagle3.door.answers import Refusal
+from kimi_w4a8_eagle3.door.shares import Shares
 
 COSTLY = "this costs more than a worker may use"
 
@@ -59,7 +61,7 @@ def is_open(descriptor: int) -> bool:
 
 
 def jobs(cpu_s: float = 5.0) -> Admission:
-    return Admission({"work": WorkerJob(lambda: work, cpu_s, COSTLY)})
+    return Admission({"work": WorkerJob(lambda: work, cpu_s, COSTLY)}, Shares(1))
 
 
 def verdicts(door: Admission, *values: Any) -> list[str]:
@@ -156,8 +158,8 @@ def test_a_killed_worker_is_its_own_requests_loss(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         lost = asyncio.ensure_future(door.require("work", {"note": str(note)}, "field"))
-        (worker,) = await noted(note)
-        os.kill(worker, signal.SIGKILL)
+        for tries in (1, 2):  # in a quick place, and in a long one
+            os.kill((await noted(note, tries))[-1], signal.SIGKILL)
         await door.require("work", {"other": 1}, "field")
         with pytest.raises(Refusal, match=COSTLY):
             await lost
@@ -218,7 +220,8 @@ def test_a_pending_verdict_is_never_forgotten(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_client_that_leaves_makes_no_room_for_another_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "cores", lambda: 1)
-    monkeypatch.setattr(admission, "_QUEUE_S", 0.2)
+    monkeypatch.setattr(admission, "QUICK_S", 5.0)
+    monkeypatch.setattr(shares, "_QUEUE_S", 0.2)
     door, note = jobs(), tmp_path / "note"
 
     async def scenario() -> None:
@@ -231,10 +234,31 @@ def test_a_client_that_leaves_makes_no_room_for_another_worker(tmp_path: Path, m
         assert refused.value.status == 503
         for worker in pids(note):
             os.kill(worker, signal.SIGKILL)
-        monkeypatch.setattr(admission, "_QUEUE_S", 60.0)
+        monkeypatch.setattr(shares, "_QUEUE_S", 60.0)
         await door.require("work", 3, "field")
 
     running(door, scenario)
+
+
+def test_costly_jobs_of_eight_clients_leave_places_to_an_ordinary_one(tmp_path: Path) -> None:
+    """Eight costly expressions used to hold both workers for 20 s of CPU time each, and 0 of 6 others got through."""
+    door, seen = jobs(cpu_s=60.0), list[str]()
+
+    async def one(number: int, value: Any) -> None:
+        shares.current_client.set((f"connection {number}",))
+        with suppress(Refusal):
+            await door.require("work", value, "field")
+        seen.append(str(value))
+
+    async def scenario() -> None:
+        hostile = [asyncio.create_task(one(number, {"spin": number})) for number in range(8)]
+        await asyncio.sleep(0)
+        await asyncio.gather(*(one(8, {"honest": number}) for number in range(3)))
+        for task in hostile:
+            task.cancel()
+
+    running(door, scenario)
+    assert sorted(seen) == [str({"honest": number}) for number in range(3)]
 
 
 def test_a_worker_holds_its_own_connection_and_nothing_of_the_engine() -> None:

@@ -1,4 +1,4 @@
-"""The exact limits of a body: its size, the size that it claims, and the memory of all that are unfinished."""
+"""The exact limits of a body: its size and the size that it claims."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def read(reader: BodyReader, pending: list[bytes], claimed: bytes = b"0") -> byt
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": pending.pop(0), "more_body": bool(pending)}
 
-    return asyncio.run(reader.read({b"content-length": claimed}, receive))
+    return asyncio.run(reader.read({b"content-length": claimed}, receive, lambda size: None))
 
 
 def status(reader: BodyReader, pending: list[bytes], claimed: bytes = b"0") -> int:
@@ -43,36 +43,3 @@ def test_what_a_body_claims_is_refused_before_it_is_read() -> None:
     for claimed in (b"201", b"9" * 5000):
         assert status(BodyReader(100), [], claimed) == 413  # reading would raise IndexError
     assert read(BodyReader(100), [b"x"], b"many") == b"x"
-
-
-@pytest.mark.parametrize(("last", "expected"), [(b"x" * 100, None), (b"x" * 101, 503)])
-def test_unfinished_bodies_hold_eight_times_the_largest_one(last: bytes, expected: int | None) -> None:
-    reader = BodyReader(200)
-    ended: list[int | None] = []
-
-    async def unfinished(chunk: bytes, leave: asyncio.Event) -> None:
-        chunks = [chunk]
-
-        async def receive() -> dict[str, Any]:
-            if chunks:
-                return {"type": "http.request", "body": chunks.pop(), "more_body": True}
-            await leave.wait()
-            return {"type": "http.disconnect"}
-
-        try:
-            ended.append(await reader.read({}, receive) and 200)
-        except Refusal as refusal:
-            ended.append(refusal.status)
-
-    async def main() -> None:
-        leave = asyncio.Event()
-        tasks = [asyncio.create_task(unfinished(b"x" * 150, leave)) for _ in range(10)]
-        tasks.append(asyncio.create_task(unfinished(last, leave)))
-        for _ in range(100):  # until all have done what they can
-            await asyncio.sleep(0)
-        assert ended == [expected] * bool(expected)
-        leave.set()
-        await asyncio.gather(*tasks)
-
-    asyncio.run(main())
-    assert reader._held == 0

@@ -20,6 +20,7 @@ from kimi_w4a8_eagle3.door import trial
 from kimi_w4a8_eagle3.door.access import CHECKED
 from kimi_w4a8_eagle3.door.answers import Refusal
 from kimi_w4a8_eagle3.door.rules import RequestRules
+from kimi_w4a8_eagle3.door.shares import Shares
 
 PRINTABLE = string.digits + string.ascii_letters + string.punctuation + " "
 BYTES = xgrammar.TokenizerInfo([bytes([byte]) for byte in range(256)], xgrammar.VocabType.RAW, stop_token_ids=[0])
@@ -134,9 +135,12 @@ def test_the_worker_compiles_weighs_and_walks(text: str, limit_ms: float, expect
     said = []
 
     async def ask() -> None:
-        door = trial.workers(lambda: compile_text, limit_ms, RULES, str.split)
+        door = trial.workers(lambda: compile_text, limit_ms, RULES, str.split, Shares(1))
         try:
-            for job, value in (("grammar", ("regex", text)), ("reading", ["/v1/chat/completions", json.dumps(CHAT)])):
+            for job, value in (
+                ("grammar", ("regex", text)),
+                ("reading", f"/v1/chat/completions\n{json.dumps(CHAT)}".encode()),
+            ):
                 try:
                     await door.require(job, value, "field")
                     said.append("")

@@ -21,6 +21,7 @@ from kimi_w4a8_eagle3.door.admission import Admission
 from kimi_w4a8_eagle3.door.answers import Refusal
 from kimi_w4a8_eagle3.door.large import THREAD_BYTES, WORKER_BYTES, large_request, measure, reading_job
 from kimi_w4a8_eagle3.door.rules import RequestRules
+from kimi_w4a8_eagle3.door.shares import Shares
 
 RULES = RequestRules(CLOSED, dict.fromkeys(CHECKED, ANYTHING), ANYTHING, context=2**20)
 PATH = "/v1/chat/completions"
@@ -30,9 +31,13 @@ def parts(messages: int, number: int) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * number}] * messages}
 
 
+def sent(path: str, body: str) -> bytes:
+    return f"{path}\n{body}".encode()
+
+
 @pytest.mark.parametrize("body", [CHAT, parts(100, 10), {"messages": [{"role": "user", "content": "x" * 2**20}]}])
 def test_ordinary_bodies_are_read(body: dict[str, Any]) -> None:
-    measure(RULES, None, [PATH, json.dumps(body)])
+    measure(RULES, None, sent(PATH, json.dumps(body)))
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -40,7 +45,7 @@ def test_a_body_of_many_small_parts_is_refused(kept: bool, monkeypatch: pytest.M
     monkeypatch.setattr(large, "_READ_S", 0.002)
     body = parts(100, 100) if kept else {**CHAT, "no_such_field": [[[]] * 4000] * 20}
     with pytest.raises(Refusal, match=r"reading this body takes \d+ ms of CPU time, and 2 ms are allowed"):
-        measure(RULES, None, [PATH, json.dumps(body)])
+        measure(RULES, None, sent(PATH, json.dumps(body)))
 
 
 def test_a_request_is_small_until_the_door_says_so_and_the_worker_counts_nothing() -> None:
@@ -62,7 +67,7 @@ def test_a_body_may_take_its_time_and_more_for_the_characters_of_pictures(
         clock = iter([5.0, 5.0 + seconds])
         monkeypatch.setattr(large.time, "process_time", lambda clock=clock: next(clock))
         with expectation:
-            measure(RULES, None, [PATH, body])
+            measure(RULES, None, sent(PATH, body))
 
 
 def _shown(endpoint: str, url: str, text: str) -> dict[str, Any]:
@@ -94,7 +99,7 @@ def test_long_texts_are_counted_in_tokens_without_their_pictures(
         else:
             body = _shown(endpoint, image, text)
         with pytest.raises(Refusal, match="is longer than 500 tokens") if words == 9000 else nullcontext():
-            measure(rules, encode, [endpoint, json.dumps(body)])
+            measure(rules, encode, sent(endpoint, json.dumps(body)))
         assert len([piece for piece in asked if piece[:1] in ("x", "w") and len(piece) > 1]) == pieces
         assert max(map(len, asked), default=0) == (100 if pieces else 0)
         assert not [piece for piece in asked if len(piece) > 50 and piece in image]
@@ -104,16 +109,16 @@ def test_long_texts_are_counted_in_tokens_without_their_pictures(
 def test_a_list_of_prompts_is_not_counted_and_nothing_is_without_a_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(large, "COUNTED_CHARACTERS", 2000)
     rules, prompt = replace(RULES, context=500), "w " * 1200
-    measure(rules, None, ["/v1/completions", json.dumps({"prompt": prompt})])
-    measure(rules, str.split, ["/v1/completions", json.dumps({"prompt": [prompt] * 2})])
+    measure(rules, None, sent("/v1/completions", json.dumps({"prompt": prompt})))
+    measure(rules, str.split, sent("/v1/completions", json.dumps({"prompt": [prompt] * 2})))
     for words in (505, 506):  # pieces may have more tokens than the whole, so a hundredth more are let through
         with pytest.raises(Refusal, match="is longer than 500 tokens") if words > 505 else nullcontext():
-            measure(rules, str.split, ["/v1/completions", json.dumps({"prompt": ["word " * words]})])
+            measure(rules, str.split, sent("/v1/completions", json.dumps({"prompt": ["word " * words]})))
 
 
 def test_what_is_wrong_with_a_body_is_said_by_the_engines_process() -> None:
-    measure(RULES, None, [PATH, "{bad"])
-    measure(RULES, None, [PATH, json.dumps({"guided_json": "{}"})])
+    measure(RULES, None, sent(PATH, "{bad"))
+    measure(RULES, None, sent(PATH, json.dumps({"guided_json": "{}"})))
 
 
 def test_a_large_body_is_measured_read_in_a_thread_and_its_dropped_fields_are_counted_once(
@@ -123,23 +128,23 @@ def test_a_large_body_is_measured_read_in_a_thread_and_its_dropped_fields_are_co
     monkeypatch.setattr(large, "_READ_S", 0.05)
     monkeypatch.setattr(fields.Fields, "drop", lambda self, name, where: dropped.append(name) if self.counted else None)
     engine, seen = Engine(), []
-    admission = Admission({"reading": reading_job(RULES, str.split)})
+    admission = Admission({"reading": reading_job(RULES, str.split)}, Shares(2**29))
     door = guarded(engine, CLOSED, admission=admission)
     monkeypatch.setattr(door, "_rules", RULES)
     monkeypatch.setattr(middleware, "_with_length", lambda headers, _: seen.append(large_request.get()) or headers)
     text = "x" * WORKER_BYTES
 
-    def sent(body: dict[str, Any]) -> Any:
+    def post(body: dict[str, Any]) -> Any:
         return ask(door, "POST", PATH, json={**CHAT, **body})
 
     try:
-        assert sent({}).status_code == 200
-        assert sent({"user": "x" * 1000, "no_such_field": text[: THREAD_BYTES + 1]}).status_code == 200
-        whole = sent({"messages": [{"role": "user", "content": text}], "no_such_field": 1})
+        assert post({}).status_code == 200
+        assert post({"user": "x" * 1000, "no_such_field": text[: THREAD_BYTES + 1]}).status_code == 200
+        whole = post({"messages": [{"role": "user", "content": text}], "no_such_field": 1})
         assert whole.status_code == 200 and engine.seen[-1]["messages"][0]["content"] == text
-        refused = sent(parts(1000, 60))
+        refused = post(parts(1000, 60))
         assert refused.status_code == 400 and "send fewer messages, parts or tools" in message(refused)
-        wrong = sent({"guided_json": text})
+        wrong = post({"guided_json": text})
         assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "guided_json"
     finally:
         os.kill(admission.pid, signal.SIGKILL)

@@ -19,6 +19,7 @@ from kimi_w4a8_eagle3.door import pictures
 from kimi_w4a8_eagle3.door.admission import Admission, WorkerJob
 from kimi_w4a8_eagle3.door.answers import Refusal
 from kimi_w4a8_eagle3.door.pictures import MAX_PIXELS, check_pictures, check_sources, picture_job
+from kimi_w4a8_eagle3.door.shares import Shares
 
 SIDE = int(MAX_PIXELS**0.5)
 BROKEN = {
@@ -120,7 +121,7 @@ COSTLY = {
 def test_what_takes_longer_than_its_pixels_is_refused_and_another_client_does_not_wait(pictures: list[bytes]) -> None:
     """Pillow took 65 s for the first and 14 s for 48 of the last in the event loop of the engine."""
     # 10 s in an engine
-    engine, admission = Engine(), Admission({"pictures": replace(picture_job(), cpu_s=2.0), "reading": READ})
+    engine, admission = Engine(), Admission({"pictures": replace(picture_job(), cpu_s=2.0), "reading": READ}, Shares(1))
     door = guarded(engine, CLOSED, admission=admission)
 
     async def both() -> tuple[httpx.Response, list[httpx.Response]]:

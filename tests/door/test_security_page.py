@@ -17,6 +17,7 @@ from kimi_w4a8_eagle3.door import (
     schemas,
     settings,
     shape,
+    shares,
     trial,
 )
 from kimi_w4a8_eagle3.door.settings import DoorSettings
@@ -27,7 +28,9 @@ ROWS = [row for row in (Path(__file__).parents[2] / "docs/security.md").read_tex
 LIMITS = {
     "bodies": f"{bodies.DEADLINE_S:.0f} s for the body (408)",
     "headers": f"{connections.HEADERS_S:.0f} s for the headers",
-    "memory of bodies": f"all unfinished bodies together: {bodies.SHARE} x `KIMI_MAX_BODY_BYTES`",
+    "memory of bodies": f"bodies together hold {shares.BODIES} x `KIMI_MAX_BODY_BYTES` until they are answered",
+    "places": f"A worker first has {admission.QUICK_S} s of CPU time, and the first rows",
+    "waiting": f"What waits for {shares._QUEUE_S:.0f} s gets 503",
     "answers": "an answer is reused for twenty times as long as it took, at most for 1 s; 16 different queries of"
     if (computed._SHARE, computed._MOST_S, computed._MAX_QUERIES) == (20, 1, 16)
     else "other limits",
@@ -59,7 +62,6 @@ LIMITS = {
     f"itself after {trial._WALK_S:.0f} s |",
     "verdicts": f"The last {admission._MAX_VERDICTS:,} verdicts are kept",
     "repeats": f"At its end the walk repeats characters {trial._REPEATS} times",
-    "waiting": f"A grammar that waits for {admission._QUEUE_S:.0f} s gets 503",
 }
 
 

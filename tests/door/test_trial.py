@@ -16,6 +16,7 @@ from support.sglang_program import BOTH, found
 from kimi_w4a8_eagle3.door import trial
 from kimi_w4a8_eagle3.door.admission import Admission
 from kimi_w4a8_eagle3.door.answers import Refusal
+from kimi_w4a8_eagle3.door.shares import Shares
 from kimi_w4a8_eagle3.door.trial import grammars_of
 from proof.structured.schemas import draw
 
@@ -96,7 +97,7 @@ def test_a_walk_that_does_not_end_is_cut_long_before_compiling_would_be(monkeypa
     job = trial._grammar_job(lambda: lambda kind, text: SimpleNamespace(ctx=None), 20)
 
     async def refused() -> str:
-        door = Admission({"grammar": job})
+        door = Admission({"grammar": job}, Shares(1))
         try:
             with pytest.raises(Refusal) as refusal:
                 await asyncio.wait_for(door.require("grammar", ("regex", "a"), "regex"), 280)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -242,9 +243,10 @@ def test_a_costly_grammar_fails_in_a_worker_while_another_client_goes_on(
     before = set(engine.children(recursive=True))
     with ThreadPoolExecutor(4) as pool:
         killed = pool.submit(httpx.post, paths[0], json=slow, timeout=120)
-        while not (worker := set(engine.children(recursive=True)) - before):
-            assert not killed.done(), killed.result().text
-        worker.pop().kill()
+        while not killed.done():  # a worker that is killed is tried once more
+            for worker in set(engine.children(recursive=True)) - before:
+                with suppress(psutil.NoSuchProcess):
+                    worker.kill()
         answers = [killed]
         for path, body in zip(paths, ({**slow, "regex": ".?" * 60}, schema(crash), schema(wide)), strict=True):
             answers.append(pool.submit(httpx.post, path, json=body, timeout=120))

@@ -50,11 +50,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
     [("gfx942", True, "flydsl"), ("gfx942", False, "triton"), ("gfx950", True, "triton"), ("sm_90", True, "triton")],
 )
 def test_preference_by_arch(
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    arch: str,
-    compiled: bool,
-    chosen: str,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, arch: str, compiled: bool, chosen: str
 ) -> None:
     """Only the machine is pretended: which names are tried, and in which order, is dispatch's own."""
     monkeypatch.setattr(dispatch, "_logged", set())

@@ -183,10 +183,7 @@ def test_a_whole_mla_draft_has_no_problem(quark_target: Path, mla_draft: Path) -
             lambda t: t.update({f"midlayer.self_attn.{n}_proj.weight": torch.zeros(8, HIDDEN) for n in "qkv"}),
             "draft has weights that Eagle3DeepseekV2ForCausalLM does not load",
         ),
-        (
-            lambda t: t.update({KV_B: t[KV_B].to(torch.float8_e4m3fn)}),
-            "draft's kv_b_proj is F8_E4M3",
-        ),
+        (lambda t: t.update({KV_B: t[KV_B].to(torch.float8_e4m3fn)}), "draft's kv_b_proj is F8_E4M3"),
     ],
     ids=["a weight less", "wrapped", "norms unasked", "an MHA layer", "FP8"],
 )

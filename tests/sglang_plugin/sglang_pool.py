@@ -36,10 +36,7 @@ def configurator(target: str, draft: str) -> KVCacheConfigurator:
     owner.model_config = ModelConfig.from_server_args(args)
     owner.spec_algorithm = SpeculativeAlgorithm.from_string("EAGLE3")
     owner.spec_aux_config = spec_aux_hidden_state.resolve_spec_aux_hidden_state_config(
-        server_args=args,
-        model_config=owner.model_config,
-        spec_algorithm=owner.spec_algorithm,
-        is_draft_worker=False,
+        server_args=args, model_config=owner.model_config, spec_algorithm=owner.spec_algorithm, is_draft_worker=False
     )
     return owner
 

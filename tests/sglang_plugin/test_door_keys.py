@@ -32,6 +32,7 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.door.middleware import Door, InternalKey
 from kimi_w4a8_eagle3.door.presence import require_door
 from kimi_w4a8_eagle3.door.settings import DoorSettings
+from kimi_w4a8_eagle3.door.shares import Shares
 from kimi_w4a8_eagle3.engine.process import free_port
 
 
@@ -120,7 +121,8 @@ def test_a_websocket_needs_the_admin_key(headers: list[tuple[bytes, bytes]], sen
     async def inner(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "websocket.accept"})
 
-    door = Door(inner, settings=KEYS, host="0.0.0.0", rules=None, routes=None, admission=None)  # type: ignore[arg-type]
+    none: Any = None
+    door = Door(inner, settings=KEYS, host="0.0.0.0", rules=none, routes=none, admission=none, shares=Shares(1))
     scope = {"type": "websocket", "path": "/v1/realtime", "headers": headers}
     assert [event["type"] for event in events_of(door, scope, {"type": "websocket.connect"})] == [sent]
 

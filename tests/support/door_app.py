@@ -15,6 +15,7 @@ from kimi_w4a8_eagle3.door.admission import Admission
 from kimi_w4a8_eagle3.door.middleware import Door, InternalKey
 from kimi_w4a8_eagle3.door.rules import RequestModel, RequestRules
 from kimi_w4a8_eagle3.door.settings import DoorSettings
+from kimi_w4a8_eagle3.door.shares import BODIES, Shares
 
 CLIENT_KEY = "client-key-0123"
 ADMIN_KEY = "admin-key-4567"
@@ -86,7 +87,8 @@ def guarded(
     admission: Admission | None = None,
 ) -> Door:
     rules = RequestRules(settings, dict.fromkeys(CHECKED, ANYTHING), ANYTHING, context=100)
-    named: Any = {"settings": settings, "host": host, "rules": rules, "admission": admission}
+    shares = Shares(BODIES * settings.max_body_bytes)
+    named: Any = {"settings": settings, "host": host, "rules": rules, "admission": admission, "shares": shares}
     return Door(engine.app, **named, routes=engine.app, internal=internal)
 
 

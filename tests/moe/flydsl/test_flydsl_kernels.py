@@ -136,9 +136,7 @@ def test_extreme_values_stay_exact() -> None:
 
 
 @pytest.mark.parametrize(
-    "order",
-    ["forward", "reverse", "roundrobin", random.Random(3)],
-    ids=["forward", "reverse", "roundrobin", "random"],
+    "order", ["forward", "reverse", "roundrobin", random.Random(3)], ids=["forward", "reverse", "roundrobin", "random"]
 )
 @pytest.mark.parametrize("tile", [(16, 64, 256), (64, 64, 128)])
 def test_stage1_under_adversarial_wave_orders(tile: tuple[int, int, int], order: Any) -> None:
@@ -167,8 +165,7 @@ def test_a_missing_barrier_is_found(tile: tuple[int, int, int], monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    "right,wrong",
-    [("0xf0f0f0f0,", "0xf0f0f070,"), ("0xf0f0f0f,", "0xf0f0f0e,"), ("v_mfma_i32_16x16x32_i8", None)],
+    "right,wrong", [("0xf0f0f0f0,", "0xf0f0f070,"), ("0xf0f0f0f,", "0xf0f0f0e,"), ("v_mfma_i32_16x16x32_i8", None)]
 )
 def test_a_wrong_mask_or_operand_is_found(right: str, wrong: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     cfg = Stage1Sums(512, 128, TOP_K)

@@ -168,10 +168,7 @@ def test_an_interrupted_warm_keeps_what_is_finished_and_is_found(folder: Path, m
 
 def test_a_second_writer_is_refused(folder: Path) -> None:
     alter(folder)
-    with (
-        flydsl_warm._alone(folder),
-        pytest.raises(KimiError, match="another `kimi-w4a8 warm`"),
-    ):
+    with flydsl_warm._alone(folder), pytest.raises(KimiError, match="another `kimi-w4a8 warm`"):
         flydsl_warm.warm(small_kernels(), folder, 1, silent)
 
 

@@ -158,10 +158,7 @@ def test_range_check_is_per_word():
     assert (result == np.where(np.arange(256) < 254, data, 0)).all()
 
 
-@pytest.mark.parametrize(
-    "load",
-    ["buffer_load_dword v1, v1, s[20:23], 0 offen", "global_load_dword v1, v1, s[4:5]"],
-)
+@pytest.mark.parametrize("load", ["buffer_load_dword v1, v1, s[20:23], 0 offen", "global_load_dword v1, v1, s[4:5]"])
 def test_load_into_its_own_address_register(load):
     body = resource(256) + f"v_mov_b32_e32 v5, v1\n{load}\ns_waitcnt vmcnt(0)\nglobal_store_dword v5, v1, s[6:7]"
     result, _ = launch(body, np.arange(64, dtype=np.uint32))

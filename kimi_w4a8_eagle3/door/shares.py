@@ -1,0 +1,127 @@
+"""Divide the server among its clients: places that they wait for, and memory that they hold.
+
+A client has an account for its key, where there are keys, and one for its connection. Each place charges the seconds
+that it is held. The next place goes to the client whose key, and then whose connection, has used least lately.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
+
+from .answers import Refusal
+
+_HALF_S = 10.0  # seconds in which what a client has used counts half
+_MAX_ACCOUNTS = 4096  # of the last users
+_QUEUE_S = 10.0
+_TRIM_BYTES, _TRIM_S = 2**24, 5.0  # glibc gives memory back that long after so much was released
+
+Client = tuple[str, ...]  # its accounts, that of its key first
+Take = Callable[[int], None]  # may raise Refusal
+current_client: ContextVar[Client] = ContextVar("current_client", default=("",))
+BODIES = 16  # of the largest size that all requests together may hold
+
+
+class Shares:
+    """Accounts of all clients. most_bytes: that all requests hold together, until they are answered.
+
+    A client never holds more than it leaves free, so there is always room for others.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._used: dict[str, tuple[float, float]] = {}  # seconds by account, and when they were counted
+        self._held: Counter[str] = Counter()
+        self._total = self._released = 0
+
+    def used(self, account: str) -> float:
+        """Return the seconds that an account has used lately."""
+        seconds, when = self._used.get(account, (0.0, 0.0))
+        return float(seconds * 0.5 ** ((time.monotonic() - when) / _HALF_S))
+
+    def charge(self, accounts: Client, seconds: float) -> None:
+        """Add seconds to the accounts of a client."""
+        for account in accounts:
+            before = self.used(account)
+            self._used.pop(account, None)  # the order is that of the last use
+            self._used[account] = (before + seconds, time.monotonic())
+            if len(self._used) > _MAX_ACCOUNTS:
+                del self._used[next(iter(self._used))]
+
+    @contextmanager
+    def holding(self) -> Iterator[Take]:
+        """Yield a function that takes bytes for this request and its client; all are given back at the end."""
+        size = 0
+
+        def take(more: int) -> None:
+            nonlocal size
+            if any(self._held[account] + more > self._most_bytes - self._total for account in current_client.get()):
+                raise Refusal("bodies of other requests hold the memory for them; try again", status=503)
+            size += more
+            self._add(more)
+
+        try:
+            yield take
+        finally:
+            self._add(-size)
+            before, self._released = self._released, self._released + size
+            if before < _TRIM_BYTES <= self._released:
+                asyncio.get_running_loop().call_later(_TRIM_S, self._trim)
+
+    def _add(self, size: int) -> None:
+        self._total += size
+        for account in current_client.get():
+            self._held[account] += size
+            if not self._held[account]:
+                del self._held[account]
+
+    def _trim(self) -> None:
+        self._released = 0
+        asyncio.get_running_loop().run_in_executor(None, ctypes.CDLL(None).malloc_trim, 0)
+
+
+class Places:
+    """`number` places at a time, in the event loop, in a thread or in a worker."""
+
+    def __init__(self, number: int, shares: Shares) -> None:
+        self._free, self._shares = number, shares
+        self._waiting: dict[asyncio.Future[None], Client] = {}  # in the order of arrival
+
+    @asynccontextmanager
+    async def place(self) -> AsyncIterator[None]:
+        """Wait for a place, 10 s at most, and hold it."""
+        accounts, turn = current_client.get(), asyncio.get_running_loop().create_future()
+        self._waiting[turn] = accounts
+        self._next()
+        try:
+            await asyncio.wait_for(turn, _QUEUE_S)
+        except BaseException as error:
+            self._waiting.pop(turn, None)
+            if turn.done() and not turn.cancelled():  # given in the same moment
+                self._leave(accounts, time.monotonic())
+            if isinstance(error, asyncio.TimeoutError):  # TimeoutError itself since Python 3.11
+                raise Refusal("every place in which requests are checked is busy; try again", status=503) from None
+            raise
+        start = time.monotonic()
+        try:
+            yield
+        finally:  # what the request's task does before its next wait counts, too
+            asyncio.get_running_loop().call_soon(self._leave, accounts, start)
+
+    def _leave(self, accounts: Client, start: float) -> None:
+        self._free += 1
+        self._shares.charge(accounts, time.monotonic() - start)
+        self._next()
+
+    def _next(self) -> None:
+        while self._free and self._waiting:
+            turn = min(self._waiting, key=lambda turn: [*map(self._shares.used, self._waiting[turn])])
+            del self._waiting[turn]
+            if not turn.done():
+                self._free -= 1
+                turn.set_result(None)

@@ -1,0 +1,115 @@
+"""Places go to the client that used least, and memory is never held to the last byte by one client."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kimi_w4a8_eagle3.door import shares
+from kimi_w4a8_eagle3.door.answers import Refusal
+from kimi_w4a8_eagle3.door.shares import Places, Shares, current_client
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The present second, in a list."""
+    now = [1024.0]
+    monkeypatch.setattr(shares, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+def test_a_place_goes_to_the_key_and_then_to_the_connection_that_used_least(clock: list[float]) -> None:
+    def served(used: dict[str, float], clients: list[tuple[str, ...]], number: int = 1, leaves: int = -1) -> str:
+        """Return the connections in the order in which they get a place, for a second, while the others wait."""
+        common, order = Shares(1), list[str]()
+        for account, seconds in used.items():
+            common.charge((account,), seconds)
+        places = Places(number, common)
+
+        async def one(accounts: tuple[str, ...]) -> None:
+            current_client.set(accounts)
+            async with places.place():
+                order.append(accounts[-1])
+                clock[0] += 1.0
+
+        async def main() -> None:
+            tasks = [asyncio.create_task(one(accounts)) for accounts in clients]
+            await asyncio.sleep(0)
+            if leaves >= 0:
+                tasks[leaves].cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        asyncio.run(main())
+        return "".join(order)
+
+    waiting = [("a", "1"), ("a", "2"), ("a", "3"), ("b", "4"), ("b", "5")]
+    assert served({}, waiting) == "14253"
+    assert served({"b": 60.0, "2": 30.0}, waiting) == "13245"
+    assert served({}, [("1",), ("1",), ("1",), ("2",)]) == "1211"
+    assert served({}, [("1",), ("2",), ("3",)], leaves=1) == "13"
+    assert served({}, [("1",), ("2",), ("3",)], leaves=0)[-2:] == "23"  # the first one had its place already
+    assert served({}, [("1",), ("2",), ("3",)], number=2) == "123"
+
+
+def test_who_waits_too_long_is_refused_and_what_was_used_is_forgotten(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shares, "_QUEUE_S", 0.01)
+    common = Shares(1)
+    places = Places(1, common)
+
+    async def main() -> None:
+        async with places.place():
+            with pytest.raises(Refusal, match="busy; try again") as refusal:
+                async with places.place():
+                    raise AssertionError
+            assert refusal.value.status == 503
+        async with places.place():
+            pass
+
+    asyncio.run(main())
+    common.charge(("a", "b"), 8.0)
+    clock[0] += 20.0
+    common.charge(("a",), 1.0)
+    assert [common.used(account) for account in "abc"] == [3.0, 2.0, 0.0]
+    monkeypatch.setattr(shares, "_MAX_ACCOUNTS", 2)
+    for account in "bcde":
+        common.charge((account,), 1.0)
+    assert list(common._used)[-2:] == ["d", "e"] and "b" not in common._used
+
+
+def test_a_client_never_holds_more_memory_than_it_leaves_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    trimmed: list[Any] = []
+    monkeypatch.setattr(shares, "_TRIM_BYTES", 1000)
+    monkeypatch.setattr(shares, "_TRIM_S", 0.0)
+    monkeypatch.setattr(shares.ctypes, "CDLL", lambda _: SimpleNamespace(malloc_trim=trimmed.append))
+    common, go = Shares(1000), asyncio.Event()
+
+    async def hold(accounts: str, *sizes: int) -> int:
+        current_client.set(tuple(accounts.split()))
+        try:
+            with common.holding() as take:
+                for size in sizes:
+                    take(size)
+                await go.wait()
+        except Refusal as refusal:
+            return refusal.status
+        return 200
+
+    async def main() -> list[int]:
+        asked = [("key 1", 300, 200), ("key 2", 1), ("other 3", 501), ("other 4", 250), ("third 5", 125)]
+        tasks = [asyncio.create_task(hold(*one)) for one in asked]
+        await asyncio.sleep(0)
+        assert (common._total, common._held["key"], trimmed) == (875, 500, [])
+        go.set()
+        statuses = [await task for task in tasks] + [await hold("key 1", 500)]
+        assert not common._held and common._total == 0
+        while not trimmed:
+            await asyncio.sleep(0.001)
+        return statuses
+
+    assert asyncio.run(main()) == [200, 503, 503, 200, 200, 200]
+    assert trimmed == [0] and common._released == 0
