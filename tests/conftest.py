@@ -62,6 +62,8 @@ TOGETHER = {
     "SGLang": (
         "tests/sglang_plugin/",
         "tests/laptop/",
+        "tests/launch/test_weights.py",
+        "tests/predict/",
         "tests/speed/",
         "tests/commands/test_rules.py",
         "tests/e2e/test_newest_release.py",
@@ -81,8 +83,17 @@ TOGETHER = {
         "tests/e2e/test_fp8_draft.py",
         "tests/e2e/test_mxfp4.py",
         "tests/e2e/test_accept.py",
+        "tests/proof/test_account.py",
     ),
 }
+# Modules of 15 s of a core and more: begun last, one of them would run alone at the end.
+LONG = (
+    "tests/environment/",
+    "tests/moe/flydsl/test_flydsl_kernels.py",
+    "tests/moe/flydsl/test_flydsl_launch.py",
+    "tests/proof/test_fuzz.py",
+    "tests/proof/test_tiny_checkpoints.py",
+)
 _NEEDS = "the extra `kernels`: FlyDSL and a linker"
 _SLOWEST = 10
 
@@ -90,8 +101,9 @@ _SLOWEST = 10
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The long ones begin first: those that one worker must run after each other, then those with a real server."""
 
-    def order(item: pytest.Item) -> tuple[bool, bool]:
-        return _together(item.nodeid) != "SGLang", item.get_closest_marker("server") is None
+    def order(item: pytest.Item) -> tuple[bool, bool, bool]:
+        alone = item.get_closest_marker("server") is None
+        return _together(item.nodeid) != "SGLang", alone, not item.nodeid.startswith(LONG)
 
     items.sort(key=order)
 

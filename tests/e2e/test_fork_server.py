@@ -21,7 +21,7 @@ from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.process import Program
 from kimi_w4a8_eagle3.recipe.launch import load_recipe
 from kimi_w4a8_laptop import fork_server
-from kimi_w4a8_laptop.fork_server import FORK_SERVER, ForkedProcess, can_fork, fork, prepare, setting
+from kimi_w4a8_laptop.fork_server import ForkedProcess, can_fork, fork, prepare, setting
 from proof.tiny.problems import problems
 
 pytestmark = pytest.mark.server
@@ -43,7 +43,7 @@ def gone(processes: list[psutil.Process]) -> bool:
 
 
 def fork_servers() -> set[psutil.Process]:
-    return {process for process in psutil.Process().children() if FORK_SERVER in process.cmdline()}
+    return {process for process in psutil.Process().children() if fork_server.FORK_SERVER in process.cmdline()}
 
 
 class Portraits:
@@ -73,6 +73,15 @@ class Portraits:
 @pytest.fixture
 def portraits(tmp_path: Path) -> Portraits:
     return Portraits(tmp_path)
+
+
+@pytest.fixture
+def bare(portraits: Portraits, monkeypatch: pytest.MonkeyPatch) -> Iterator[Portraits]:
+    """Forked by servers that have imported nothing, beside the one of the other tests."""
+    monkeypatch.setattr(fork_server, "_servers", {})
+    monkeypatch.setattr(fork_server, "FORK_SERVER", "support.bare_fork_server")
+    yield portraits
+    fork_server.close()
 
 
 @pytest.fixture(autouse=True)
@@ -156,32 +165,32 @@ def test_each_writes_into_its_own_log(portraits: Portraits) -> None:
         assert str(other) not in log.read_text()
 
 
-def test_a_killed_fork_server_takes_no_engine_along_and_is_replaced(portraits: Portraits) -> None:
-    process = portraits.fork("wait")
-    portraits.read()
-    killed = psutil.Process(fork_server._servers[setting(portraits.environ)].pid)
+def test_a_killed_fork_server_takes_no_engine_along_and_is_replaced(bare: Portraits) -> None:
+    process = bare.fork("wait")
+    bare.read()
+    killed = psutil.Process(fork_server._servers[setting(bare.environ)].pid)
     before = fork_servers()
     killed.kill()
     assert gone([killed])
-    assert portraits.fork("end", "5").wait(280) == 5
+    assert bare.fork("end", "5").wait(280) == 5
     assert killed in before - fork_servers() and len(fork_servers()) == len(before)
     assert process.poll() is None
     process.kill()
     assert process.wait(280) == -signal.SIGKILL
 
 
-def test_a_variable_that_could_be_read_early_gets_a_fork_server_of_its_own(portraits: Portraits) -> None:
-    portraits.fork("end", "0").wait(280)
+def test_a_variable_that_could_be_read_early_gets_a_fork_server_of_its_own(bare: Portraits) -> None:
+    bare.fork("end", "0").wait(280)
     before = fork_servers()
     early = {"SGLANG_LOGGING_CONFIG_PATH": "/none"}
-    prepare({**portraits.environ, **early}, portraits.folder / "log")
+    prepare({**bare.environ, **early}, bare.folder / "log")
     until(lambda: fork_servers() - before)
     prepared = fork_servers() - before
-    assert portraits.fork("end", "0", **early).wait(280) == 0
-    assert portraits.read()["environ"]["SGLANG_LOGGING_CONFIG_PATH"] == "/none"
+    assert bare.fork("end", "0", **early).wait(280) == 0
+    assert bare.read()["environ"]["SGLANG_LOGGING_CONFIG_PATH"] == "/none"
     both = fork_servers()
     assert both - before == prepared and len(both) == 2
-    assert portraits.fork("end", "0").wait(280) == 0
+    assert bare.fork("end", "0").wait(280) == 0
     assert fork_servers() == both  # the first one waited
 
 

@@ -9,6 +9,7 @@ process of its own, forked from one that has imported what no part is behind, so
 from __future__ import annotations
 
 import ast
+import gc
 import importlib
 import io
 import json
@@ -137,6 +138,7 @@ if __name__ == "__main__":
     for name in sorted({file for touched in tests.values() if touched & parts for file in touched & FILES.keys()}):
         if "." in name and not reached(name) & parts:  # without a dot: beside the tests, where only pytest looks
             importlib.import_module(name)
+    gc.freeze()  # a fork that collected garbage would look at all modules, and copy their pages
     found = {}
     for part in (*PARTS, *PROGRAMS):
         modules = [str(path) for path, touched in tests.items() if part in touched]

@@ -6,6 +6,7 @@ of `--help` for each of them and of every call. Each runs in a fork, so nothing 
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -67,5 +68,6 @@ if __name__ == "__main__":
     for name in ONCE:
         with suppress(ImportError):
             importlib.import_module(name)
+    gc.freeze()  # a fork that collected garbage would look at all modules, and copy their pages
     helps = [call([*path, "--help"]) for path in found]
     print(json.dumps({"paths": found, "helps": helps, "calls": [call(words) for words in json.loads(sys.argv[1])]}))
