@@ -7,8 +7,8 @@ Every batch runs with both tensor-parallel sizes and in its own order of waves:
 - up to 16 tokens have the same bits from the kernels for few and for many tokens,
 - a token with NaN is NaN, and the bits of the others stay.
 
-A layer has rows and blocks of zeros. Expert 0 of an MXFP4 layer has small shifts only, so that its tiles leave out the
-second sums. Expert 1 has 16 rows with the largest weights and shifts. All other blocks have any shift.
+A layer has rows and blocks of zeros. Expert 0 of an MXFP4 layer has small shifts only, expert 4 those of 2 to 5: its
+tiles add shifted products. Expert 1 has 16 rows with the largest weights and shifts. All other blocks have any shift.
 """
 
 from __future__ import annotations
@@ -88,6 +88,7 @@ def layer_of(shape: MoeShape) -> QuarkMoeWeights:
         if shifts is not None:
             stored[3, :, :16] = 0x88  # minus zero
             shifts[0] &= 3
+            shifts[4] = (shifts[4] & 3) + 2
             stored[1, 16:32], shifts[1, 16:32] = 0x77, MAX_SHIFT
             scales[1, 16:32] /= 64
     return layer
@@ -158,16 +159,14 @@ def check_sums(backend: InterpretedBackend, shape: MoeShape, tokens: int) -> Non
 
 
 def _exact(shape: MoeShape, stage: int, rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Return the sums int64 of each slot's row in a row scale whose largest shift is MAX_SHIFT."""
+    """Return the sums int64 of each slot's row."""
     layer = layer_of(shape)
     codes, shifts = (layer.w13, layer.shift13) if stage == 1 else (layer.w2, layer.shift2)
-    lifted = integers(codes, shifts).double()  # holds the sums exactly
-    if shifts is not None:
-        lifted *= 2.0 ** (MAX_SHIFT - shifts.amax(-1, keepdim=True).double())
+    weights = integers(codes, shifts).double()  # holds the sums exactly
     a8, flat = quantize_rows(rows)[0].double(), ids.flatten()
-    sums = torch.full((len(flat), lifted.shape[1]), UNTOUCHED)
+    sums = torch.full((len(flat), weights.shape[1]), UNTOUCHED)
     for expert in range(shape.num_experts):
-        sums[flat == expert] = (a8[flat == expert] @ lifted[expert].T).long()
+        sums[flat == expert] = (a8[flat == expert] @ weights[expert].T).long()
     return sums
 
 

@@ -20,6 +20,8 @@ from .gfx942.stats import KernelStats, analyse
 BASELINE = Path(__file__).with_name("kernel_counts.json")
 RARE = "; rare"  # `moe.flydsl.ops.RARE`, which needs FlyDSL
 _LABEL = re.compile(r"^\S+:")
+_BRANCH = re.compile(r"^\s+(s_branch|s_cbranch_\w+)\s+(\S+)")
+_COPIES = {"v_mov_b64_e32", "v_mov_b32_e32", "s_branch"}
 CLOCK_GHZ = 2.1  # MI300X and MI325X, peak engine clock
 
 # Figures that may not grow, and figures that may not shrink, without a review noticing.
@@ -39,13 +41,42 @@ Figures = dict[str, float]
 
 
 def common_path(text: str) -> str:
-    """Return assembly without the blocks marked `ops.RARE`, which a tile of MXFP4 weights seldom needs."""
-    kept, rare = list[str](), False
+    """Return assembly without the blocks marked `ops.RARE`, which a tile of MXFP4 weights seldom needs.
+
+    Blocks that are only reached through these go, too, and so do copies beside the products of rows that do not exist,
+    and the branches that are left without a purpose.
+    """
+    if RARE not in text:
+        return text
+    blocks: list[list[str]] = [[]]
     for line in text.splitlines():
-        rare = (rare or line.strip() == RARE) and not _LABEL.match(line)
-        if not rare or line.strip().startswith(("s_branch", "s_cbranch")):
-            kept.append(line)
-    return "\n".join(kept)
+        if _LABEL.match(line) or (blocks[-1] and _BRANCH.match(blocks[-1][-1])):
+            blocks.append([])
+        blocks[-1].append(line)
+    number = {found[0]: n for n, block in enumerate(blocks) if (found := _LABEL.match(block[0] if block else ""))}
+    common, todo = set[int](), [0]
+    while todo:
+        if (n := todo.pop()) in common or n == len(blocks) or RARE in map(str.strip, blocks[n]):
+            continue
+        common.add(n)
+        branch = _BRANCH.match(blocks[n][-1] if blocks[n] else "")
+        todo += [number[f"{branch[2]}:"]] if branch else []
+        todo += [n + 1] if branch is None or branch[1] != "s_branch" else []
+    kept = list[str]()
+    for n, block in enumerate(blocks):
+        first = block[: bool(_LABEL.match(block[0] if block else ""))]
+        work = {line.split()[0] for line in block[len(first) :] if line.strip()}
+        kept += block if n in common and not (work and work <= _COPIES) else first
+    return "\n".join(_straight(kept))
+
+
+def _straight(lines: list[str]) -> list[str]:
+    """Return lines without branches forward: a full block takes none of those that are left."""
+    at = {label[0]: n for n, line in enumerate(lines) if (label := _LABEL.match(line))}
+    back = {n: f"{branch[2]}:" for n, line in enumerate(lines) if (branch := _BRANCH.match(line))}
+    back = {n: label for n, label in back.items() if at[label] < n}
+    kept = (line for n, line in enumerate(lines) if n in back or not _BRANCH.match(line))
+    return [line for line in kept if not line.startswith(".LBB") or line.split()[0] in back.values()]
 
 
 def figures(kernel: Kernel, mfma_per_wave: int | None = None) -> Figures:

@@ -46,13 +46,14 @@ class _PrefillSums(_Stage1):
 
 
 class _Stage2:
-    def write(self: Any, base: Any, tile: int, sums: list[Any], scale: Any) -> None:
+    def write(self: Any, base: Any, tile: int, sums: Any, scale: Any) -> None:
         half = tile % PAIR
         at = (self.out_channel + (base + (tile - half)) * TILE_N) * 4
         out = ops.buffer(self.args.out, self.args.tokens * self.cfg.top_k * (self.columns * 4))
-        for slot, both in zip(self.slot, zip(sums[::2], sums[1::2], strict=True), strict=True):
+        exact_sums = self.weights.scaled(*sums, ops.splat(ops.const_f32(1.0), 4), self.cfg.inter)
+        for slot, exact in zip(self.slot, exact_sums, strict=True):
             lane_at = slot * (self.columns * 4) + (self.lane >> 4) * (PAIR * 16) + half * 16
-            ops.store(out, self.weights.float_sum(*both, self.cfg.inter), lane_at, at)
+            ops.store(out, exact, lane_at, at)
 
 
 class _Given(Stage2Prefill):

@@ -59,6 +59,8 @@ _op("v_bfi_b32", "uuu>u", lambda a, b, c: (a & b) | (~a & c))
 _op("v_lshlrev_b32", "uu>u", lambda a, b: b << (a & u32(31)))
 _op("v_lshrrev_b32", "uu>u", lambda a, b: b >> (a & u32(31)))
 _op("v_ashrrev_i32", "ui>i", lambda a, b: b >> (a & u32(31)).astype(i32))
+_op("v_lshlrev_b64", "uU>U", lambda a, b: b << (a & u32(63)).astype(u64))
+_op("v_lshrrev_b64", "uU>U", lambda a, b: b >> (a & u32(63)).astype(u64))
 _op("v_lshl_or_b32", "uuu>u", lambda a, b, c: (a << (b & u32(31))) | c)
 _op("v_bfe_u32", "uuu>u", lambda a, b, c: (a >> (b & u32(31))) & _field_mask(c))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any, NamedTuple
 
 import flydsl.expr as fx
@@ -171,10 +170,8 @@ class Stage1Workgroup(Workgroup):
             self.pin()
             if refill:
                 loaded.append(self.load_weight(chunk + self.ring, tile))
-            for group, here in self.groups:
-                first, last = (2 * (tile * self.row_tiles + m) for m in (group.start, group.stop))
-                multiply = partial(self.weights.multiply, operands, rows[group.start : group.stop])
-                sums[first:last] = ops.changed(here, sums[first:last], multiply)
+            part = slice(2 * tile * self.row_tiles, 2 * (tile + 1) * self.row_tiles)
+            sums[part] = self.weights.multiply(operands, rows, sums[part], self.groups)
             if self.cfg.decode:
                 self.pin()
         return Stage1State([*weights, loaded] if refill else weights, state.rows[1:], sums)

@@ -12,9 +12,9 @@ kinds of product go to two accumulators, and `sum = high / 16 + low - 8 * low_su
 INT8 values at the k with bit 3 set; the kernel that quantizes a row writes it beside the scale.
 
 MXFP4 has k = 32*g + 16*j + i and 8 more, so a lane owns one block. A nibble is a number in PAIRS, with bit 3 clear for
-that value XOR 0xFC (docs/perf/mxfp4.md). Behind an expert's codes lies a byte for each lane and tile: bits 0 to 4 are
-the block's shift in the first sum, bits 5 to 7 that in the second one, `sum = 16 * first + second`. A block is in one
-of them. Its shift in the other is 31 (7 where there are three bits), which clears its weights.
+that value XOR 0xFC (docs/perf/mxfp4.md). Behind an expert's codes lies a byte for each lane and tile. Bits 6 and 7 are
+the shift of the products of a channel's four blocks, and bits 0 to 5 what is left of the block's shift: 0 to 3, or FAR
+plus 0 to 3 for 4 to 7. A tile whose shifts are all below 4 has only these.
 
 The down projection's channels are paired: of 32 channels `8*g + 4*half + r` is number `4*g + r` of tile `half`. A lane
 group g of the matrix unit's result then has eight neighbouring channels, which one 16-byte store writes. Its scales are
@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import torch
 
-from ...quark.mx_blocks import MAX_SHIFT
 from ...quark.weight_format import MXFP4, WeightFormat
 from ..contract import INT8_MAX, PreparedMoe, QuarkMoeWeights
 
@@ -45,8 +44,8 @@ _BYTE_OF_MX_K = (0, 4, 1, 5, 2, 6, 3, 7)  # the same where even k are in low nib
 _SLICE_WORDS = 1 << 23
 _FLOAT16_MAX = 65504
 PAIRS = MXFP4.integers[:8]
-NO_SECOND = 0xE0  # a byte of shifts from here on has no second one
-_FIRST_SHIFT = 4  # the least shift in the first sum
+NEAR = 4  # a byte of shifts below it is a shift that INT8 holds, and all there is
+FAR, REST = 56, 6  # bits of the byte: a shift by 56 and more clears a table; where the shift of the products begins
 _E2M1_TO_PAIR = [*range(8, 16), 8, 3, 2, 1, 0, 5, 4, 6]  # -1 is 3 ^ 0xFC
 
 
@@ -79,7 +78,7 @@ def pack(words: torch.Tensor, paired: bool = False, shifts: torch.Tensor | None 
             continue
         recoded = _recoded(words[part].view(torch.uint8)).view(torch.int32)
         packed[part, :codes] = _tiled(_ordered(recoded, paired), blocks=True).flatten(1)
-        by_lane = _ordered(_both_shifts(words[part], shifts[part]), paired)
+        by_lane = _ordered(_lane_bytes(words[part], shifts[part]), paired)
         packed[part, codes:] = by_lane.view(-1, *shape[1:2], TILE_N, shape[2], 4).permute(0, 1, 3, 4, 2).flatten(1)
     return packed.view(shape) if shifts is None else packed
 
@@ -112,38 +111,31 @@ def _recoded(codes: torch.Tensor) -> torch.Tensor:
     return torch.tensor(both, dtype=torch.uint8, device=codes.device)[codes.int()]
 
 
-def _both_shifts(words: torch.Tensor, shifts: torch.Tensor) -> torch.Tensor:
-    """Return the byte of shifts of each block; a row's largest shift becomes MAX_SHIFT (`_lifted`)."""
-    shifts = shifts.int() + _lifted(shifts)
-    first, second = shifts - _FIRST_SHIFT, shifts << 5
-    both = torch.where(first >= 0, first | NO_SECOND, 31 | second)
+def _lane_bytes(words: torch.Tensor, shifts: torch.Tensor) -> torch.Tensor:
+    """Return the byte of shifts of each block."""
     empty = (words.view(*shifts.shape, 4) & 0x77777777 == 0).all(-1)
-    return torch.where(empty, 0xFF, both).to(torch.uint8)
-
-
-def _lifted(shifts: torch.Tensor) -> torch.Tensor:
-    """Return what brings a row's largest shift to MAX_SHIFT: int32 [E, N, 1]."""
-    return MAX_SHIFT - shifts.amax(-1, keepdim=True).int()
+    by_chunk = shifts.int().masked_fill(empty, 0).view(*shifts.shape[:-1], -1, CHUNK_K // 32)
+    least = by_chunk.masked_fill(empty.view_as(by_chunk), 3).amin(-1, keepdim=True).clamp(max=3)
+    rest = torch.where(by_chunk.amax(-1, keepdim=True) < NEAR, 0, least)
+    own = (by_chunk - rest).masked_fill(empty.view_as(by_chunk), 0)
+    return (torch.where(own < NEAR, own, FAR + own - NEAR) | rest << REST).view_as(shifts).to(torch.uint8)
 
 
 def prepare(weights: QuarkMoeWeights) -> PreparedMoe:
     """Repack one layer for the kernels; s2 becomes float32 [E, H + SCALES_PAD] (`slot_scales`)."""
-    packed, scales = list[torch.Tensor](), list[torch.Tensor]()
-    for codes, scale, shift in ((weights.w13, weights.s13, weights.shift13), (weights.w2, weights.s2, weights.shift2)):
-        packed.append(pack(codes.contiguous().view(torch.int32), len(packed) == 1, shift))
-        lifted = 0 if shift is None else _lifted(shift)[..., 0]
-        scales.append(scale.float() * 2.0**-lifted)
-    largest = weights.shape.weights.largest << (MAX_SHIFT if weights.shape.weights.block else 0)
-    s2 = slot_scales(scales[1], weights.shape.inter * largest)
-    return PreparedMoe(weights.shape, name(weights.shape.weights), packed[0], packed[1], scales[0].contiguous(), s2)
+    w13, w2 = (codes.contiguous().view(torch.int32) for codes in (weights.w13, weights.w2))
+    s2 = slot_scales(weights.s2.float(), weights.shape.inter * weights.shape.weights.largest, weights.shift2)
+    w13, w2 = pack(w13, shifts=weights.shift13), pack(w2, paired=True, shifts=weights.shift2)
+    return PreparedMoe(weights.shape, name(weights.shape.weights), w13, w2, weights.s13.float().contiguous(), s2)
 
 
-def slot_scales(s2: torch.Tensor, largest_sum: int) -> torch.Tensor:
+def slot_scales(s2: torch.Tensor, largest_sum: int, shifts: torch.Tensor | None = None) -> torch.Tensor:
     """Convert float32 [E, H] to [E, H + SCALES_PAD]: each scale divided by its expert's `unit`, then the unit.
 
-    The unit makes |sum * scale| fit float16, as |sum| <= 127 * largest_sum, the largest sum of a row's weights.
+    The unit makes |sum * scale| fit float16, as |sum| <= 127 * largest_sum, the largest sum of a row's weights without
+    their shifts.
     """
-    largest = s2.abs().amax(dim=1, keepdim=True)
+    largest = (s2.abs() if shifts is None else s2 * shifts.amax(-1).float().exp2()).amax(dim=1, keepdim=True)
     largest = torch.where(largest == 0, torch.ones_like(largest), largest)
     power = (-(-INT8_MAX * largest_sum // _FLOAT16_MAX) - 1).bit_length()
     unit = largest * 2.0**power

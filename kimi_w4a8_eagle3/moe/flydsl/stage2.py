@@ -16,11 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import flydsl.expr as fx
-from flydsl.expr import arith
 from flydsl.expr.typing import T
 
 from . import ops as ops
@@ -116,7 +114,7 @@ class Stage2(Workgroup):
 
         def turn(i: Value, in_flight: list[list[Any]], is_last: bool = False) -> list[list[Any]]:
             base = i * group
-            unwritten: list[list[Any]] = []
+            unwritten: list[tuple[list[Any], list[Any]]] = []
             scales: list[Any] = []
             for t in range(group):
                 if not self.rolled and t == group - 1:  # earlier, scales would take registers from the weights
@@ -136,29 +134,26 @@ class Stage2(Workgroup):
 
     def one_tile(
         self, base: Value, tile: int, in_flight: list[list[Any]], tiles_left: int | None
-    ) -> tuple[list[list[Any]], list[Any], Any]:
-        """Multiply 16 channels; return (ring, two sums of each row tile, scales).
+    ) -> tuple[list[list[Any]], tuple[list[Any], list[Any]], Any]:
+        """Multiply 16 channels; return (ring, (two sums of each row tile, unpacked weights), scales).
 
         tiles_left: number of tiles up to the last, when known; it ends the loading ahead.
         """
-        acc = list(self.starts)
+        acc, tiles = list(self.starts), list[Any]()
         scale = in_flight[0][-1] if self.rolled else None
         for step in range(self.steps):
             chunks = self.cfg.tile_k // CHUNK_K
             words, in_flight = in_flight[0][:chunks], in_flight[1:]
             for c in range(chunks):
-                operands = self.weights.unpack(words[c])
+                tiles.append(operands := self.weights.unpack(words[c]))
                 self.pin()
                 more = tiles_left is None or step + self.ring < tiles_left * self.steps
                 if more and c == chunks - 1:
                     in_flight = [*in_flight, self.load_ahead(base, tile, step)]
                 part = 2 * (step * chunks + c)
-                for group, here in self.groups:
-                    rows = [self.operands[m][part : part + 2] for m in group]
-                    multiply = partial(self.weights.multiply, operands, rows)
-                    first, last = 2 * group.start, 2 * group.stop
-                    acc[first:last] = ops.changed(here, acc[first:last], multiply)
-        return in_flight, acc, scale
+                rows = [row[part : part + 2] for row in self.operands]
+                acc = self.weights.multiply(operands, rows, acc, self.groups)
+        return in_flight, (acc, tiles), scale
 
     def load_scale(self, base: Value, tile: int) -> Value:
         """Load the weight scales of a lane's four channels of a tile."""
@@ -166,14 +161,13 @@ class Stage2(Workgroup):
         at = (self.first_channel + (base + (tile - half)) * TILE_N) * 4
         return ops.load(self.scales, T.f32x4, (self.lane >> 4) * (PAIR * 16) + half * 16, at)
 
-    def write(self, base: Value, tile: int, sums: list[Any], scale: Value) -> None:
+    def write(self, base: Value, tile: int, sums: tuple[list[Any], list[Any]], scale: Value) -> None:
         """Store the results of a pair of tiles with its second tile, eight channels of one row a lane."""
         half = tile % PAIR
         at = (self.out_channel + (base + (tile - half)) * TILE_N) * 2
         row_bytes, lane_at = self.columns * 2, (self.lane >> 4) * (PAIR * 4 * 2)
         out_at = [slot * row_bytes + lane_at for slot in self.slot]
-        exact = [self.weights.float_sum(*both, self.cfg.inter) for both in zip(sums[::2], sums[1::2], strict=True)]
-        words = [ops.elements(ops.to_f16(arith.mulf(e, scale))) for e in exact]
+        words = [ops.elements(ops.to_f16(value)) for value in self.weights.scaled(*sums, scale, self.cfg.inter)]
         if half == 0:
             self.first_half = words
             return

@@ -27,8 +27,9 @@ from .weights import READERS
 class _Slot:
     """One slot of a wave: loads its expert's weights and its row, and computes `tile_n` float16 results."""
 
-    def __init__(self, work: Stage2Token, number: Value, expert: Value) -> None:
-        cfg, self.work = work.cfg, work
+    def __init__(self, work: Stage2Token, number: Value, expert: Value, late: bool) -> None:
+        """late: load scales and factors only when they are needed, which saves registers."""
+        cfg, self.work, self.late = work.cfg, work, late
         self.number, self.slot = number, work.token * cfg.top_k + number
         self.routed = routed = is_expert(expert, cfg.experts)
         self.expert = ops.select(routed, expert, 0)
@@ -41,25 +42,34 @@ class _Slot:
         cfg, work = self.work.cfg, self.work
         self.lanes = Quantize(QuantizeConfig(cfg.inter, bf16=False), self.slot, work.args.rows, None)
         self.row = self.lanes.load(self.routed)
-        unit = ops.load(self.scales, T.f32, fx.Int32(cfg.hidden * 4))
-        router = ops.item(work.args.router, self.slot, 4)
-        self.factors = ops.load(router, T.f32, fx.Int32(0)), unit
+        if not self.late:
+            self.load_factors()
         ops.pin_schedule()
         chunks = cfg.inter // CHUNK_K
         at = [(work.channel // TILE_N + t) * (chunks * TILE_BYTES) for t in range(cfg.tile_n // TILE_N)]
         load = self.weights.load
         self.words = [[load(work.lane * 16 + c * TILE_BYTES, tile) for c in range(chunks)] for tile in at]
-        groups = range(0, cfg.tile_n, PAIR * TILE_N)
-        lane = (work.lane >> 4) * (PAIR * 16)
-        self.scale = [
-            ops.load(self.scales, T.f32x4, lane + half * 16, (work.channel + start) * 4)
-            for start in groups
-            for half in range(PAIR)
-        ]
+        if not self.late:
+            self.load_scales()
         ops.pin_schedule()
+
+    def load_factors(self) -> None:
+        unit = ops.load(self.scales, T.f32, fx.Int32(self.work.cfg.hidden * 4))
+        router = ops.item(self.work.args.router, self.slot, 4)
+        self.factors = ops.load(router, T.f32, fx.Int32(0)), unit
+
+    def load_scales(self) -> None:
+        lane, first = (self.work.lane >> 4) * (PAIR * 16), self.work.channel
+        self.scale = [
+            ops.load(self.scales, T.f32x4, lane + tile % PAIR * 16, (first + tile // PAIR * (PAIR * TILE_N)) * 4)
+            for tile in range(self.work.cfg.tile_n // TILE_N)
+        ]
 
     def multiply(self) -> None:
         cfg, work = self.work.cfg, self.work
+        if self.late:
+            self.load_factors()
+            self.load_scales()
         words, scale, total = self.lanes.quantize(self.row)
         starts = self.weights.start(self.lanes.low_sum(total), cfg.inter)
         for word, at in zip(words, range(0, cfg.inter, self.lanes.step), strict=True):
@@ -76,8 +86,8 @@ class _Slot:
             tiles = [self.weights.unpack(words) for words in packed]
             for tile, at in zip(tiles, range(0, len(rows), 2), strict=True):
                 sums = self.weights.multiply(tile, [rows[at : at + 2]], sums)
-            exact = self.weights.float_sum(sums[0], sums[1], cfg.inter)
-            self.halves += ops.elements(ops.to_f16(arith.mulf(exact, scales)))
+            [value] = self.weights.scaled(sums, tiles, scales, cfg.inter)
+            self.halves += ops.elements(ops.to_f16(value))
 
     def write(self) -> None:
         """Write results and the factor of the sum to LDS, from each sixteenth lane: channels 8 * g and on."""
@@ -105,7 +115,7 @@ class Stage2Token(Workgroup):
         cfg = self.cfg
         first = self.wave * cfg.slots
         experts = ops.scalar_loads(self.args.ids, self.token * cfg.top_k + first, cfg.slots)
-        slots = [_Slot(self, first + i, expert) for i, expert in enumerate(experts)]
+        slots = [_Slot(self, first + i, expert, bool(cfg.weights.block and i)) for i, expert in enumerate(experts)]
         for step in (_Slot.load, _Slot.multiply, _Slot.write):
             for slot in slots:
                 step(slot)

@@ -1,12 +1,13 @@
 """Reading and multiplication of an expert's packed weights (layout.py) in the kernels, by format.
 
-Every 16-row tile of results has two accumulators: INT4's are of high and of low nibbles, MXFP4's of blocks with large
-and with small shifts. Unpacked weights and rows are lists of pairs of MFMA operands, eight k of a lane each.
+Every 16-row tile of results has two accumulators, of INT4's high and low nibbles; MXFP4 uses the first one. Unpacked
+weights and rows are lists of pairs of MFMA operands, eight k of a lane each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import flydsl.expr as fx
@@ -16,12 +17,15 @@ from flydsl.expr.typing import T
 
 from ...quark.weight_format import INT4, MXFP4, WeightFormat
 from . import ops as ops
-from .layout import NO_SECOND, packed_bytes
+from .layout import FAR, NEAR, PAIRS, REST, packed_bytes
 from .ops import Value
 
 FLOAT_BIAS = 12582912.0  # 1.5 * 2**23
 FLOAT_BIAS_BITS = 0x4B400000
+TABLE = int.from_bytes(PAIRS, "little")
 Rows = list[tuple[Any, Any]]  # one row of each lane, 16 bytes an element
+Groups = Sequence[tuple[range, Any]]  # row tiles, with the condition that they exist
+ALL: Groups = ()
 
 
 class Int4:
@@ -59,12 +63,16 @@ class Int4:
         return [(ops.pack(high[i : i + 2]), ops.pack(low[i : i + 2])) for i in (0, 2)]
 
     @staticmethod
-    def multiply(tile: Any, rows: Sequence[Rows], sums: list[Any]) -> list[Any]:
-        """Return both sums of some row tiles, each plus an unpacked tile times its rows."""
-        for k, both in enumerate(tile):
-            for n, total in enumerate(sums):
-                sums[n] = ops.mfma_i8(both[n % 2], rows[n // 2][k][n % 2], total)
-        return sums
+    def multiply(tile: Any, rows: list[Rows], sums: list[Any], groups: Groups = ALL) -> list[Any]:
+        """Return both sums of all row tiles, each plus an unpacked tile times its rows; see `RowBlock.together`."""
+
+        def product(rows: list[Rows], sums: list[Any]) -> list[Any]:
+            for k, both in enumerate(tile):
+                for n, total in enumerate(sums):
+                    sums[n] = ops.mfma_i8(both[n % 2], rows[n // 2][k][n % 2], total)
+            return sums
+
+        return _by_group(product, rows, sums, groups, 2)
 
     @staticmethod
     def total(first: Value, second: Value) -> Value:
@@ -98,15 +106,21 @@ class Int4:
         both = math.fma(ops.bitcast(first, T.f32x4), sixteenth, ops.bitcast(second, T.f32x4))
         return arith.addf(both, ops.splat(ops.const_f32(-FLOAT_BIAS * 17 / 16), 4))
 
+    @classmethod
+    def scaled(cls, sums: list[Any], tiles: list[Any], scale: Value, k: int) -> Iterable[Any]:
+        """Return the row tiles' accumulators as float32, times `scale`; tiles: the weights that were multiplied."""
+        exact = [cls.float_sum(*both, k) for both in zip(sums[::2], sums[1::2], strict=True)]
+        return (arith.mulf(e, scale) for e in exact)
+
 
 class _MxTile(NamedTuple):
     operands: list[tuple[Any, Any]]
     loaded: list[Any]
-    has_second: Value
+    wide: Value  # some block has a shift above 3
 
 
 class Mxfp4(Int4):
-    """One expert's MXFP4 weights: `sum = 16 * first + second`."""
+    """One expert's MXFP4 weights; the second accumulators stay at their start."""
 
     format = MXFP4
     lane_k = 32  # one block
@@ -124,28 +138,40 @@ class Mxfp4(Int4):
 
     @staticmethod
     def unpack(loaded: list[Any]) -> _MxTile:
-        """Unpack a tile to operands of the first sums."""
-        shift = loaded[1]
-        second = arith.cmpi(arith.CmpIPredicate.ult, shift, ops.const_i32(NO_SECOND))
-        return _MxTile(_shifted(loaded[0], shift), loaded, fx.Int64(ops.ballot(second)) != 0)
+        wide = ops.ballot(arith.cmpi(arith.CmpIPredicate.uge, loaded[1], ops.const_i32(NEAR)))
+        return _MxTile(_shifted(*loaded), loaded, fx.Int64(wide) != 0)
 
     @staticmethod
-    def multiply(tile: Any, rows: Sequence[Rows], sums: list[Any]) -> list[Any]:
-        """See Int4. A tile without small shifts leaves out the second sums."""
-        words, shift = tile.loaded
+    def multiply(tile: Any, rows: list[Rows], sums: list[Any], groups: Groups = ALL) -> list[Any]:
+        """See Int4. Products with large shifts are summed alone, shifted and added."""
+        firsts = sums[::2]
 
-        def second(sums: list[Any]) -> list[Any]:
-            small = arith.shrsi(arith.shli(shift, ops.const_i32(24)), ops.const_i32(29))
-            again = ops.pack([ops.again(word) for word in ops.elements(words)])
-            return _products(_shifted(again, small), rows, sums)
+        def near() -> list[Any]:
+            return _by_group(partial(_products, tile.operands), rows, list(firsts), groups)
 
-        firsts = _products(tile.operands, rows, sums[::2])
-        seconds = ops.changed(tile.has_second, sums[1::2], second)
-        return [total for both in zip(firsts, seconds, strict=True) for total in both]
+        def wide() -> list[Any]:
+            shift = ops.again(tile.loaded[1])
+            ops.pin_schedule()
+            channel = (fx.thread_idx.x >> 4 & 3) * 4  # of the first sum of a lane
+            rest = ops.pack([arith.shrui(ops.from_lane(shift, channel + i), ops.const_i32(REST)) for i in range(4)])
+            below = _by_group(partial(_added, tile.operands, rest), rows, list(firsts), groups)
+            shift = ops.again(shift)
+            far = arith.cmpi(arith.CmpIPredicate.ne, arith.andi(shift, ops.const_i32(FAR)), ops.const_i32(0))
+
+            def above(sums: list[Any]) -> list[Any]:
+                own = arith.select(far, arith.andi(shift, ops.const_i32(3)), ops.const_i32(FAR))
+                words = ops.pack([ops.again(word) for word in ops.elements(tile.loaded[0])])
+                by = arith.addi(rest, ops.splat(ops.const_i32(4), 4))
+                return _by_group(partial(_added, _shifted(words, own), by), rows, sums, groups)
+
+            return ops.changed(fx.Int64(ops.ballot(far)) != 0, below, above)
+
+        firsts = ops.choose(tile.wide, [ops.raw(total).type for total in firsts], wide, near)
+        return [total for both in zip(firsts, sums[1::2], strict=True) for total in both]
 
     @staticmethod
     def total(first: Value, second: Value) -> Value:
-        return arith.addi(arith.shli(first, ops.splat(ops.const_i32(4), 4)), second)
+        return first
 
     @staticmethod
     def offset(low_sum: Value) -> Value:
@@ -153,32 +179,57 @@ class Mxfp4(Int4):
 
     @classmethod
     def start(cls, low_sum: Value, k: int) -> tuple[Any, Any]:
-        start = ops.const_i32(cls.bias(k))
-        return start, start
+        return ops.const_i32(cls.bias(k)), ops.const_i32(0)
 
     @classmethod
-    def float_sum(cls, first: Value, second: Value, k: int) -> Value:
+    def scaled(cls, sums: list[Any], tiles: list[Any], scale: Value, k: int) -> Iterable[Any]:
+        """See Int4. Large shifts exceed the float that holds the start; a scale is a power of two."""
+
+        def whole() -> list[Any]:
+            start = ops.again(ops.const_i32(cls.bias(k)))
+            ops.pin_schedule()
+            exact = [arith.subi(total, ops.splat(start, 4)) for total in sums[::2]]
+            return [arith.mulf(arith.sitofp(T.f32x4, e), scale) for e in exact]
+
+        def near() -> list[Any]:
+            bias = arith.mulf(scale, ops.splat(ops.const_f32(-FLOAT_BIAS), 4))
+            return [math.fma(ops.bitcast(total, T.f32x4), scale, bias) for total in sums[::2]]
+
         if not cls.bias(k):
-            return arith.sitofp(T.f32x4, cls.total(first, second))
-        bias = ops.splat(ops.const_f32(-FLOAT_BIAS), 4)
-        parts = [arith.addf(ops.bitcast(part, T.f32x4), bias) for part in (first, second)]
-        return math.fma(parts[0], ops.splat(ops.const_f32(16), 4), parts[1])
+            return [arith.mulf(arith.sitofp(T.f32x4, total), scale) for total in sums[::2]]
+        wide = reduce(arith.ori, [ops.raw(tile.wide) for tile in tiles])
+        return ops.choose(wide, [T.f32x4] * len(sums[::2]), whole, near)
 
 
-def _products(tile: list[tuple[Any, Any]], rows: Sequence[Rows], sums: list[Any]) -> list[Any]:
+def _by_group(change: Callable[..., list[Any]], rows: list[Rows], sums: list[Any], groups: Groups, of: int = 1) -> Any:
+    """Return change(rows, sums) of each group of row tiles that exists; of: sums of a row tile."""
+    for group, here in groups or [(range(len(rows)), None)]:
+        part = slice(of * group.start, of * group.stop)
+        sums[part] = ops.changed(here, sums[part], partial(change, rows[group.start : group.stop]))
+    return sums
+
+
+def _products(tile: list[tuple[Any, Any]], rows: list[Rows], sums: list[Any]) -> list[Any]:
     for k, both in enumerate(tile):
         for half in (0, 1):
             sums = [ops.mfma_i8(both[half], row[k][half], total) for row, total in zip(rows, sums, strict=True)]
     return sums
 
 
+def _added(tile: list[tuple[Any, Any]], by: Value, rows: list[Rows], sums: list[Any]) -> list[Any]:
+    """Return sums + (the tile's products << by)."""
+    alone = _products(tile, rows, [ops.splat(ops.const_i32(0), 4)] * len(sums))
+    return [arith.addi(total, arith.shli(product, by)) for total, product in zip(sums, alone, strict=True)]
+
+
 def _shifted(words: Value, shift: Value) -> list[tuple[Any, Any]]:
-    """Return the INT8 of 32 codes, each shifted left; a shift of 31 clears them.
+    """Return the INT8 of 32 codes, each shifted left by 0 to 3; a shift with the bit FAR clears them.
 
     A code's low three bits number a value of layout.PAIRS. Its high bit is 0 for that value XOR 0xFC.
     """
-    by = arith.andi(shift, ops.const_i32(31))
-    low, high, other = (arith.shli(ops.const_i32(table), by) for table in (0x03020100, 0x0C080604, 0xFC))
+    by = arith.extui(T.i64, arith.andi(shift, ops.const_i32(63)))
+    low, high = ops.elements(ops.bitcast(arith.shli(arith.constant(TABLE, type=T.i64), by), T.i32x2))
+    other = arith.shli(ops.const_i32(0xFC), arith.andi(shift, ops.const_i32(31)))
 
     def values(codes: Value) -> Value:
         number = arith.andi(codes, ops.const_i32(0x07070707))
@@ -186,7 +237,9 @@ def _shifted(words: Value, shift: Value) -> list[tuple[Any, Any]]:
         return arith.xori(perm_b32(high, low, number), perm_b32(other, other, half))
 
     ones = ops.elements(words)
-    firsts = [values(arith.shrui(word, ops.const_i32(4))) for word in ones]
+    pairs = [ops.bitcast(ops.pack(ones[i : i + 2]), T.i64) for i in (0, 2)]
+    fours = [arith.shrui(pair, arith.constant(4, type=T.i64)) for pair in pairs]
+    firsts = [values(word) for pair in fours for word in ops.elements(ops.bitcast(pair, T.i32x2))]
     seconds = [values(word) for word in ones]
     return [(ops.pack(firsts[i : i + 2]), ops.pack(seconds[i : i + 2])) for i in (0, 2)]
 

@@ -156,3 +156,33 @@ def test_floors_of_a_decode_batch() -> None:
     assert floor.weights_us == pytest.approx(18.2, abs=0.1)
     assert floor.padded_mfma_us == pytest.approx(2.7, abs=0.1)
     assert floor.simd_us == pytest.approx(floor.padded_mfma_us, rel=0.05)  # 448 MFMA of 16 clocks are 7168 clocks
+
+
+def test_rare_blocks_and_what_only_they_reach_do_not_count() -> None:
+    """The branch back stays, and the branches forward, which a full block does not take, go."""
+    code = """k:
+        v_and_b32_e32 v0, 1, v0
+    .LBB0_1:
+        s_cbranch_vccz .LBB0_4
+        v_add_u32_e32 v1, v1, v1
+        ; rare
+        s_cbranch_scc1 .LBB0_3
+        v_add_u32_e32 v2, v2, v2
+    .LBB0_3:
+        v_add_u32_e32 v3, v3, v3
+        s_branch .LBB0_6
+    .LBB0_4:
+        v_mfma_i32_16x16x32_i8 v[4:7], v[0:1], v[2:3], v[4:7]
+        s_cbranch_scc1 .LBB0_5
+        v_mfma_i32_16x16x32_i8 v[8:11], v[0:1], v[2:3], v[8:11]
+        s_branch .LBB0_6
+    .LBB0_5:
+        v_mov_b32_e32 v8, v12
+    .LBB0_6:
+        v_xor_b32_e32 v0, v0, v1
+        s_cbranch_scc1 .LBB0_1
+        s_endpgm""".replace("\n    ", "\n")
+    kept = [line.split()[0] for line in counts.common_path(code).splitlines()]
+    mfma = "v_mfma_i32_16x16x32_i8"
+    assert kept == ["k:", "v_and_b32_e32", ".LBB0_1:", mfma, mfma, "v_xor_b32_e32", "s_cbranch_scc1", "s_endpgm"]
+    assert counts.common_path(code.replace("rare", "common")) == code.replace("rare", "common")

@@ -29,38 +29,40 @@ if SKIP is None:
 def random_weights() -> QuarkMoeWeights:
     weights = random_layer(SMALL, torch.device("cpu"))
     assert weights.shift13 is not None and weights.shift2 is not None
-    weights.shift13[0, :8] = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3])  # rows with one sum
+    weights.shift13[0, :8] = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3])  # rows with small shifts
     weights.w13[0, 9], weights.w13[1, 5, :16] = 0, 0x88  # a row of zeros and a block of negative zeros
     return weights
 
 
 def shifted(codes: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
     """The INT8 that the kernels make of codes, by the formula of docs/perf/mxfp4.md."""
-    by = (shift & 31)[..., None]
+    by = shift[..., None]
     pair = torch.tensor(layout.PAIRS)[(codes & 7).int()]
     mask = torch.where(codes >= 8, 0, 0xFC)
-    low = lambda value: torch.where(by < 8, value << by.clamp(max=8), 0) & 0xFF  # noqa: E731
+    low = lambda value: torch.where(by < 4, value << by.clamp(max=3), 0) & 0xFF  # noqa: E731
     return (low(pair) ^ low(mask)).to(torch.uint8).view(torch.int8).long()
 
 
-def test_both_sums_of_the_packed_layout_are_the_contracts_integers() -> None:
+def test_the_packed_layout_is_the_contracts_integers() -> None:
     weights = random_weights()
     moe = layout.prepare(weights)
     shift = weights.shift13
     assert shift is not None
-    lifted = integers(weights.w13, shift).long() << (7 - shift.amax(-1, keepdim=True)).long()
-    experts, channels, k = lifted.shape
+    expected = integers(weights.w13, shift).long()
+    experts, channels, k = expected.shape
     codes, by_lane = moe.w13.split([channels * k // 2, channels * k // 32], 1)
     tiles = codes.view(experts, channels // 16, k // 128, 4, 16, 2, 8)  # chunk, g, n, j, byte
     halves = torch.stack([tiles >> 4, tiles & 15], -2)  # ..., j, half, byte
     in_k = halves.permute(0, 1, 4, 2, 3, 5, 6, 7).reshape(experts, channels, k // 32, 32)
-    both = by_lane.view(experts, channels // 16, k // 128, 4, 16).permute(0, 1, 4, 2, 3).reshape(experts, channels, -1)
-    second = torch.where(both >= layout.NO_SECOND, torch.tensor(31), (both >> 5).long())
-    first_part, second_part = shifted(in_k.long(), both.long()), shifted(in_k.long(), second)
-    assert torch.equal((16 * first_part + second_part).view_as(lifted), lifted)
-    assert not ((first_part != 0) & (second_part != 0)).any()
-    factor = 2.0 ** -(7 - shift.amax(-1)).float()
-    assert torch.equal(moe.s13, weights.s13 * factor) and moe.layout == "flydsl-mxfp4-16x128"
+    lanes = by_lane.view(experts, channels // 16, k // 128, 4, 16).permute(0, 1, 4, 2, 3).reshape(experts, channels, -1)
+    rest, own = (lanes >> layout.REST)[..., None].long(), (lanes & 63).long()
+    near, far = shifted(in_k.long(), own), shifted(in_k.long(), torch.where(own < layout.FAR, 4, own & 3))
+    assert torch.equal(((near << rest) + (far << rest + 4)).view_as(expected), expected)
+    assert not ((near != 0) & (far != 0)).any()
+    assert (lanes[0, :8] < layout.NEAR).all() and bool((rest > 0).any())
+    by_channel = rest.view(experts, channels, -1, 4)  # any lane of a channel has it
+    assert torch.equal(by_channel, by_channel[..., :1].expand_as(by_channel))
+    assert torch.equal(moe.s13, weights.s13) and moe.layout == "flydsl-mxfp4-16x128"
 
 
 def test_the_down_projection_is_paired_with_its_shifts() -> None:
@@ -96,7 +98,7 @@ class TestInterpreted:
 
     @pytest.mark.parametrize(("tokens", "gates"), [(2, {}), (4, PREFILL)], ids=str)
     def test_the_sums_are_the_contracts_integers(self, kernels: None, tokens: int, gates: dict[str, Any]) -> None:
-        """Layers have the largest sums, tiles without second sums, and blocks and rows of zeros."""
+        """Layers have the largest sums, tiles of every kind of shifts, and blocks and rows of zeros."""
         check_sums(InterpretedBackend(gates), shape_of("mxfp4", 8), tokens)
 
     def test_a_wrong_shift_is_found(self, kernels: None) -> None:
@@ -105,6 +107,6 @@ class TestInterpreted:
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr("proof.interpreted.prepared", lambda _: (prepared(shape)[0], altered))
             altered = deepcopy(prepared(shape)[1])
-            altered.w13[:, codes:] ^= torch.where(altered.w13[:, codes:] >= layout.NO_SECOND, 1, 32).to(torch.uint8)
+            altered.w13[:, codes:] ^= 1
             with pytest.raises(KimiError, match="sums of stage 1 differ"):
                 check_sums(InterpretedBackend({}), shape, 2)

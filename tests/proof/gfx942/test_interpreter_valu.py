@@ -79,6 +79,8 @@ def test_vector_sources_differ_per_lane():
     [
         ("v_mov_b64_e32 v[32:33], v[10:11]", 0x123456789ABCDEF0),
         ("v_mad_u64_u32 v[32:33], s[20:21], v10, v11, 7", 0x9ABCDEF0 * 0x12345678 + 7),
+        ("v_lshlrev_b64 v[32:33], 68, v[10:11]", 0x23456789ABCDEF00),  # a shift of 68 is one of 4
+        ("v_lshrrev_b64 v[32:33], v11, v[10:11]", 0x12),  # 0x38, the low bits of v11
     ],
 )
 def test_64_bit_instruction(code, expected):

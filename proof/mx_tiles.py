@@ -1,0 +1,79 @@
+"""`python -m proof.mx_tiles`: how often MXFP4 tiles need shifted products, and the time of 10,240 tokens.
+
+A tile has 16 channels x 128 k, four blocks of a channel. Its products are shifted if a block lies over three octaves
+above the least of its row, and multiplied again if a channel's blocks in the tile span over four octaves.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kimi_w4a8_eagle3.machine.hardware import gpu_by_name
+from kimi_w4a8_eagle3.moe.contract import MoeShape
+from kimi_w4a8_eagle3.quark.mx_blocks import MAX_SHIFT
+
+from .account.moe_time import ours
+
+ROWS, K, INTER, TOKENS = 512, 7168, 256, 10240
+# Clocks of vector operations and of issuing matrix instructions by the matrix unit's 256 of a tile with 64 rows, TP 8:
+# of every tile, with shifted products, multiplied again, and converted because sums exceed the float of the start.
+NEAR = {"stage1": 0.727 + 0.25, "stage2": 1.059 + 0.25}
+SHIFTED, AGAIN, CONVERTED = 29 * 4 / 256, (66 * 4 + 64) / 256, 46 * 4 / 256
+SHORT_BLOCKS_US = 27  # blocks of up to 32 rows use an unpacked tile half as often
+
+
+def weights(name: str) -> torch.Tensor:
+    """Return float32 [ROWS, K] of a distribution."""
+    torch.manual_seed(0)
+    kind, _, number = name.partition(" ")
+    normal = torch.randn(ROWS, K)
+    return {
+        "Laplace": lambda: torch.distributions.Laplace(0.0, 1.0).sample((ROWS, K)),
+        "t": lambda: torch.distributions.StudentT(float(number)).sample((ROWS, K)),
+        "outliers": lambda: torch.where(torch.rand(ROWS, K) < 1e-4, 30 * normal, normal),
+        "log-normal": lambda: normal * (float(number) * torch.randn(K)).exp(),
+    }.get(kind, lambda: normal)()
+
+
+def shares(exponents: torch.Tensor) -> tuple[float, float, float]:
+    """Return the shares of tiles that are shifted and multiplied again, and of channel tiles with a shifted tile."""
+    base = torch.maximum(exponents.amin(-1), exponents.amax(-1) - MAX_SHIFT)
+    shifts = (exponents - base[:, None]).clamp(min=0).view(len(exponents), -1, 4)
+    highest, least = shifts.amax(-1), shifts.amin(-1).clamp(max=3)
+    tiles = [mask.view(-1, 16, mask.shape[-1]).any(1) for mask in (highest > 3, (highest > 3) & (highest - least > 3))]
+    return tiles[0].double().mean().item(), tiles[1].double().mean().item(), tiles[0].any(-1).double().mean().item()
+
+
+def main() -> None:
+    """Print shares and modelled times of the distributions."""
+    shape = MoeShape(384, K, INTER, 8)
+    int4 = {kernel.name: kernel.us for kernel in ours(gpu_by_name("mi325x"), shape, TOKENS)}
+    fixed = {"stage1": 13.3, "stage2": 7 * 8.9}  # launches
+    print(f"INT4: {sum(int4.values()):.0f} us")
+    print("distribution     K 7,168: shifted   again   K 256: shifted   again   us      of INT4")
+    for name in (
+        "Gaussian",
+        "Laplace",
+        "t 5",
+        "t 4",
+        "t 3",
+        "outliers",
+        "log-normal 0.5",
+        "log-normal 0.9",
+        "log-normal 1",
+    ):
+        exponents = weights(name).abs().view(ROWS, -1, 32).amax(-1).log2().floor()
+        found = {"stage1": shares(exponents), "stage2": shares(exponents.view(-1, INTER // 32))}
+        us = sum(int4.values()) + SHORT_BLOCKS_US
+        for stage, (shifted, again, converted) in found.items():
+            vector = (
+                NEAR[stage] + SHIFTED * shifted + AGAIN * again + (CONVERTED * converted if stage == "stage2" else 0)
+            )
+            us += (int4[stage] - fixed[stage]) * (max(vector, 1 + again) - 1)
+        (first, second, _), (third, fourth, _) = found.values()
+        ratio = us / sum(int4.values())
+        print(f"{name:<17}{first:>16.1%}{second:>8.1%}{third:>17.1%}{fourth:>8.1%}{us:>8,.0f}{ratio:>9.2f}")
+
+
+if __name__ == "__main__":
+    main()
