@@ -10,7 +10,7 @@ from pathlib import Path
 import typer
 
 from kimi_w4a8_eagle3.base.console import table_console
-from kimi_w4a8_eagle3.commands.options import RUNS, signals
+from kimi_w4a8_eagle3.commands.options import RUNS
 from kimi_w4a8_eagle3.door.settings import client_key
 from kimi_w4a8_eagle3.machine.hardware import Machine
 
@@ -19,6 +19,7 @@ from ..report.page import write_page
 from ..report.tables import print_page
 from ..speed.single import Texts
 from .eval import require_packages
+from .groups import signals
 
 
 def accept(

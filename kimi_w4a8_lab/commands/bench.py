@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from kimi_w4a8_eagle3.base.console import table_console
 from kimi_w4a8_eagle3.base.installed import require
 from kimi_w4a8_eagle3.base.next_step import command
-from kimi_w4a8_eagle3.commands.options import KEY_FILE, OPS_URL, RUNS, complete, expanded, signals
+from kimi_w4a8_eagle3.commands.options import KEY_FILE, OPS_URL, RUNS, complete
 from kimi_w4a8_eagle3.door.settings import client_key
 
 from ..base.server_under_test import Target
@@ -34,6 +34,7 @@ from ..speed.runs import read_run
 from ..speed.single import Texts, bench
 from ..speed.trace_readers import read_trace
 from ..speed.workloads import Workload, load_workload, with_changes, workload_names
+from .groups import expanded, signals
 
 
 class _WorkloadGroup(TyperGroup):

@@ -18,7 +18,7 @@ from kimi_w4a8_eagle3.base.collection import CONSENT, Consent, key_name, read_co
 from kimi_w4a8_eagle3.base.console import table_console
 from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
 from kimi_w4a8_eagle3.base.files import new_run_dir
-from kimi_w4a8_eagle3.commands.options import RUNS, expanded, signals
+from kimi_w4a8_eagle3.commands.options import RUNS
 from kimi_w4a8_eagle3.door.settings import read_key_file
 from kimi_w4a8_eagle3.fleet.checks import fingerprint, local_folder, weights_digest
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render
@@ -26,6 +26,7 @@ from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render
 from ..base.request_progress import request_progress
 from ..draft import switch as links
 from ..draft.kinds import overall
+from .groups import expanded, signals
 
 if TYPE_CHECKING:
     from ..draft.collected import Collected

@@ -14,7 +14,7 @@ from kimi_w4a8_eagle3.base.console import table_console
 from kimi_w4a8_eagle3.base.errors import UsageError
 from kimi_w4a8_eagle3.base.installed import require, require_laptop
 from kimi_w4a8_eagle3.base.next_step import command
-from kimi_w4a8_eagle3.commands.options import KEY_FILE, OPS_URL, RUNS, expanded, signals
+from kimi_w4a8_eagle3.commands.options import KEY_FILE, OPS_URL, RUNS
 from kimi_w4a8_eagle3.door.settings import client_key
 
 from ..accuracy.results import RESULTS
@@ -23,6 +23,7 @@ from ..base.server_under_test import Target
 from ..report import evaluation
 from ..report.page import write_page
 from ..report.tables import print_page
+from .groups import expanded, signals
 
 if TYPE_CHECKING:
     from ..accuracy.tasks import Protocol

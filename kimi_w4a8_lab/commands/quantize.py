@@ -11,7 +11,6 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from kimi_w4a8_eagle3.commands.options import expanded
 from kimi_w4a8_eagle3.fetch.progress import ByteProgress
 from kimi_w4a8_eagle3.quark.safetensors_header import Checkpoint
 from kimi_w4a8_eagle3.quark.weight_format import INT4, MXFP4
@@ -19,6 +18,7 @@ from kimi_w4a8_eagle3.quark.weight_format import INT4, MXFP4
 from ..quantize import exclude, sources
 from ..quantize.by_shard import quantize_by_shard
 from ..quantize.quantize import DRAFT_EXCLUDE, KIMI_EXCLUDE, quantize_fp8, quantize_w4a8
+from .groups import expanded
 
 app = typer.Typer(
     name="quantize", help="Quantize a target or a draft with AMD Quark, shard by shard.", no_args_is_help=True

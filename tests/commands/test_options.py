@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import typer
 from typer.testing import CliRunner
 
-from kimi_w4a8_eagle3.commands.options import expanded
+from kimi_w4a8_lab.commands.groups import expanded
 
 
 @dataclass(frozen=True)
