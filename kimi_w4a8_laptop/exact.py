@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 
 from kimi_w4a8_eagle3.base.errors import UsageError
-from kimi_w4a8_eagle3.base.files import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
+from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
 from kimi_w4a8_eagle3.engine.client import Refused
 from kimi_w4a8_eagle3.engine.metrics import read
 from kimi_w4a8_lab.accuracy.greedy_match import first_difference

@@ -25,8 +25,7 @@ from rich.text import Text
 
 from kimi_w4a8_eagle3.base.console import table_console
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.files import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
-from kimi_w4a8_eagle3.base.signals import Terminated, signals_raise
+from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
 from kimi_w4a8_eagle3.chat.calculator import declaration, results
 from kimi_w4a8_eagle3.cli import run
 from kimi_w4a8_eagle3.door.settings import without_keys
@@ -35,6 +34,7 @@ from kimi_w4a8_eagle3.engine.client import EngineClient, Generation
 from kimi_w4a8_eagle3.engine.metrics import Acceptance, acceptance_from_histograms
 from kimi_w4a8_eagle3.engine.process import EngineServer, free_port, last_line
 from kimi_w4a8_eagle3.fleet.checks import checked
+from kimi_w4a8_eagle3.fleet.serve import Terminated, signals_raise
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render
 from kimi_w4a8_lab.accuracy.problems import parse_answer
 from kimi_w4a8_lab.base.server_under_test import Target

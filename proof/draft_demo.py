@@ -21,7 +21,7 @@ import httpx
 import typer
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.files import DEFAULT_ROOT, new_run_dir
+from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT, new_run_dir
 from kimi_w4a8_eagle3.cli import app as kimi_app
 from kimi_w4a8_eagle3.cli import run
 from kimi_w4a8_laptop import tiny

@@ -25,8 +25,8 @@ from rich.table import Table
 
 from kimi_w4a8_eagle3.base.console import table_console
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.files import RECORD, new_run_dir, record, write_json
-from kimi_w4a8_eagle3.base.signals import Terminated, signals_raise
+from kimi_w4a8_eagle3.base.run_dir import RECORD, new_run_dir, record, write_json
+from kimi_w4a8_eagle3.fleet.serve import Terminated, signals_raise
 from proof.fault_cases import CASES, port_taken
 from proof.fault_stage import FLEET, FaultCase, FaultRow, FaultStage, small_disk
 from proof.load.served import ServedFleet

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy import stats
 
-from kimi_w4a8_eagle3.base.files import new_run_dir, write_json
+from kimi_w4a8_eagle3.base.run_dir import new_run_dir, write_json
 from kimi_w4a8_eagle3.sampling.draw import Filters, draw
 from kimi_w4a8_lab.accuracy import sampling_match
 from kimi_w4a8_lab.accuracy.sampling_match import ALPHA, LENGTH, Samples

@@ -12,9 +12,9 @@ from pathlib import Path
 from huggingface_hub import constants
 
 from ..base.errors import KimiError, UsageError
-from ..base.files import DEFAULT_ROOT
 from ..base.finding import Finding, Severity
 from ..base.installed import require
+from ..base.run_dir import DEFAULT_ROOT
 from ..door.settings import is_loopback
 from ..engine.aiter_jit import jit_environment
 from ..engine.process import Program, require_free_port

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import httpx
 
 from ..base.errors import KimiError
-from ..base.files import EventLog
 from ..base.http import trusted
+from ..base.run_dir import EventLog
 from ..engine.process import EngineServer
 from ..recipe.router_settings import RouterSettings
 from .identity import Identity, ask_identity

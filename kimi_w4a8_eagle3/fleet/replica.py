@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..base.errors import KimiError
-from ..base.files import WANTED, EventLog
+from ..base.run_dir import WANTED, EventLog
 from ..door.presence import require_door
 from ..engine import startup_check
 from ..engine.client import EngineClient

@@ -8,16 +8,15 @@ from collections.abc import Callable, Sequence
 
 from rich.console import Console
 
-from ..base.files import EventLog
 from ..base.installed import require
-from ..base.signals import Terminated, signals_raise
+from ..base.run_dir import EventLog
 from ..engine.process import require_free_port
 from ..ops.replica_state import FleetView, Phase, ReplicaState
 from ..recipe.router_settings import RouterSettings
 from .checks import ServeOptions, require_ops
 from .registrar import RouterKeeper
 from .router import router_endpoint
-from .serve import observed
+from .serve import Terminated, observed, signals_raise
 
 
 def route_foreground(

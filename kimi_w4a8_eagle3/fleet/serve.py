@@ -1,6 +1,7 @@
 """Serve the engines of a recipe in the foreground: kept running, restarted one by one, drained together.
 
-One engine is a fleet of one: it has no router, and the fleet ends with it instead of starting it again.
+One engine is a fleet of one: it has no router, and the fleet ends with it instead of starting it again. SIGTERM drains,
+SIGINT ends at once, SIGHUP renews.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import FrameType
 
 from rich.console import Console
 
 from ..base.errors import KimiError
-from ..base.files import EventLog
-from ..base.signals import Terminated, signals_raise
+from ..base.run_dir import EventLog
 from ..door.settings import is_loopback
 from ..engine.client import EngineClient
 from ..engine.process import free_port
@@ -309,3 +310,43 @@ def follow(path: Path, write: Callable[[str], object] = sys.stdout.write) -> Ite
     finally:
         done.set()
         thread.join(timeout=5.0)
+
+
+class Terminated(SystemExit):
+    """SIGTERM or SIGINT reached this process. Not an `Exception`, because event loops catch those and continue."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.code = self.exit_code = 128 + number
+        self.number = number
+
+
+@contextmanager
+def signals_raise(drain: bool = False, on_hangup: Callable[[], None] | None = None) -> Iterator[None]:
+    """Turn SIGTERM and SIGINT into Terminated in the main thread, so that every `with` block cleans up.
+
+    A second signal does not interrupt the clean-up. With `drain`, the first SIGTERM begins to drain, and a second
+    signal of either kind ends the drain. on_hangup: called on SIGHUP.
+    """
+    draining = False
+
+    def end(number: int, _: FrameType | None) -> None:
+        nonlocal draining
+        begins_drain = drain and not draining and number == signal.SIGTERM
+        if not begins_drain:
+            for ignored in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(ignored, signal.SIG_IGN)
+        draining = begins_drain
+        raise Terminated(number)
+
+    def hangup(_number: int, _: FrameType | None) -> None:
+        if on_hangup is not None:
+            on_hangup()
+
+    handlers = {signal.SIGTERM: end, signal.SIGINT: end} | ({signal.SIGHUP: hangup} if on_hangup else {})
+    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, old in previous.items():
+            signal.signal(number, old)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.files import RECORD, git_commit, installed_versions, new_run_dir, record, write_json
-from kimi_w4a8_eagle3.base.files import machine as host
+from kimi_w4a8_eagle3.base.run_dir import RECORD, git_commit, installed_versions, new_run_dir, record, write_json
+from kimi_w4a8_eagle3.base.run_dir import machine as host
 from kimi_w4a8_eagle3.machine.hardware import Machine
 
 from ..base.experiment import read_result, write_result

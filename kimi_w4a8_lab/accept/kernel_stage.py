@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.files import write_json
+from kimi_w4a8_eagle3.base.run_dir import write_json
 from kimi_w4a8_eagle3.engine.process import last_line
 from kimi_w4a8_eagle3.gates import read_gates
 from kimi_w4a8_eagle3.machine.hardware import GPUS, Gpu, Machine

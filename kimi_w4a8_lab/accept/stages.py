@@ -13,8 +13,8 @@ from huggingface_hub import constants
 from rich.console import Console
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.files import write_json
 from kimi_w4a8_eagle3.base.finding import Severity
+from kimi_w4a8_eagle3.base.run_dir import write_json
 from kimi_w4a8_eagle3.doctor.needs import Needs
 from kimi_w4a8_eagle3.doctor.probe import Probe
 from kimi_w4a8_eagle3.doctor.runner import examine

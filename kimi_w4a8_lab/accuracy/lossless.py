@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.files import DEFAULT_ROOT, RECORD, new_run_dir, write_json
+from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, write_json
 from kimi_w4a8_eagle3.engine.metrics import accept_length
 
 from ..base.experiment import write_result

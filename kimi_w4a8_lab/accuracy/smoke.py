@@ -11,8 +11,8 @@ from typing import Any
 
 from rich.console import Console
 
-from kimi_w4a8_eagle3.base.files import DEFAULT_ROOT
 from kimi_w4a8_eagle3.base.finding import Finding, checked
+from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT
 from kimi_w4a8_eagle3.engine.metrics import Acceptance, acceptance_from_histograms
 
 from ..base.counters import accepted

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Generic, TypeVar, Union
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.files import RECORD, write_json
-from kimi_w4a8_eagle3.base.signals import Terminated
+from kimi_w4a8_eagle3.base.run_dir import RECORD, write_json
+from kimi_w4a8_eagle3.fleet.serve import Terminated
 
 RESULT = "result.json"
 _EXPECTED = "the unchanged folder of a run of `kimi-w4a8 bench`, `eval` or `accept`"

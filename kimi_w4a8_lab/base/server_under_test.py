@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
-from kimi_w4a8_eagle3.base.files import record
 from kimi_w4a8_eagle3.base.http import trusted
+from kimi_w4a8_eagle3.base.run_dir import record
 from kimi_w4a8_eagle3.engine import metrics
 from kimi_w4a8_eagle3.engine.client import EngineClient, bearer
 from kimi_w4a8_eagle3.engine.process import free_port

@@ -17,7 +17,7 @@ from rich.table import Table
 from kimi_w4a8_eagle3.base.collection import CONSENT, Consent, key_name, read_consent
 from kimi_w4a8_eagle3.base.console import table_console
 from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
-from kimi_w4a8_eagle3.base.files import new_run_dir
+from kimi_w4a8_eagle3.base.run_dir import new_run_dir
 from kimi_w4a8_eagle3.commands.options import RUNS
 from kimi_w4a8_eagle3.door.settings import read_key_file
 from kimi_w4a8_eagle3.fleet.checks import fingerprint, local_folder, weights_digest

@@ -16,8 +16,8 @@ from tempfile import TemporaryDirectory
 from pydantic import BaseModel
 
 from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
-from kimi_w4a8_eagle3.base.signals import signals_raise
 from kimi_w4a8_eagle3.engine.process import Program, last_line, starter
+from kimi_w4a8_eagle3.fleet.serve import signals_raise
 
 from .layouts import Layout
 

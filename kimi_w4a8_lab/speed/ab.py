@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kimi_w4a8_eagle3.base.errors import UsageError
-from kimi_w4a8_eagle3.base.files import new_run_dir
 from kimi_w4a8_eagle3.base.installed import require
+from kimi_w4a8_eagle3.base.run_dir import new_run_dir
 
 from ..base.server_under_test import Say, Target
 from .single import Texts, left, measure_points, prepared, recorded, require_usable, seeded

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.files import write_json
+from kimi_w4a8_eagle3.base.run_dir import write_json
 from kimi_w4a8_eagle3.recipe.launch import Recipe, load_recipe, resolve
 
 from .generator import last_json_line

@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 from typing import Literal
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.files import RECORD, new_run_dir, write_json
 from kimi_w4a8_eagle3.base.installed import require
+from kimi_w4a8_eagle3.base.run_dir import RECORD, new_run_dir, write_json
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.machine.hardware import Machine
 from kimi_w4a8_eagle3.recipe.trusted_code import require_trusted_tokenizer

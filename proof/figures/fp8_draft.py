@@ -24,10 +24,10 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file, save_file
 
-from kimi_w4a8_eagle3.base.signals import signals_raise
 from kimi_w4a8_eagle3.cli import run
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.metrics import Acceptance
+from kimi_w4a8_eagle3.fleet.serve import signals_raise
 from kimi_w4a8_eagle3.recipe.memory_plan import ModelCard, draft_weights
 from kimi_w4a8_lab.base.counters import accepted
 from kimi_w4a8_lab.base.server_under_test import Target

@@ -20,9 +20,9 @@ import torch
 import typer
 from rich.console import Console
 
-from kimi_w4a8_eagle3.base.signals import signals_raise
 from kimi_w4a8_eagle3.cli import run
 from kimi_w4a8_eagle3.engine.client import EngineClient
+from kimi_w4a8_eagle3.fleet.serve import signals_raise
 from kimi_w4a8_lab.base.counters import accepted
 from kimi_w4a8_lab.base.server_under_test import Target
 from kimi_w4a8_laptop import tiny

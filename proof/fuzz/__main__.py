@@ -22,11 +22,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.files import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
-from kimi_w4a8_eagle3.base.signals import Terminated, signals_raise
+from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
 from kimi_w4a8_eagle3.cli import run
 from kimi_w4a8_eagle3.door.settings import ADMIN_KEY, API_KEY, read_door
 from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
+from kimi_w4a8_eagle3.fleet.serve import Terminated, signals_raise
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render
 from proof.fuzz.resources import NO_KERNEL_CACHE
 from proof.fuzz.session import Fuzz, FuzzOutcome, FuzzTarget

@@ -28,8 +28,8 @@ from hypothesis import Phase
 from hypothesis.database import ExampleDatabase
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.signals import Terminated
 from kimi_w4a8_eagle3.engine.client import bearer
+from kimi_w4a8_eagle3.fleet.serve import Terminated
 
 from ..load import load_request
 from ..load.load_questions import Question, known_questions

@@ -22,7 +22,7 @@ import httpx
 import psutil
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.files import EVENTS
+from kimi_w4a8_eagle3.base.run_dir import EVENTS
 from kimi_w4a8_eagle3.engine.leftovers import shared_memory_of
 from kimi_w4a8_eagle3.engine.process import free_port, tail_lines
 from kimi_w4a8_eagle3.fleet.engine_processes import is_alive

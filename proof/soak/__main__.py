@@ -23,10 +23,10 @@ from rich.table import Table
 
 from kimi_w4a8_eagle3.base.console import table_console
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.files import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
 from kimi_w4a8_eagle3.base.finding import Finding, checked
-from kimi_w4a8_eagle3.base.signals import Terminated, signals_raise
+from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
 from kimi_w4a8_eagle3.cli import run
+from kimi_w4a8_eagle3.fleet.serve import Terminated, signals_raise
 from proof.load.load import write_records
 from proof.load.load_request import Record
 from proof.load.served import ServedFleet

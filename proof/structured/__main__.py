@@ -18,9 +18,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.files import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
-from kimi_w4a8_eagle3.base.signals import Terminated, signals_raise
+from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
 from kimi_w4a8_eagle3.cli import run
+from kimi_w4a8_eagle3.fleet.serve import Terminated, signals_raise
 from kimi_w4a8_lab.base.server_under_test import Target
 from proof.structured.ask import Asker, StructuredVerdict, compare, refusals
 from proof.structured.cases import FORMS, StructuredAnswer, StructuredCase, cases

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kimi_w4a8_eagle3.base.files import new_run_dir, write_atomic
+from kimi_w4a8_eagle3.base.files import write_atomic
+from kimi_w4a8_eagle3.base.run_dir import new_run_dir
 
 
 def mode(path: Path) -> int:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from kimi_w4a8_eagle3.base.files import RECORD, record, write_json
 from kimi_w4a8_eagle3.base.installed import failed_import
+from kimi_w4a8_eagle3.base.run_dir import RECORD, record, write_json
 from kimi_w4a8_lab.base.experiment import RESULT
 from kimi_w4a8_lab.speed.generator import LoadResult
 from kimi_w4a8_lab.speed.measure import Measurement

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from kimi_w4a8_eagle3.base.files import EventLog
+from kimi_w4a8_eagle3.base.run_dir import EventLog
 from kimi_w4a8_eagle3.engine.process import free_port
 from kimi_w4a8_eagle3.fleet.router import RouterEndpoint, router_endpoint, router_process
 from kimi_w4a8_eagle3.recipe.router_settings import RouterSettings

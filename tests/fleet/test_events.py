@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from kimi_w4a8_eagle3.base.files import EVENTS, WANTED, EventLog
+from kimi_w4a8_eagle3.base.run_dir import EVENTS, WANTED, EventLog
 
 
 def test_one_json_line_and_one_line_for_a_person(tmp_path):

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from support.small_engines import SmallEngine
 
-from kimi_w4a8_eagle3.base.files import EVENTS
+from kimi_w4a8_eagle3.base.run_dir import EVENTS
 from kimi_w4a8_eagle3.fleet.registrar import Registrar
 
 

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.files import RECORD
+from kimi_w4a8_eagle3.base.run_dir import RECORD
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_lab.base.server_under_test import Target
 from kimi_w4a8_lab.report import changes
