@@ -124,7 +124,12 @@ def first_stage_scale_of_up_for_gate(layer: Any) -> None:
 
 
 def a_nibble_flipped(layer: Any) -> None:
-    layer.w2_weight[1, 5, 0] ^= 1  # of one of the experts whose words are compared
+    layer.w2_weight[2, 5, 0] ^= 1
+
+
+def packed_words_exchanged(layer: Any) -> None:
+    """Of two experts; their scales stay in place."""
+    layer.w13_weight.data[[0, 3]] = layer.w13_weight.data[[3, 0]]
 
 
 @pytest.mark.parametrize("tp", [1, 2])
@@ -136,7 +141,8 @@ def a_nibble_flipped(layer: Any) -> None:
         (experts_exchanged, "expert 0 did not load as it is stored: w13_weight_scale"),
         (gate_and_up_exchanged, "expert 0 did not load as it is stored: w13_weight_scale_2"),
         (first_stage_scale_of_up_for_gate, "expert 0 did not load as it is stored: w13_weight_scale"),
-        (a_nibble_flipped, "expert 1 did not load as it is stored: w2_weight"),
+        (a_nibble_flipped, "expert 2 did not load as it is stored: w2_weight"),
+        (packed_words_exchanged, "expert 0 did not load as it is stored: w13_weight"),
     ],
 )
 def test_the_load_check_finds_weights_that_the_files_lack(
