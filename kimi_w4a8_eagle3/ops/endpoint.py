@@ -20,6 +20,7 @@ from prometheus_client.metrics_core import Metric
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
@@ -27,6 +28,7 @@ from starlette.routing import Route
 from ..base.errors import KimiError
 from ..base.http import http_url, trusted
 from ..base.prometheus import Exposition, Reading, merge, parse, render
+from ..door.settings import is_loopback
 from ..engine.metrics import FAILED_REQUESTS, NAN_LOGITS, Acceptance
 from ..machine.gpu_load import gpu_loads
 from .figures import Figures, FiguresWindow
@@ -162,7 +164,10 @@ class OpsServer:
             Route("/metrics", self._metrics),
             Route("/status", self._status),
         ]
-        app = Starlette(routes=routes, middleware=[Middleware(GZipMiddleware)], lifespan=self._lifespan)
+        # A web page that rebinds its name to loopback still sends its own name.
+        hosts = [host, "localhost", "127.0.0.1", "[::1]"] if is_loopback(host) else ["*"]
+        own = Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
+        app = Starlette(routes=routes, middleware=[own, Middleware(GZipMiddleware)], lifespan=self._lifespan)
         config = uvicorn.Config(
             app, log_config=None, access_log=False, lifespan="on", proxy_headers=False, timeout_graceful_shutdown=2
         )

@@ -145,10 +145,7 @@ def test_kimi_report_shows_evaluations_alone_and_at_the_end_of_a_benchmark_page(
             '{"kind": "bench", "status": "complete", "sides": [], "measurements": [{}]}',
             "bench.measurements.0.side: Field req",
         ),
-        (
-            '{"kind": "eval-smoke", "configuration": "<b>tiny"}',
-            "eval-smoke.model: Field required",
-        ),
+        ('{"kind": "eval-smoke", "configuration": "<b>tiny"}', "eval-smoke.model: Field required"),
     ],
 )
 def test_an_unreadable_folder_gets_a_page_that_names_the_missing_part(tmp_path, content, missing):

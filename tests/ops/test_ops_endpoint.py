@@ -66,6 +66,8 @@ def reading(ops: OpsServer) -> Reading:
 def test_ready_follows_the_phases_and_says_why_not() -> None:
     fleet = HandmadeFleet([replica("0", "http://127.0.0.1:1", Phase.STARTING, "weights are loaded")])
     with serve(fleet) as ops:
+        for name, status in (("page.example:9528", 400), ("localhost", 503), ("[::1]:9528", 503)):
+            assert httpx.get(f"{ops.base_url}/ready", headers={"Host": name}).status_code == status
         answer = httpx.get(f"{ops.base_url}/ready")
         assert (answer.status_code, answer.json()) == (
             503, {"ready": False, "phase": "starting", "reason": "weights are loaded"}

@@ -128,8 +128,7 @@ def a_nibble_flipped(layer: Any) -> None:
 
 
 def packed_words_exchanged(layer: Any) -> None:
-    """Of two experts; their scales stay in place."""
-    layer.w13_weight.data[[0, 3]] = layer.w13_weight.data[[3, 0]]
+    layer.w13_weight.data[[0, 3]] = layer.w13_weight.data[[3, 0]]  # the scales stay in place
 
 
 @pytest.mark.parametrize("tp", [1, 2])

@@ -144,10 +144,7 @@ def test_deterministic_answers_take_other_kernels_and_say_why() -> None:
 
 @pytest.mark.parametrize(
     ("recipe", "message"),
-    [
-        ("agent", "hung in EAGLE's verify step"),
-        ("tiny:plain", "does not fit the recipe 'tiny:plain'"),
-    ],
+    [("agent", "hung in EAGLE's verify step"), ("tiny:plain", "does not fit the recipe 'tiny:plain'")],
 )
 def test_no_deterministic_recipe_that_cannot_start(recipe: str, message: str) -> None:
     with pytest.raises(KimiError, match=message):

@@ -34,11 +34,7 @@ class OpenAIServer:
     """
 
     def __init__(
-        self,
-        answer: Callable[[str, int], Reply],
-        model: str = "test-model",
-        port: int = 0,
-        api_key: str | None = None,
+        self, answer: Callable[[str, int], Reply], model: str = "test-model", port: int = 0, api_key: str | None = None
     ) -> None:
         self.answer, self.model, self.api_key = answer, model, api_key
         self.asked: dict[str, int] = {}
