@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 from hashlib import blake2b
-from inspect import signature
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from sglang.srt.speculative.eagle_info import EagleVerifyInput
 
 _VERIFY = "sglang.srt.speculative.eagle_utils.eagle_sample"
-_VERIFY_TAKES = ("verify_input", "batch", "logits_output", "grammar_mask")
 FEATURE = Feature(
     "exact sampling",
     remove_when="SGLang verifies sampled requests on ROCm (sglang#31214) with penalties (sglang#33643) and seeds",
@@ -59,8 +57,7 @@ _latest: WeakKeyDictionary[ReqToTokenPool, tuple[tuple[object, ...], Penalties]]
 
 @FEATURE.before("sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2.__init__")
 def require_known_verification(*_: object, **__: object) -> None:
-    """Refuse a release whose verification takes other arguments."""
-    taken = tuple(signature(eagle_utils.eagle_sample).parameters)
+    """Refuse trees, and another plugin's verification."""
     with or_end("speculation cannot be verified"):
         if (topk := runtime_context.get_spec().speculative_eagle_topk) != 1:
             raise KimiError(
@@ -68,13 +65,6 @@ def require_known_verification(*_: object, **__: object) -> None:
                 where="--speculative-eagle-topk",
                 expected="1",
                 remedy="serve without this argument: every recipe has topk 1",
-            )
-        if taken[: len(_VERIFY_TAKES)] != _VERIFY_TAKES:
-            raise KimiError(
-                f"this SGLang release verifies drafts with arguments that the plugin does not know: {', '.join(taken)}",
-                where=_VERIFY,
-                expected=", ".join(_VERIFY_TAKES),
-                remedy="serve with options.speculation = 'off', or with a release that `kimi-w4a8 doctor` names",
             )
         if eagle_worker_common.eagle_sample is not eagle_utils.eagle_sample:
             raise KimiError(

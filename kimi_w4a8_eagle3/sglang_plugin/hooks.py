@@ -1,25 +1,29 @@
 """Hooks on SGLang, by feature: which functions and private names a feature needs, and what happens without them.
 
 SGLang only logs a hook that it cannot apply, and would serve without the page guard or the door. Here a release that
-lacks a name of a required feature, or has another signature for it, is not served. An optional feature is left out as a
-whole, and the metric kimi_missing_feature_info names it. `known_signatures.json` has the signatures of the tested
-releases (`python -m proof.hook_signatures`).
+lacks a name of a required feature, or has changed it, is not served. An optional feature is left out as a whole, and
+the metric kimi_missing_feature_info names it. `known_signatures.json` has the interfaces of the tested releases
+(`python -m proof.hook_signatures`). With KIMI_UNTRIED_SGLANG=1 a function may have another source, and the same
+metric names it.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import logging
 import os
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, wraps
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from ..base.errors import KimiError, or_end
+from ..gates import read_gates
 
 if TYPE_CHECKING:
     from sglang.srt.plugins.hook_registry import HookRegistry
@@ -28,7 +32,7 @@ logger = logging.getLogger(__name__)
 Function = TypeVar("Function", bound=Callable[..., object])
 Kind = Literal["before", "after", "around", "replace"]  # the values of SGLang's HookType
 
-missing_features: list[str] = []  # optional features that this process serves without
+missing_features: list[str] = []  # optional features and tested sources that this process serves without
 _targets: set[str] = set()  # of all hooks that this process registered
 
 
@@ -94,7 +98,7 @@ def register(registry: type[HookRegistry], features: Iterable[Feature]) -> None:
             raise _unknown_release(feature.name, unknown)
         if unknown:
             missing_features.append(feature.name)
-            logger.warning("serving without %s: this SGLang release has no %s", feature.name, ", ".join(unknown))
+            logger.warning("serving without %s: this release lacks or changed %s", feature.name, ", ".join(unknown))
             continue
         for name, value in feature.environ.items():
             os.environ.setdefault(name, value)
@@ -117,29 +121,67 @@ def _check_after_apply(registry: type[HookRegistry]) -> None:
     registry.apply_hooks = apply_and_check
 
 
+class Interface(NamedTuple):
+    """Call and source of a function of SGLang's, on which hooks rely.
+
+    call: `async (obj, *, stream=False) -> 3 values`; for a class only `class`.
+    source: a hash of its lines, without comments; empty for other libraries, which an image may have in any release.
+    """
+
+    call: str
+    source: str
+
+
 @cache
-def known_signatures() -> Mapping[str, Sequence[str]]:
-    """Return the signatures of each hooked or used name, in the releases that the package is tested with."""
-    known: Mapping[str, Sequence[str]] = json.loads(Path(__file__).with_name("known_signatures.json").read_text())
-    return known
+def known_interfaces() -> Mapping[str, Mapping[str, Interface]]:
+    """Return the interfaces of each hooked or used name, by the releases that the package is tested with."""
+    known = json.loads(Path(__file__).with_name("known_signatures.json").read_text())
+    return {name: {release: Interface(*one) for release, one in of.items()} for name, of in known.items()}
 
 
-def signature_of(name: str) -> str | None:
-    """Return how a name is called: `async (obj, *, stream=False)`, or `class`; None if it is not callable."""
+def interface_of(name: str) -> Interface | None:
+    """Return the interface of a dotted name; None if the release lacks it."""
+    if (found := _find(name)) is None:
+        return None
+    kind, function, source = found
+    if isinstance(function, type):
+        return Interface("class", _digest(name, source))
+    marks = f"{kind} " * (kind in ("property", "classmethod", "staticmethod"))
+    marks += "async " * (inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function))
+    return Interface(f"{marks}{_parameters(function)} -> {_returns(source)}", _digest(name, source))
+
+
+def _find(name: str) -> tuple[str, Callable[..., object], str] | None:
+    """Return the kind of a dotted name, its function or class, and the source of that."""
+    owner, _, attribute = name.rpartition(".")
     try:
-        found = inspect.unwrap(pkgutil.resolve_name(name))
+        function = inspect.unwrap(pkgutil.resolve_name(name))
+        kind = type(inspect.getattr_static(pkgutil.resolve_name(owner), attribute)).__name__
     except (ImportError, AttributeError):
         return None
-    if isinstance(found, type) or not callable(found):
-        return "class" if isinstance(found, type) else None
-    plain = inspect.signature(found).replace(return_annotation=inspect.Signature.empty)
+    function = function.fget if isinstance(function, property) else function
+    if not callable(function):
+        return None
+    try:
+        return kind, function, inspect.getsource(function)
+    except (OSError, TypeError):
+        return kind, function, ""  # no known function is without a source
+
+
+def _digest(name: str, source: str) -> str:
+    lines = [line.rstrip() for line in source.splitlines() if not line.lstrip().startswith("#")]
+    own = name.startswith("sglang.")
+    return blake2b("\n".join(filter(None, lines)).encode(), digest_size=4).hexdigest() if own else ""
+
+
+def _parameters(function: Callable[..., object]) -> inspect.Signature:
+    plain = inspect.signature(function).replace(return_annotation=inspect.Signature.empty)
     parameters = [
         parameter.replace(annotation=parameter.empty, default=_default(parameter.default))
         for parameter in plain.parameters.values()
         if parameter.name not in ("self", "cls")  # a bound method has none, and the function that a hook wraps has one
     ]
-    waits = inspect.iscoroutinefunction(found) or inspect.isasyncgenfunction(found)
-    return f"{'async ' * waits}{plain.replace(parameters=parameters)}"
+    return plain.replace(parameters=parameters)
 
 
 def _default(value: object) -> object:
@@ -147,20 +189,59 @@ def _default(value: object) -> object:
     return value if value is None or isinstance(value, bool | int | float | str | type) else type(value)
 
 
+def _returns(source: str) -> str:
+    """Return what a function gives back: `3 values`, `a value or nothing`, `yields`."""
+    try:
+        (top,) = ast.parse(f"if True:\n{source}" if source[:1] == " " else source).body
+    except (SyntaxError, ValueError):
+        return "?"
+    found = set()
+    for node in _own_nodes(top.body[0] if isinstance(top, ast.If) else top):
+        if isinstance(node, ast.Yield | ast.YieldFrom):
+            found.add("yields")
+        elif isinstance(node, ast.Return):
+            value = node.value
+            nothing = value is None or (isinstance(value, ast.Constant) and value.value is None)
+            found.add(
+                "nothing" if nothing else f"{len(value.elts)} values" if isinstance(value, ast.Tuple) else "a value"
+            )
+    return " or ".join(sorted(found)) or "nothing"
+
+
+def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a function without those of the functions in it."""
+    for node in ast.iter_child_nodes(function):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            yield node
+            yield from _own_nodes(node)
+
+
 def _unknown(name: str) -> str | None:
-    """Return the name if the release lacks it, and with its signature if that is not known; None if all is well."""
-    found, known = signature_of(name), known_signatures().get(name)
-    if found is None:
+    """Return the name and what is unknown about it; None if all is well."""
+    known = known_interfaces().get(name, {}).values()
+    if (place := _find(name)) is None:
         return name
-    if known is None or found in known:
+    digest = _digest(name, place[2])
+    if not known or (digest and digest in {one.source for one in known}):
+        return None  # the same source is called in the same way
+    found = interface_of(name)
+    if found is None or found in known:
         return None
-    return f"{name}{found} (known: {' or '.join(known)})"
+    calls = sorted({one.call for one in known})
+    if found.call not in calls:
+        return f"{name}{'' if found.call[:1] == '(' else ' '}{found.call} (known: {' or '.join(calls)})"
+    if not read_gates(os.environ).untried_sglang:
+        return f"{name} (its source is unknown)"
+    if (untried := f"a tested source of {name}") not in missing_features:
+        missing_features.append(untried)
+        logger.warning("serving without %s (KIMI_UNTRIED_SGLANG=1)", untried)
+    return None
 
 
 def _unknown_release(feature: str, names: list[str]) -> KimiError:
     return KimiError(
-        f"this SGLang release lacks names, or their signatures, that the plugin uses for {feature}: {', '.join(names)}",
+        f"this SGLang release lacks or changed functions that the plugin uses for {feature}: {', '.join(names)}",
         where="kimi_w4a8_eagle3.sglang_plugin",
         expected="a release that this package is tested with",
-        remedy="`kimi-w4a8 doctor` names them; if SGLang only moved the names, report it",
+        remedy="install one that `kimi-w4a8 doctor` names; KIMI_UNTRIED_SGLANG=1 serves where only sources are unknown",
     )
