@@ -150,13 +150,21 @@ def calibrate(cluster: Cluster) -> Fit:
 
 
 def fit_points(points: Sequence[PublishedPoint], cluster: Cluster) -> Fit:
-    """Fit the three unknowns to published figures, with equal weight for equal relative errors."""
+    """Fit the three unknowns to published figures, with equal weight for equal relative errors.
+
+    Neither pass reaches more than the peak of the machine: a share that would be larger is fixed at 1.
+    """
     rows = []
     for one in points:
         seconds = 1 / one.published if one.key == "output_throughput_tok_s" else one.published / 1000
         rows.append(terms(_load(one.point, one.side), one.key, cluster) / seconds)
-    layer_s, decode_cost, prefill_cost = np.linalg.lstsq(np.array(rows), np.ones(len(rows)), rcond=None)[0]
-    return Fit(float(layer_s), float(1 / decode_cost), float(1 / prefill_cost))
+    table, costs, free = np.array(rows), np.ones(3), np.ones(3, dtype=bool)
+    while True:
+        costs[free] = np.linalg.lstsq(table[:, free], 1 - table[:, ~free].sum(axis=1), rcond=None)[0]
+        beyond = free & (costs < 1) & np.array([False, True, True])
+        if not beyond.any():
+            return Fit(float(costs[0]), float(1 / costs[1]), float(1 / costs[2]))
+        free, costs[beyond] = free & ~beyond, 1.0
 
 
 def check(fit: Fit, cluster: Cluster) -> list[PredictedPoint]:

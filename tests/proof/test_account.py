@@ -15,8 +15,8 @@ from kimi_w4a8_eagle3.recipe.launch import load_recipe
 from kimi_w4a8_eagle3.recipe.memory_plan import ModelCard, draft_weights
 from kimi_w4a8_lab.predict.layouts import node_layouts
 from kimi_w4a8_lab.predict.machine_model import Cluster, draft_bytes, kimi
-from kimi_w4a8_lab.predict.predict import Load, calibrate
-from proof.account import calibration, directions, layouts, levers, moe_time, not_yet, prefill
+from kimi_w4a8_lab.predict.predict import Load, calibrate, fit_points, published_points
+from proof.account import calibration, directions, layouts, levers, moe_time, not_yet, points, prefill
 from proof.account.__main__ import main
 from proof.account.parts import Account, StepPart, decode_attention, explain
 
@@ -78,8 +78,21 @@ def test_aiters_timings_are_judged_by_fits_that_saw_no_timing_of_the_same_shape(
 def test_no_fitted_figure_is_beyond_a_physical_limit() -> None:
     for name, fit in calibration.rates().items():
         assert fit.tb_s <= CLUSTER.gpu.hbm_tb_s and fit.share <= 1, name
-    fit = calibrate(CLUSTER)
-    assert fit.decode_efficiency <= 1 and fit.prefill_efficiency <= 1 and fit.layer_s > 0
+    fast = [
+        replace(one, published=one.published * (2 if "throughput" in one.key else 0.5)) for one in published_points()
+    ]
+    for fit in (calibrate(CLUSTER), fit_points(published_points(), CLUSTER), fit_points(fast, CLUSTER)):
+        assert fit.decode_efficiency <= 1 and fit.prefill_efficiency <= 1 and fit.layer_s > 0
+
+
+def test_the_page_has_the_errors_of_configurations_that_were_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    points.main()
+    rows = [re.split(r" *\| *", row.strip("| ")) for row in capsys.readouterr().out.splitlines() if "%" in row]
+    page = (DOCS / "perf/planner.md").read_text()
+    assert len(rows) == 3 and [row for row in rows if f"| {' | '.join(row)} |" not in page] == []
+    assert {(one.point, one.side, one.key, one.source) for one in points.held_out()} == {
+        (one.point, one.side, one.key, one.source) for one in published_points()
+    }
 
 
 @pytest.mark.parametrize("load", [load for load, _ in PUBLISHED])
