@@ -52,29 +52,10 @@ fi
 
 service=
 if [[ $1 == up ]]; then
-  recipe=${2:-} service=docker listen=127.0.0.1
-  [[ -n $recipe && $recipe != -* ]] || usage "up needs a recipe"
-  shift 2
-  while [[ ${1:-} == --listen || ${1:-} == --as ]]; do
-    [[ -n ${2:-} ]] || usage "$1 needs a value"
-    [[ $1 == --as ]] && service=$2 || listen=$2
-    shift 2
-  done
-  [[ $service == @(docker|compose|systemd) ]] || usage "--as $service is unknown"
-  [[ $service == docker || $# == 0 ]] || usage "more arguments of serve need --as docker"
-  [[ $service != compose || -z ${ADMIN_KEY_FILE:-}${DOCKER_ARGS:-} ]] ||
-    usage "ADMIN_KEY_FILE and DOCKER_ARGS need --as docker or systemd"
-  [[ $READY_TIMEOUT =~ ^[0-9]+$ ]] || usage "READY_TIMEOUT=$READY_TIMEOUT is not a number of seconds"
-  for word in "$@"; do
-    case $word in
-      --host | --host=* | host=* | --port | --port=* | port=* | --ops-*)
-        usage "up takes its address from --listen and its ports from PORT, not from $word" ;;
-    esac
-  done
-  [[ $service != systemd || $EUID == 0 || -n $print_only ]] || usage "--as systemd needs root"
-  NAME=${NAME:-kimi-${recipe//[^A-Za-z0-9_.-]/-}}
-  API_KEY_FILE=${API_KEY_FILE:-$CONFIG/api-key}
-  set -- serve "$recipe" --set "host=$listen" --set "port=$PORT" "$@"
+  # shellcheck source=launch/docker/up.sh
+  . "$here/docker/up.sh"
+  up_options "${@:2}"
+  set -- serve "$recipe" --set "host=$listen" --set "port=$PORT" "${more_words[@]}"
 fi
 for name in API_KEY_FILE ADMIN_KEY_FILE; do
   [[ -z ${!name:-} ]] || printf -v "$name" %s "$(realpath -m "${!name}")"
@@ -301,96 +282,4 @@ for folder in "$MODELS" "${folders[@]}"; do
   own "$folder"
 done
 [[ -n $service ]] || exec "$DOCKER" "${args[@]}"
-
-if [[ ! -e $API_KEY_FILE ]]; then
-  (umask 077 && od -An -N32 -tx1 /dev/urandom | tr -d ' \n' >"$API_KEY_FILE.new")
-  own "$API_KEY_FILE.new"
-  mv "$API_KEY_FILE.new" "$API_KEY_FILE"
-fi
-# One file of settings for compose and systemd; both read it as lines of NAME=value.
-settings() {
-  local pair
-  for pair in "IMAGE=$IMAGE" "NAME=$NAME" "RECIPE=$recipe" "LISTEN=$listen" "PORT=$PORT" "OPS_PORT=$((PORT + 1))" \
-    "USER_IDS=$user" "MODELS=$MODELS" "RUNS=$RUNS" "CONFIG=$CONFIG" "KERNELS=$home" "COMMAND=$here/docker-run.sh" \
-    "API_KEY_FILE=$API_KEY_FILE" "ADMIN_KEY_FILE=${ADMIN_KEY_FILE:-}" "DOCKER=$(command -v "$DOCKER")" \
-    "DOCKER_ARGS=${DOCKER_ARGS:-}" "MODELS_INSIDE=$(inside "$MODELS")" "RUNS_INSIDE=$(inside "$RUNS")" \
-    "CONFIG_INSIDE=$(inside "$CONFIG")" "VIDEO_GID=$(stat -c %g "$DEV/kfd")" \
-    "RENDER_GID=$(stat -c %g "$DEV"/dri/renderD* | head -n 1)"; do
-    echo "${pair%%=*}='${pair#*=}'" # both programs take single quotes literally
-  done
-}
-follow() { # the command line of its words
-  local line
-  printf -v line ' %q' "$@"
-  echo "${line# }"
-}
-remove="$DOCKER stop --time 150 $NAME && $DOCKER rm --volumes $NAME"
-case $service in
-  docker)
-    "$DOCKER" "${args[@]}"
-    log="$DOCKER logs --follow $NAME" stop=$remove
-    ;;
-  compose)
-    file=$CONFIG/$NAME.env
-    settings >"$file"
-    compose=("$DOCKER" compose --env-file "$file" --file "$here/compose.yaml")
-    "${compose[@]}" up --detach
-    log=$(follow "${compose[@]}" logs --follow) stop=$(follow "${compose[@]}" down)
-    ;;
-  systemd)
-    mkdir -p "$ETC/kimi" "$ETC/systemd/system"
-    settings >"$ETC/kimi/kimi.env"
-    edit="/^Doc/s|/opt/kimi-w4a8-eagle3/launch|${here// /%20}|; s|/opt/kimi-w4a8-eagle3/launch|$here|; s|/usr/bin/docker|$(command -v "$DOCKER")|"
-    [[ $("$DOCKER" --version) != *podman* ]] || edit+="; s/^After=docker.service /After=/; /^Requires=docker.service/d"
-    sed "$edit" "$here/systemd/kimi@.service" >"$ETC/systemd/system/kimi@.service"
-    systemctl daemon-reload
-    systemctl enable --now "kimi@$recipe"
-    log="journalctl --follow --unit kimi@$recipe" stop="systemctl disable --now kimi@$recipe"
-    ;;
-esac
-cat <<TEXT
-address: http://$listen:$PORT/v1
-key:     $API_KEY_FILE
-ready:   curl -s http://127.0.0.1:$((PORT + 1))/ready
-log:     $log
-stop:    $stop
-TEXT
-
-# ready: succeed if the server answers 200; its phase is in $phase.
-phase=
-ready() {
-  local status=
-  exec 3<>"/dev/tcp/127.0.0.1/$((PORT + 1))" || return 1
-  printf 'GET /ready HTTP/1.0\r\n\r\n' >&3
-  IFS= read -r -t 10 status <&3 || true
-  [[ ! $(timeout 10 cat <&3) =~ \"phase\":\ ?\"([a-z_ ]+)\" ]] || phase=${BASH_REMATCH[1]}
-  exec 3>&-
-  [[ $status == *" 200 "* ]]
-}
-# alive: succeed while the first container runs; a restart means that it failed.
-alive() {
-  if [[ $service == systemd ]]; then
-    [[ $(systemctl show --property ActiveState --property NRestarts "kimi@$recipe") != *@(ActiveState=failed|NRestarts=[1-9])* ]]
-  else
-    [[ $("$DOCKER" container inspect --format '{{.State.Status}} {{.RestartCount}}' "$NAME" 2>&1) == @(created|running|initialized)" 0" ]]
-  fi
-}
-echo "waiting until it serves, at most $((READY_TIMEOUT / 60)) minutes; Ctrl-C ends the waiting only"
-shown=
-until ready 2>/dev/null; do
-  if ! alive; then
-    end=("$DOCKER" logs --tail 30 "$NAME")
-    [[ $service != systemd ]] || end=(journalctl --no-pager --lines 30 --unit "kimi@$recipe")
-    "${end[@]}" >&2 || true
-    eval "$stop" >/dev/null 2>&1 || true
-    echo "docker-run.sh: $NAME ended before it served and was stopped; its last lines are above" >&2
-    exit 1
-  elif ((SECONDS > READY_TIMEOUT)); then
-    echo "docker-run.sh: $NAME does not serve after $READY_TIMEOUT s and still runs. Read its log, then wait or stop it: $log" >&2
-    exit 1
-  fi
-  [[ $phase == "$shown" ]] || echo "$((SECONDS / 60)) min: ${phase}"
-  shown=$phase
-  sleep 1
-done
-echo "ready"
+start_service

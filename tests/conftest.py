@@ -128,6 +128,7 @@ def pytest_configure(config: pytest.Config) -> None:
         atexit.register(os._exit, 0)
     elif config.option.basetemp is None:
         os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="t-")
+        Path(tempfile.tempdir).chmod(0o711)  # as root, tests start programs of other users
         config.option.basetemp = f"{tempfile.tempdir}/p"
 
 

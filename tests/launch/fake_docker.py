@@ -69,7 +69,7 @@ def run(words: list[str]) -> None:
 
 def compose(words: list[str]) -> None:
     (STATE / "compose.json").write_text(json.dumps(words))
-    if words[words.index("--file") + 2 :][:1] == ["up"]:
+    if "up" in words:
         lines = Path(words[words.index("--env-file") + 1]).read_text().splitlines()
         settings = dict(shlex.split(line)[0].split("=", 1) for line in lines)
         (STATE / settings["NAME"]).write_text("running 0")

@@ -56,22 +56,41 @@ def filled(text: str, settings: dict[str, str]) -> str:
     return re.sub(r"\$\{(\w+)(:[-?])?([^}]*)\}", value, text)
 
 
-def test_compose_starts_what_the_docker_line_starts(caller: Host) -> None:
-    done = caller.run("up", "agent", "--listen", "0.0.0.0", "--as", "compose", **RELATIVE)
+MORE_WORDS = ("--set", 'chat-template="./$HOME \\ template"')  # what JSON and compose treat in their own ways
+
+
+@pytest.mark.parametrize("docker", ["docker", "podman"])
+def test_compose_starts_what_the_docker_line_starts(caller: Host, docker: str) -> None:
+    template, admin = caller.home / "my template", caller.home / "admin key"
+    for file in (template, admin):
+        file.write_text("a")
+        file.chmod(0o644)
+    more = {
+        "DOCKER": docker,
+        "ADMIN_KEY_FILE": "admin key",
+        "DOCKER_ARGS": f"--env A=b --volume {caller.home}:/home/c:ro",
+    }
+    line = ("agent", "--listen", "0.0.0.0", *MORE_WORDS, "--set", f"chat-template={template}")
+    compose = (*line[:3], "--as", "compose", *line[3:])
+    done = caller.run("up", *compose, **RELATIVE, **more)
     assert (done.returncode, done.stderr) == (0, "")
     words = json.loads((caller.folder / "state/compose.json").read_text())
-    assert words[:1] == ["--env-file"] and words[2:] == ["--file", str(LAUNCH / "compose.yaml"), "up", "--detach"]
+    assert words[:1] == ["--env-file"] and words[2:4] == ["--file", str(LAUNCH / "compose.yaml")]
+    assert words[4] == "--file" and words[6:] == ["up", "--detach"]
     settings = dict(shlex.split(line)[0].split("=", 1) for line in Path(words[1]).read_text().splitlines())
     (service,) = yaml.safe_load(filled((LAUNCH / "compose.yaml").read_text(), settings))["services"].values()
+    (extra,) = json.loads(Path(words[5]).read_text().replace("$$", "$"))["services"].values()
+    service |= extra
     (caller.folder / "state/kimi-agent").unlink()
-    assert caller.run("up", "agent", "--listen", "0.0.0.0", **RELATIVE).returncode == 0
+    assert caller.run("up", *line, **RELATIVE, **more).returncode == 0
     started = caller.started()
     options = started["options"]
     assert service["command"] == started["words"][1:] and [service["user"]] == options["--user"]
     assert {name.split("/")[-1] for name in service["devices"]} == {Path(d).name for d in options["--device"]}
-    assert {f"{name}={value}" for name, value in service["ulimits"].items()} == set(options["--ulimit"])
-    assert {f"{name}={value}" for name, value in service["environment"].items()} == set(options["--env"])
-    assert set(service["group_add"]) <= set(options["--group-add"])
+    assert {f"{name}={value}" for name, value in service["ulimits"].items()} == set(options["--ulimit"]) - {"host"}
+    assert service.get("userns_mode", "") == "".join(options.get("--userns", []))
+    assert service["environment"] == options["--env"]
+    assert service["group_add"] == options["--group-add"]
     for key, option in (("ipc", "--ipc"), ("network_mode", "--network"), ("working_dir", "--workdir")):
         assert [service[key]] == options[option]
     for key, option in (("cap_drop", "--cap-drop"), ("security_opt", "--security-opt"), ("tmpfs", "--tmpfs")):
@@ -135,7 +154,8 @@ def test_systemd_starts_what_the_docker_line_starts() -> None:
         admin.write_text("a")
         admin.chmod(0o644)
         more = {"DOCKER": "podman", "ADMIN_KEY_FILE": "admin key", "DOCKER_ARGS": "--env A=b"}
-        done = found.run("up", "agent", "--listen", "0.0.0.0", "--as", "systemd", **RELATIVE, **more)
+        words = ("--set", "tp-size=4")
+        done = found.run("up", "agent", "--listen", "0.0.0.0", "--as", "systemd", *words, **RELATIVE, **more)
         assert (done.returncode, done.stderr) == (0, "")
         assert (found.folder / "systemctl").read_text().startswith("daemon-reload\nenable --now kimi@agent\n")
         unit = (found.folder / "etc/systemd/system/kimi@.service").read_text()
@@ -144,35 +164,42 @@ def test_systemd_starts_what_the_docker_line_starts() -> None:
         lines = (found.folder / "etc/kimi/kimi.env").read_text().splitlines()
         settings = dict(shlex.split(line)[0].split("=", 1) for line in lines)
         assert settings["DOCKER"] == f"{found.folder}/bin/podman"
-        command = start.replace("%i", "agent").replace("$ARGUMENTS", "")
+        command = start.replace("%i", "agent").replace("$ARGUMENTS", settings["ARGUMENTS"])
         words = shlex.split(re.sub(r"\$\{(\w+)\}", lambda match, known=settings: known[match[1]], command))
         assert words[0] == str(RUN) and f'ExecStop="{found.folder}/bin/podman" stop' in unit
         assert found.run(*words[1:], **settings).returncode == 0
         service = found.started()
         (found.folder / "state/kimi-agent").unlink()
-        assert found.run("up", "agent", "--listen", "0.0.0.0", **RELATIVE, **more).returncode == 0
+        assert found.run("up", "agent", "--listen", "0.0.0.0", "--set", "tp-size=4", **RELATIVE, **more).returncode == 0
         assert found.started()["mounts"] == service["mounts"]
         assert (
             found.started()["options"]["--env"] == service["options"]["--env"] and "A=b" in service["options"]["--env"]
         )
         assert [word for word in service["words"] if word != "--recipe"] == found.started()["words"]
+        undo(found, "If root started it")
+        assert not any((found.folder / "etc").rglob("*kimi*"))
+        assert (found.folder / "systemctl").read_text().endswith("disable --now kimi@agent\ndaemon-reload\n")
+
+
+def undo(found: Host, heading: str) -> None:
+    """Run the lines of the page below a heading, with the host's folders in place of the machine's."""
+    page = (ROOT / "docs/first-hour.md").read_text().partition("## How to undo it")[2].partition(heading)[2]
+    lines = "\n".join(re.findall("^    (.*)$", page.partition("\n\nIf root")[0], re.MULTILINE))
+    for folder in ("/etc/", "/var/lib/"):
+        lines = lines.replace(f" {folder}", f" {found.folder}{folder}")
+    programs = f"{found.folder}/bin:{Path(sys.executable).parent}:/usr/bin:/bin"
+    environment = {"PATH": programs, "HOME": str(found.home), "FAKE_DOCKER": str(found.folder / "state")}
+    subprocess.run(["bash", "-ec", lines], env=environment, cwd=found.home, check=True)
 
 
 def test_the_lines_that_undo_leave_nothing(ordinary: Host) -> None:
-    page = (ROOT / "docs/first-hour.md").read_text().partition("## How to undo it")[2]
-    lines = re.findall("^    (.*)$", page.partition("If root started it")[0], re.MULTILINE)
     hub = ordinary.home / ".cache/huggingface/hub"
     assert ordinary.run("up", "agent").returncode == 0
     recipe = load_recipe("agent")
     for checkpoint in recipe.checkpoints:
         (hub / f"models--{checkpoint.repo.replace('/', '--')}").mkdir()
     shutil.copy(ROOT / "Dockerfile", ordinary.home)
-    environment = {
-        "PATH": f"{ordinary.folder}/bin:{Path(sys.executable).parent}:/usr/bin:/bin",
-        "HOME": str(ordinary.home),
-    }
-    environment["FAKE_DOCKER"] = str(ordinary.folder / "state")
-    subprocess.run(["bash", "-ec", "\n".join(lines)], env=environment, cwd=ordinary.home, check=True)
+    undo(ordinary, "\n")
     left = [path for path in ordinary.home.rglob("*") if path.is_file() or path.name.startswith("models--")]
     assert sorted(path.name for path in left) == ["Dockerfile", "token"]
     assert not (ordinary.home / "runs").exists() and not (ordinary.home / ".config/kimi-w4a8-eagle3").exists()
