@@ -51,7 +51,7 @@ IMAGE = Path("/opt/kimi/packages")  # package path in the Docker image
 SPEED = {True: ("con2", "con40", "chat"), False: ("tiny-con2", "tiny-con40", "tiny-maths")}  # key: runs on GPUs
 LOAD_MINUTES = 20.0  # start of one engine with Kimi-K2.5 from a local disk
 _MINUTES = {"start": LOAD_MINUTES, "smoke": 2.0, "tools": 4.0, "streams": 1.0, "con2": 2.0, "con40": 4.0}
-_MINUTES["lossless"] = LOAD_MINUTES + 5
+_MINUTES["lossless"] = LOAD_MINUTES + 6
 _STREAMED = 24  # of the prompts a sixth is maths
 _GATE_OF_ANOTHER_ARITHMETIC = "FLYDSL_W4A16_HYBRID"  # bfloat16 activations, outside the contract
 
@@ -63,7 +63,7 @@ class Sizes:
     smoke: int = 30
     prompts: int | None = None
     problems: int | None = None
-    lossless: int = 24
+    lossless: int = 48
     samples: int = 400
     tools: int = 100
     full: bool = False

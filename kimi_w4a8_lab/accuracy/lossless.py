@@ -20,7 +20,7 @@ from ..base.experiment import write_result
 from ..base.request_progress import request_progress
 from ..base.server_under_test import Server, Target, record_of
 from ..base.verdict import Verdict
-from . import prefill_match, sampling_match
+from . import drawn_match, prefill_match, sampling_match
 from .greedy_match import Divergence, divergences
 from .prefill_match import PrefillMatch
 from .prompts import Prompt, prompts
@@ -53,7 +53,8 @@ class Answers:
     """Answers of one server. greedy: per concurrency, one for each prompt. sampled: one list per prefix.
 
     prefills: the reference's, keyed by the ids of prompt and answer, for both servers' greedy answers. late: for some
-    answers with a stop string, whether they continued behind it.
+    answers with a stop string, whether they continued behind it. drawn: seeded and penalized ones, by kind and
+    concurrency.
     """
 
     server: Server
@@ -63,6 +64,7 @@ class Answers:
     sampled: list[Samples] = field(default_factory=list)
     prefills: dict[tuple[int, ...], Prefill] = field(default_factory=dict)
     late: list[bool] = field(default_factory=list)
+    drawn: dict[str, dict[int, list[Tokens]]] = field(default_factory=dict)
 
     @property
     def texts(self) -> list[tuple[tuple[int, ...], Tokens]]:
@@ -128,6 +130,7 @@ def compare(asked: list[Prompt], expected: Answers, found: Answers, plan: Lossle
         accept_length=found.accept_length,
         prefill=prefill,
         sampling=sampling_match.compare(expected.sampled, found.sampled, plan.temperature) if plan.samples else None,
+        drawn=[drawn_match.compare(kind, expected.drawn[kind], found.drawn[kind]) for kind in expected.drawn],
     )
     if expected.prompt_ids != found.prompt_ids:
         what = "the servers tokenize the prompts differently, so they do not serve the same model"
@@ -145,6 +148,8 @@ def compare(asked: list[Prompt], expected: Answers, found: Answers, plan: Lossle
         )
     if report.sampling is not None:
         report.conclude(Verdict.FAIL if report.sampling.differs else Verdict.MEASURED, str(report.sampling))
+    for match in report.drawn:
+        report.conclude(Verdict.FAIL if match.differs else Verdict.MEASURED, str(match))
     return report
 
 
@@ -177,6 +182,8 @@ def _ask(server: Server, asked: list[Prompt], plan: LosslessPlan, earlier: Answe
                 for number, (prompt, answer) in enumerate(texts, 1):
                     answers.prefills[prompt + answer] = probe.prefill(prompt, answer)
                     show(number, "")
+        for kind in drawn_match.KINDS:
+            answers.drawn[kind] = _drawn(probe, kind, ids, plan, console)
         answers.prefixes = _prefixes(answers, plan) if earlier is None else earlier.prefixes
         if plan.samples:
             title = f"{server.name}: prefixes with {plan.samples} samples each"
@@ -184,8 +191,25 @@ def _ask(server: Server, asked: list[Prompt], plan: LosslessPlan, earlier: Answe
                 for number, prefix in enumerate(answers.prefixes, 1):
                     answers.sampled.append(_sample(probe, prefix, plan))
                     show(number, "")
-    console.print(f"[green]✓[/] {server.name}: {len(asked)} prompts at concurrency {_levels(plan)}, sampled")
+    console.print(
+        f"[green]✓[/] {server.name}: {len(asked)} prompts at concurrency {_levels(plan)}, seeded, penalized, sampled"
+    )
     return answers
+
+
+def _drawn(
+    probe: TokenClient, kind: str, ids: list[tuple[int, ...]], plan: LosslessPlan, console: Console
+) -> dict[int, list[Tokens]]:
+    """Return the answers of one kind at each concurrency."""
+
+    def answer(number: int) -> Tokens:
+        return probe.answer(ids[number], drawn_match.params_of(kind, number, plan.temperature), with_top=False)
+
+    found = {}
+    for concurrency in drawn_match.LEVELS:
+        with request_progress(f"{kind} answers at concurrency {concurrency}", len(ids), console) as show:
+            found[concurrency] = probe.all(answer, range(len(ids)), concurrency, show)
+    return found
 
 
 def _prefixes(answers: Answers, plan: LosslessPlan) -> list[tuple[int, ...]]:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 from kimi_w4a8_eagle3.base.finding import Finding
 
 from ..base.verdict import Verdict
+from .drawn_match import DrawnMatch
 from .greedy_match import Divergence
 from .prefill_match import PrefillMatch
 from .sampling_match import SamplingMatch
@@ -186,6 +187,7 @@ class LosslessReport(Conclusion):
     same: list[Agreement] = field(default_factory=list)
     prefill: PrefillMatch | None = None
     sampling: SamplingMatch | None = None
+    drawn: list[DrawnMatch] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,14 @@ def wilson(correct: int, n: int, confidence: float = 0.95) -> ShareInterval:
     return ShareInterval(p, max(0.0, centre - half), min(1.0, centre + half))
 
 
+def more_often_p(events: int, of: int, expected: int, of_expected: int) -> float:
+    """Fisher's one-sided test of whether events are more frequent here than where they are expected."""
+    from scipy.stats import fisher_exact  # optional: scipy, a second
+
+    table = [[events, of - events], [expected, of_expected - expected]]
+    return float(fisher_exact(table, alternative="greater").pvalue)
+
+
 def mcnemar_p(only_first: int, only_second: int) -> float:
     """Exact two-sided McNemar test of whether the problems solved by only one side split evenly."""
     discordant = only_first + only_second

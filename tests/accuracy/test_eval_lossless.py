@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kimi_w4a8_lab.accuracy import lossless, prefill_match, sampling_match
+from kimi_w4a8_lab.accuracy import drawn_match, lossless, prefill_match, sampling_match
 from kimi_w4a8_lab.accuracy.greedy_match import divergences, first_difference
 from kimi_w4a8_lab.accuracy.lossless import Answers, LosslessPlan
 from kimi_w4a8_lab.accuracy.prompts import KINDS, Prompt, prompts
@@ -144,6 +144,28 @@ def test_verdicts():
     other = answers("eagle3", tokens(7, 5, 9, steps=1))
     other.prompt_ids = [(3,)]
     assert report(other).state == "invalid"
+
+
+def seeded(own: int, other: int, prompts: int = 48) -> drawn_match.DrawnMatch:
+    """Answers of a reference that changes `own` of its own between batches, and of a server that changes `other`."""
+    plain = [tokens(1, 2)] * prompts
+    changed = lambda count: [tokens(1, 3)] * count + plain[count:]  # noqa: E731
+    return drawn_match.compare("seeded", {8: plain, 40: changed(own)}, {8: changed(other), 40: changed(other)})
+
+
+def test_seeded_answers_may_differ_as_often_as_rounding_changes_them():
+    assert not seeded(0, 0).differs and not seeded(6, 9).differs and not seeded(0, 11).differs
+    assert seeded(4, 40).differs and "80 of 96 seeded answers have other tokens" in str(seeded(0, 40))
+    assert seeded(25, 25).differs and "depend on their batch: 25 of 48" in str(seeded(25, 25))
+    assert not seeded(0, 2, prompts=4).differs  # too few to say
+
+
+def test_a_server_whose_seeded_answers_are_others_fails():
+    expected, found = answers("plain", tokens(7, 5, 9, top=TOP)), answers("eagle3", tokens(7, 5, 9, steps=1))
+    for server, last in ((expected, 2), (found, 3)):
+        server.drawn = {"seeded": {level: [tokens(1, last)] * 12 for level in drawn_match.LEVELS}}
+    result = report(found, expected=expected)
+    assert result.state == "fail" and result.reasons[-1].startswith("24 of 24 seeded answers")
 
 
 def test_an_engine_that_ignores_temperature_fails():

@@ -51,6 +51,10 @@ SERVED = (
     "wrong page in a radix node",
     "stop string cut late",
     "hidden state of the wrong token",
+    "one draw for all requests",
+    "noise of the position before",
+    "penalties of the step before",
+    "draft accepted without equality",
 )
 PROBLEMS = 50
 FULL = lossless.LosslessPlan(samples=0)
@@ -112,8 +116,9 @@ def against_prefill(reference: EngineServer, server: EngineServer, folder: Path)
     apart = "; ".join(f"{m.further} to {m.nearer}, {m.beyond} beyond, p {m.p:.1g}" for m in match.measures)
     bugs = sum(divergence.judgement == "bug" for divergence in report.divergences)
     parted = f"{len(report.divergences)} parted, {bugs} of them bugs"
+    drawn = "; ".join(map(str, report.drawn))
     late = next((reason for reason in report.reasons if "stop string" in reason), "")
-    return f"{report.state}: {match.not_best} of {match.tokens} not the best; {apart}; {parted}; {late}"
+    return f"{report.state}: {match.not_best} of {match.tokens} not the best; {apart}; {parted}; {late}; {drawn}"
 
 
 class Planted(ReferenceBackend):
