@@ -7,9 +7,12 @@ code reads without a check. `contract_check.py` checks calls, `aiter_contracts.p
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Literal, NamedTuple
 
 import torch
+
+from kimi_w4a8_eagle3.doctor.software import SGLANG_PINNED
 
 
 class Tensor(NamedTuple):
@@ -58,6 +61,8 @@ _RANGES: Arguments = {
     "out_cache_loc": Tensor(_LONG, "_"),
     "pool_len": _INTEGER,
 }
+# Later releases compile the kernel for a number of splits.
+_SPLIT: Arguments = {"num_split": _INTEGER} if version("sglang") == SGLANG_PINNED else {}
 _LINK = Tensor(_LONG, "batch drafts")
 _ATTENTION: Arguments = {
     "sm_scale": _NUMBER,
@@ -220,7 +225,7 @@ SGL_KERNEL: dict[str, Contract] = {
             "k_cache": Tensor("k", "slots row", "rows"),
             "v_cache": Tensor("k", "slots value", "rows"),
             "indices": Tensor(_INDEX, "tokens", "any"),
-            "num_split": _INTEGER,
+            **_SPLIT,
             "size_limit": _INTEGER,
             "reserved_skip_index": _INTEGER,
         },
@@ -247,3 +252,7 @@ SGL_KERNEL: dict[str, Contract] = {
         "sgl-kernel/csrc/elementwise/pos_enc.cu",
     ),
 }
+# 0.5.23 compiles these two from its own copy of the source.
+for _name in ("verify_tree_greedy", "build_tree_kernel_efficient"):
+    _source = "sglang/kernels/jit/csrc/speculative/tree.cuh"
+    SGL_KERNEL[f"sglang_jit.{_name}"] = SGL_KERNEL[f"sgl_kernel.{_name}"]._replace(source=_source)

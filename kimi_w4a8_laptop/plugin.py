@@ -23,6 +23,8 @@ def register() -> None:
             processor.register()
         if cpu.installed():
             _register()
+        if virtual.wanted():
+            virtual.register_hooks()
 
 
 def _register() -> None:

@@ -46,3 +46,16 @@ def install() -> bool:
         moe.install()
         batch_invariant.register()
     return True
+
+
+def register_hooks() -> None:
+    """Hook what has no device here, and the scheduler where a file for its counts is named."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # SGLang's import order: after `install`
+
+    from ..cpu import dp_controller, nccl  # start-up: SGLang
+    from . import step_counts  # start-up: it loads the device
+
+    HookRegistry.register(nccl.TARGET, nccl.find_nccl_library, HookType.REPLACE)
+    HookRegistry.register(dp_controller.TARGET, dp_controller.event_loop, HookType.REPLACE)
+    if step_counts.wanted():
+        HookRegistry.register(step_counts.TARGET, step_counts.begin, HookType.BEFORE)

@@ -104,8 +104,9 @@ def flash_attn_varlen_func(
     softmax_scale: float | None = None,
     causal: bool = False,
     return_lse: bool = False,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    out = q.new_empty(*q.shape[:2], v.shape[-1])
+    out = q.new_empty(*q.shape[:2], v.shape[-1]) if out is None else out
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     lse = _ragged(q, out, cu_seqlens_q, cu_seqlens_k, lambda a, b: (k[a:b], v[a:b]), scale, causal)
     return (out, lse) if return_lse else out
@@ -121,8 +122,9 @@ def mha_batch_prefill_func(
     kv_page_indices: torch.Tensor,
     softmax_scale: float | None = None,
     causal: bool = False,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    out = q.new_empty(*q.shape[:2], v.shape[-1])
+    out = q.new_empty(*q.shape[:2], v.shape[-1]) if out is None else out
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     _ragged(q, out, cu_seqlens_q, kv_indptr, _paged(k, v, kv_page_indices), scale, causal)
     return out

@@ -138,8 +138,9 @@ def apply_token_bitmask_inplace_cuda(
     logits[rows] = logits[rows].masked_fill(~allowed, float("-inf"))
 
 
-operator("sgl_kernel.verify_tree_greedy")(draft_chain.verify_tree_greedy_cpu)
-operator("sgl_kernel.build_tree_kernel_efficient")(draft_chain.build_tree_kernel_efficient_cpu)
+for package in ("sgl_kernel", "sglang_jit"):  # 0.5.20, 0.5.23
+    operator(f"{package}.verify_tree_greedy")(draft_chain.verify_tree_greedy_cpu)
+    operator(f"{package}.build_tree_kernel_efficient")(draft_chain.build_tree_kernel_efficient_cpu)
 
 
 @operator("sglang_jit.clamp_position")

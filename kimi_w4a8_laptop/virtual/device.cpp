@@ -36,8 +36,10 @@ std::map<std::string, uint64_t> counts[kKinds];
 using Notice = void (*)(int kind, const char* name);
 Notice notice = nullptr;
 bool capturing = false;
+thread_local bool replaying = false;  // a graph is one launch
 
 void count(Kind kind, const std::string& name) {
+  if (replaying) return;
   TORCH_CHECK(!capturing || kind == kLaunch || kind == kAllocation || kind == kHostCopy, "operation not permitted when ",
               "stream is capturing: ", kNames[kind], " in ", name);
   std::lock_guard<std::recursive_mutex> guard(lock);
@@ -337,7 +339,8 @@ void run(const c10::OperatorHandle& op, Stack* stack) {
     std::lock_guard<std::recursive_mutex> guard(lock);
     if (!kViews.count(call.name)) {
       begin_launch(call.device);
-      for (auto& swap : call.swaps) access(swap.cuda, swap.written, kScattered.count(call.name), call.name);
+      if (!recording)  // a GPU computes at a replay alone
+        for (auto& swap : call.swaps) access(swap.cuda, swap.written, kScattered.count(call.name), call.name);
       if (to.defined()) count_copy(call, to, from, non_blocking);
       count(kLaunch, call.name);
     }
@@ -360,6 +363,11 @@ void run(const c10::OperatorHandle& op, Stack* stack) {
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) { run(op, stack); }
 
 void replay(int64_t graph) {
+  count(kLaunch, "graph");
+  struct Replaying {
+    Replaying() { replaying = true; }
+    ~Replaying() { replaying = false; }
+  } scope;
   at::AutoDispatchBelowADInplaceOrView guard;
   for (auto& launch : graphs[graph]) {
     if (!launch.op) {
@@ -472,6 +480,15 @@ TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(torch::CppFunction::makeFromBoxedFun
 // These are composite on a GPU, and their kernels look for a compiled CUDA kernel.
 TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   for (const char* name : {"copy_"}) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&fallback>());
+}
+
+// torch's own kernels give CUDA tensors to NCCL.
+TORCH_LIBRARY_IMPL(c10d, CUDA, m) {
+  for (const char* name : {"send", "recv_", "recv_any_source_", "reduce_", "broadcast_", "allreduce_", "allreduce_coalesced_",
+                           "allgather_", "_allgather_base_", "allgather_coalesced_", "allgather_into_tensor_coalesced_",
+                           "reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_", "gather_", "scatter_",
+                           "alltoall_", "alltoall_base_", "barrier"})
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
 
 TORCH_LIBRARY(virtual_gpu, m) {

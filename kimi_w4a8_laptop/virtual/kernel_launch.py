@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import traceback
 from collections.abc import Callable
+from cProfile import Profile
 from ctypes import CFUNCTYPE, c_bool, c_int64
 from typing import Any
 
@@ -14,6 +15,7 @@ from . import library
 
 _calls: dict[int, Callable[[], object]] = {}
 _numbers = itertools.count(1)
+not_counting: list[Profile] = []  # profiles of the engine, which the kernels are no part of
 
 
 def host(value: object) -> object:
@@ -32,19 +34,26 @@ def launch(name: str, kernel: Callable[..., object], *given: object, **named: ob
     number = next((tensor.get_device() for tensor in tensors if tensor.is_cuda), device.vg_device())
     device.vg_launch(name.encode(), number)
     on_host, named_on_host = [host(value) for value in given], {key: host(value) for key, value in named.items()}
+    for profile in not_counting:
+        profile.disable()
     result = kernel(*on_host, **named_on_host)
+    for profile in not_counting:
+        profile.enable()
     if device.vg_capturing():
         identity = next(_numbers)
         _calls[identity] = lambda: _write(result, kernel(*on_host, **named_on_host))
         device.vg_record_call(c_int64(identity))
-    return _adopted(result, number)
+    given_as = {
+        id(on): value for on, value in zip((*on_host, *named_on_host.values()), (*given, *named.values()), strict=True)
+    }
+    return _adopted(result, number, given_as)
 
 
-def _adopted(value: object, device: int) -> object:
-    """Return new CPU tensors of a result as tensors of the device."""
+def _adopted(value: object, device: int, given_as: dict[int, object]) -> object:
+    """Return the CPU tensors of a result as tensors of the device: an argument as it was given, or a new one."""
     if isinstance(value, torch.Tensor):
-        return torch.ops.virtual_gpu.adopt(value, device)
-    return tuple(_adopted(part, device) for part in value) if isinstance(value, tuple) else value
+        return given_as[id(value)] if id(value) in given_as else torch.ops.virtual_gpu.adopt(value, device)
+    return tuple(_adopted(part, device, given_as) for part in value) if isinstance(value, tuple) else value
 
 
 def _write(first: object, again: object) -> None:

@@ -62,3 +62,10 @@ def install() -> None:
         return launch(f"triton {self.fn.__name__}", lambda *a, **k: run(self, *a, **k), *given, **named)
 
     interpreter.GridExecutor.__call__ = call
+    load = interpreter.InterpreterBuilder.create_masked_load
+
+    def load_where(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
+        """Load with a mask of integers, too, which `tensor & scalar` makes in the interpreter."""
+        return load(self, pointers, interpreter.TensorHandle(mask.data.astype(bool), interpreter.tl.int1), *rest)
+
+    interpreter.InterpreterBuilder.create_masked_load = load_where

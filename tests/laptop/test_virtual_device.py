@@ -1,4 +1,4 @@
-"""The virtual gfx942 device: 24 planted faults, each noticed by name, and what must work beside them."""
+"""The virtual gfx942 device: 25 planted faults, each noticed by name, and what must work beside them."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ NOTICED = {
     "a name that AITER lacks": "aiter.fused_moe_of_another_release has no stand-in",
     "greedy_sample into int64": "aiter.ops.sample.greedy_sample: out is torch.int64",
     "page indices in int64": "aiter.paged_attention_ragged: kv_page_indices is torch.int64",
+    "a window that no stand-in computes": "aiter.flash_attn_varlen_func: the stand-in does not compute with window",
 }
 
 
@@ -64,6 +65,7 @@ def test_the_fault_is_noticed_by_name(fault: str, said: dict[str, Any]) -> None:
 def test_tensors_say_cuda_and_the_draw_takes_its_triton_kernel(said: dict[str, Any]) -> None:
     healthy = said["healthy"]
     assert healthy["devices"] == ["cuda:0", "True", "cuda:3"]
+    assert healthy["attended into out"] and healthy["summed over ranks"] == [1.0, 1.0, 1.0]
     assert healthy["draw"] == [True, "torch.int64", ["triton draw_kernel"]]
 
 

@@ -14,6 +14,7 @@ from kimi_w4a8_laptop import virtual
 virtual.install()
 
 import torch  # noqa: E402  (the device is installed first, as in an engine)
+import torch.distributed as dist  # noqa: E402
 
 from kimi_w4a8_eagle3.sampling.draw import Filters, draw  # noqa: E402
 from kimi_w4a8_laptop.virtual import library  # noqa: E402
@@ -108,6 +109,14 @@ def wide_pages() -> None:
     )
 
 
+def attention(**given: object) -> torch.Tensor:
+    from aiter import flash_attn_varlen_func
+
+    q, bounds = torch.ones(2, 2, 8, device="cuda").bfloat16(), torch.tensor([0, 2], dtype=torch.int32, device="cuda")
+    found: torch.Tensor = flash_attn_varlen_func(q, q, q, bounds, bounds, 2, 2, causal=True, **given)
+    return found
+
+
 def on(device: str) -> torch.Tensor:
     return torch.zeros(1, 4, dtype=torch.int64, device=device)
 
@@ -137,6 +146,7 @@ FAULTS: dict[str, Callable[[], object]] = {
     "a name that AITER lacks": missing_name,
     "greedy_sample into int64": greedy_sample_into_int64,
     "page indices in int64": wide_pages,
+    "a window that no stand-in computes": lambda: attention(window_size=(128, 0)),
 }
 
 
@@ -161,6 +171,14 @@ def healthy() -> dict[str, object]:
     launches = sorted(name for name in library.report()["launch"] if name.startswith("triton"))
     verify(target_predict=drawn.view(1, 4))
 
+    out = torch.zeros(2, 2, 8, device="cuda").bfloat16()
+    attended = attention(out=out) is out and bool((out == 1).all())
+
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    summed = torch.ones(3, device="cuda")
+    dist.all_reduce(summed)
+    dist.broadcast(summed, src=0)
+
     library.reset()
     x = torch.full((3,), 2.0, device="cuda")
     library.load().vg_capture_begin(7)
@@ -182,6 +200,8 @@ def healthy() -> dict[str, object]:
         "draw": [drawn.tolist() == on_host.tolist(), str(drawn.dtype), launches],
         "after a wait": noticed(lambda: race(lambda x, side: (torch.cuda.current_stream().wait_stream(side), x.sum()))),
         "replayed": replayed,
+        "attended into out": attended,
+        "summed over ranks": summed.tolist(),
         "counted": counted,
     }
 
