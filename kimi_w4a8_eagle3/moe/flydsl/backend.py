@@ -90,11 +90,11 @@ class FlydslBackend:
         silently select another, slower backend.
         """
         try:
-            for tokens in buckets(self.name, self._table):
-                self.configs(shape, tokens)
+            self.wanted(shape)
         except KimiError as error:
             asked = any(value is not None for value in self._asked().values())
-            if asked and FlydslBackend(table=self._table).shape_problem(shape) is None:
+            own = (self._table_tiles(shape, tokens) for tokens in buckets(self.name, self._table))
+            if asked and not any(_problem(self._kernels(shape, tiles)) for tiles in own):
                 raise
             return str(error)
         return None
@@ -119,16 +119,19 @@ class FlydslBackend:
     # -- tiles ----------------------------------------------------------------------------------------------------
     def tiles_for(self, shape: MoeShape, tokens: int) -> FlydslTiles:
         """Return the table's tiles, fitted to the shape, with the gates' tiles put over them unchanged."""
+        return self._gated(self._table_tiles(shape, tokens))
+
+    def _table_tiles(self, shape: MoeShape, tokens: int) -> FlydslTiles:
         row = find_row(self.name, ARCH, shape, tokens, self._table)
         if row is None:
             raise KimiError(f"no FlyDSL tiles for {tokens} tokens", where=str(self._table))
         tiles = FlydslTiles.from_row(row["tiles"])
         if tiles.tile_m == OWN_ROWS and not fits_small(shape, tiles, row["max_tokens"]):
-            tiles = FlydslTiles(16, (32, 256), tiles.stage2)
+            tiles = _sorted_before(tiles)
         tiles = replace(tiles, stage2=fitted(shape, *tiles.stage2))
         if tiles.tile_m >= PREFILL_ROWS and _stage2(shape, tiles).problem():  # the rows of stage 2 do not fit LDS
             tiles = FlydslTiles(32, (64, 256), fitted(shape, 256, 256))
-        return self._gated(tiles)
+        return tiles
 
     def _asked(self) -> dict[tuple[int, str], int | None]:
         """Return the tile sizes that the gates fix, by stage and axis."""
@@ -144,7 +147,7 @@ class FlydslBackend:
                 expected="the same number for both, or only one of them set",
             )
         if tiles.tile_m == OWN_ROWS and {asked[1, "N"], asked[1, "K"]} - {None, *tiles.stage1}:
-            tiles = FlydslTiles(16, (32, 256), tiles.stage2)
+            tiles = _sorted_before(tiles)
         tile_m = rows.pop() if rows else tiles.tile_m
         if tile_m != tiles.tile_m:  # another kind of kernel takes its own defaults instead of the table's
             decode = tile_m < PREFILL_ROWS
@@ -162,8 +165,14 @@ class FlydslBackend:
 
     def configs_of(self, shape: MoeShape, tiles: FlydslTiles) -> Kernels:
         """Return every kernel that these tiles need; raise KimiError when one does not exist."""
-        if self._gates.get(W4A16_GATE):
-            return self._checked(_w4a16_configs(shape, min(max(tiles.tile_m, 16), W4A16_ROWS)), tiles)
+        baseline = self._gates.get(W4A16_GATE)
+        rows = min(max(tiles.tile_m, 16), W4A16_ROWS)
+        kernels = _w4a16_configs(shape, rows) if baseline else self._kernels(shape, tiles)
+        if problem := _problem(kernels):
+            raise KimiError(problem, where=f"FlyDSL tiles {tiles.to_row()}", remedy="unset the AITER_FLYDSL_*_TILE_*")
+        return kernels
+
+    def _kernels(self, shape: MoeShape, tiles: FlydslTiles) -> Kernels:
         # The gates apply to decode only: prefill loses its loads in flight when the compiler schedules it.
         unpinned = tiles.tile_m < PREFILL_ROWS
         pinned = [not (unpinned and self._gates.get(f"FLYDSL_MOE_STAGE{s}_SCHED") is False) for s in (1, 2)]
@@ -180,16 +189,6 @@ class FlydslBackend:
         if tiles.by_token:
             del kernels["reduce"]
             kernels["stage2"] = _by_token(shape)
-        return self._checked(kernels, tiles)
-
-    @staticmethod
-    def _checked(kernels: Kernels, tiles: FlydslTiles) -> Kernels:
-        for config in kernels.values():
-            problem = config.problem()
-            if problem:
-                raise KimiError(
-                    problem, where=f"FlyDSL tiles {tiles.to_row()}", remedy="unset the AITER_FLYDSL_*_TILE_*"
-                )
         return kernels
 
     def wanted(self, shape: MoeShape) -> list[KernelConfig]:
@@ -241,6 +240,16 @@ def _stage2(shape: MoeShape, tiles: FlydslTiles) -> Stage2Config:
 
 def _by_token(shape: MoeShape) -> ByTokenConfig:
     return ByTokenConfig(shape.hidden, shape.inter, shape.top_k, shape.num_experts, shape.weights)
+
+
+def _problem(kernels: Kernels) -> str | None:
+    """Return the reason why one of the kernels cannot be built, or None."""
+    return next((problem for config in kernels.values() if (problem := config.problem())), None)
+
+
+def _sorted_before(tiles: FlydslTiles) -> FlydslTiles:
+    """Return tiles whose slots are sorted in a launch of their own, in place of stage 1 that sorts them itself."""
+    return FlydslTiles(16, (32, 256), tiles.stage2)
 
 
 def fitted(shape: MoeShape, n: int, k: int) -> tuple[int, int]:
