@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import random
 import re
 import threading
@@ -76,6 +77,19 @@ def tokenizer_name(ids: Sequence[int], vocabulary: int) -> str:
 
 
 PROBE = "<|im_user|>Grüße, 世界! 1234567890 def f(x): return {'a': [x**2, None]}\n\n\t€ naïve<|im_end|>"
+
+
+def request_bytes(prompt: Sequence[int], answer: Sequence[int]) -> bytes:
+    """Return a request as it is stored: 32-bit integers, the prompt's length and all ids."""
+    return array("i", [len(prompt), *prompt, *answer]).tobytes()
+
+
+def write_request(path: Path, data: bytes) -> None:
+    """Write a request's file for its owner alone; a reader never sees a part of it."""
+    temporary = path.with_name(f".{path.name}")
+    with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(data)
+    temporary.replace(path)
 
 
 class Collector:
@@ -148,7 +162,7 @@ class Collector:
             self._make_room(path.name, 0)
 
     def _store(self, key: str, request: str, prompt: Sequence[int], answer: Sequence[int], structured: bool) -> None:
-        data = array("i", [len(prompt), *prompt, *answer]).tobytes()
+        data = request_bytes(prompt, answer)
         folder = self.folder / REQUESTS / key
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         files = self._files.setdefault(key, deque())
@@ -156,8 +170,7 @@ class Collector:
             return
         plain = request if re.fullmatch(r"[\w.-]{1,100}", request) else key_name(request)
         name = f"{int(time.time() * 1000):013d}{structured * 'j'}-{plain}"
-        write_atomic(folder / name, data)
-        (folder / name).chmod(0o600)
+        write_request(folder / name, data)
         files.append((name, len(data)))
         self._bytes[key] += len(data)
 

@@ -20,7 +20,7 @@ from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
 from kimi_w4a8_eagle3.base.run_dir import new_run_dir
 from kimi_w4a8_eagle3.commands.options import RUNS
 from kimi_w4a8_eagle3.door.settings import read_key_file
-from kimi_w4a8_eagle3.fleet.checks import fingerprint, local_folder, weights_digest
+from kimi_w4a8_eagle3.fleet.checks import fingerprint, local_folder
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render
 
 from ..base.request_progress import request_progress
@@ -197,16 +197,12 @@ def train(
         run(draft, rows, judge.states, judge.embedding, settings, report, saving)
     record: dict[str, object] = {
         "first": str(first),
-        "first_sha256": weights_digest(first),
         "target": fingerprint(target),
     }
     record |= {"settings": asdict(settings), "conversations": len(rows), "tokens": sum(len(r.tokens) for r in rows)}
     cutoffs = {kind: min(one.at for one in held_out if one.kind == kind) for kind in {one.kind for one in held_out}}
-    save_draft(draft, first, to, {**record, "held_out_from": cutoffs}, target)
-    (to / "recipe.toml").write_text(
-        f'extends = {json.dumps(launch.recipe.name)}\nsummary = "{launch.recipe.name} with a draft trained on own '
-        f'traffic"\n\n[draft]\nrepo = {json.dumps(str(to.resolve()))}\nsha256 = "{weights_digest(to)}"\n'
-    )
+    extends = str(Path(of.recipe).resolve()) if of.recipe.endswith(".toml") else of.recipe.partition(":")[0]
+    save_draft(draft, first, to, {**record, "held_out_from": cutoffs}, target, extends)
     saving.path.unlink(missing_ok=True)
     typer.echo(f"draft: {to}; next: kimi-w4a8 draft compare {folder} --recipe {of.recipe} --new {to}")
 

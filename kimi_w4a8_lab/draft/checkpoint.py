@@ -96,10 +96,13 @@ def target_tensor(target: Path, names: tuple[str, ...] = _EMBEDDINGS) -> Tensor:
     raise KimiError(f"the target has no {names[0]}", str(target), " or ".join(names))
 
 
-def save_draft(draft: Draft, first: Path, folder: Path, record: dict[str, Any], target: Path) -> None:
+def save_draft(
+    draft: Draft, first: Path, folder: Path, record: dict[str, Any], target: Path, extends: str = ""
+) -> None:
     """Write the trained draft with the names, dtypes and config of `first`, from which it was trained.
 
-    The folder appears complete. Raises KimiError when it exists, and for a draft that SGLang could not serve.
+    extends: recipe of the target, for a recipe with the new draft beside it. The folder appears complete. Raises
+    KimiError when it exists, and for a draft that SGLang could not serve.
     """
     if folder.exists():
         raise KimiError("the folder exists", str(folder), "a new folder", "name another with --to")
@@ -115,7 +118,12 @@ def save_draft(draft: Draft, first: Path, folder: Path, record: dict[str, Any], 
             shutil.copyfile(file, partial / file.name)
     save_file(tensors, partial / _WEIGHTS, metadata={"format": "pt"})
     (partial / _WEIGHTS).chmod(0o644)  # safetensors writes for the owner only
-    (partial / "training.json").write_text(json.dumps({**record, "sha256": weights_digest(partial)}, indent=2) + "\n")
+    digest = weights_digest(partial)
+    (partial / "training.json").write_text(json.dumps({**record, "sha256": digest}, indent=2) + "\n")
+    if extends:
+        named = (f"extends = {json.dumps(extends)}", f'summary = "{Path(extends).stem} with a draft for own traffic"')
+        pinned = ("", "[draft]", f"repo = {json.dumps(str(folder.resolve()))}", f'sha256 = "{digest}"', "")
+        (partial / "recipe.toml").write_text("\n".join((*named, *pinned)))
     _check(partial, target)
     partial.rename(folder)
 

@@ -14,9 +14,9 @@ from typing import Annotated
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from kimi_w4a8_eagle3.base.collection import REQUESTS, read_consent
+from kimi_w4a8_eagle3.base.collection import REQUESTS, read_consent, request_bytes, write_request
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.files import lines, write_atomic
+from kimi_w4a8_eagle3.base.files import lines
 
 STATES, SUFFIX = "states", ".safetensors"
 STRUCTURED = "-structured"  # added to the kind of requests whose answers a grammar shaped
@@ -88,9 +88,9 @@ def divided(
         by_kind[one.kind].append(one)
     train, held_out = list[Collected](), list[Collected]()
     for members in by_kind.values():
-        end = len(members) - max(1, round(len(members) * HELD_OUT))
-        train += members[:end]
-        held_out += members[end:]
+        since = members[-max(1, round(len(members) * HELD_OUT))].at  # those of one millisecond stay together
+        train += [one for one in members if one.at < since]
+        held_out += [one for one in members if one.at >= since]
     return train, held_out
 
 
@@ -111,9 +111,8 @@ def import_ids(source: Path, folder: Path, kind: str) -> int:
     place, now = folder / REQUESTS / kind, int(time.time() * 1000)
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     for number, row in enumerate(rows):
-        data = np.asarray([len(row.prompt), *row.prompt, *row.answer], "<i4").tobytes()
-        write_atomic(place / f"{now - len(rows) + number:013d}-import{number}", data)
-        (place / f"{now - len(rows) + number:013d}-import{number}").chmod(0o600)
+        name = f"{now - len(rows) + number:013d}-import{number}"
+        write_request(place / name, request_bytes(row.prompt, row.answer))
     return len(rows)
 
 

@@ -14,7 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.fleet.checks import checked_weights, fingerprint
 from kimi_w4a8_eagle3.quark.config import read_model_config
+from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
 from kimi_w4a8_lab.draft import switch as links
 from kimi_w4a8_lab.draft.acceptance import Walk, difference, measured, walk
 from kimi_w4a8_lab.draft.checkpoint import draft_sizes, load_draft, save_draft, target_tensor
@@ -84,7 +86,8 @@ def test_a_saved_draft_is_the_first_one_with_other_values(tmp_path: Path) -> Non
     draft, to = load_draft(DRAFT, TARGET), tmp_path / "new"
     with torch.no_grad():
         draft.fc.weight.mul_(2)
-    save_draft(draft, DRAFT, to, {"steps": 1}, TARGET)
+    save_draft(draft, DRAFT, to, {"steps": 1}, TARGET, "tiny")
+    assert checked_weights(render(load_recipe(to / "recipe.toml"))) == fingerprint(TARGET, to)
     before, after = load_file(DRAFT / "model.safetensors"), load_file(to / "model.safetensors")
     assert before.keys() == after.keys() and (to / "config.json").read_bytes() == (DRAFT / "config.json").read_bytes()
     changed = [name for name in before if not torch.equal(before[name], after[name])]
