@@ -42,6 +42,7 @@ from support.optional_parts import missing_part
 from support.prometheus import NEEDS_PROMETHEUS
 from support.tiny_servers import at_gpu, started, tiny_launch
 
+from kimi_w4a8_eagle3.base.collection import VARIABLE, Consent
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.leftovers import remove_orphans
 from kimi_w4a8_eagle3.engine.process import EngineServer
@@ -222,8 +223,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def eagle3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
-    """The built-in model with EAGLE3 in real SGLang, one for the whole run; idle, it uses no processor time."""
-    yield from started(tiny_launch(settings=at_gpu(0)), tmp_path_factory.mktemp("eagle3"))
+    """The built-in model with EAGLE3 in real SGLang, one for the whole run; idle, it uses no processor time.
+
+    It may collect requests, and does so only where a test consents.
+    """
+    folder = tmp_path_factory.mktemp("eagle3")
+    (folder / "collected").mkdir(mode=0o700)
+    Consent().write(folder / "collected")
+    yield from started(tiny_launch(settings=(*at_gpu(0), f"env.{VARIABLE}={folder / 'collected'}")), folder)
 
 
 @pytest.fixture

@@ -207,12 +207,12 @@ LINES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r"make draft|kimi-w4a8 draft (states|train|compare) .*",
-        "draft/test_draft_training.py::test_a_stopped_training_continues_as_if_unbroken",
+        "e2e/test_draft_for_traffic.py::test_the_draft_learns_the_kind_of_text_that_it_did_not_know",
         TIME,
     ),
     (
         r"kimi-w4a8 draft collect .*",
-        "draft/test_collection.py::test_a_request_is_stored_as_ids_for_its_owner_alone",
+        "e2e/test_draft_for_traffic.py::test_what_was_answered_is_stored_as_ids_and_no_text",
         "",
     ),
     (

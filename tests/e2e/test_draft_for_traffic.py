@@ -1,0 +1,72 @@
+"""A draft for one's own traffic, short: a real server collects, its engine captures, the draft learns and is better."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from support.waiting import until
+from tokenizers import Tokenizer
+
+from kimi_w4a8_eagle3.base.collection import REQUESTS, VARIABLE, Consent, read_consent
+from kimi_w4a8_eagle3.cli import load
+from kimi_w4a8_eagle3.engine.process import EngineServer
+from kimi_w4a8_lab.draft.collected import read_collected
+from kimi_w4a8_lab.draft.states import read_states
+from kimi_w4a8_laptop import tiny
+from proof.draft_demo import ask, bodies
+from proof.tiny.checkpoint import load_target
+from proof.tiny.train_draft import captured_states
+
+pytestmark = pytest.mark.server
+COUNT = 32  # requests, half of them with a schema
+
+
+def kimi(*words: object) -> int:
+    return int(load("draft").main([str(word) for word in words], standalone_mode=False) or 0)
+
+
+@pytest.fixture(scope="module")
+def collected(eagle3: EngineServer) -> Path:
+    """The folder of a server that was asked once without consent, and then with it."""
+    folder = Path(eagle3.env[VARIABLE])
+    ask(eagle3.base_url, bodies(2, seed=1))
+    assert not (folder / REQUESTS).exists()
+    Consent(share=1.0, tokenizer=read_consent(folder).tokenizer).write(folder)
+    time.sleep(2.1)  # an engine reads the consent again after two seconds
+    answers = ask(eagle3.base_url, bodies(COUNT, seed=1))
+    until(lambda: len(list((folder / REQUESTS).glob("*/[!.]*"))) == COUNT)
+    kimi("collect", folder, "--off")
+    (folder / "answers.json").write_text(json.dumps([choices[0]["message"]["content"] for choices in answers]))
+    return folder
+
+
+def test_what_was_answered_is_stored_as_ids_and_no_text(collected: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(tiny.target_path() / "tokenizer.json"))
+    found = read_collected(collected, 4096)
+    said = json.loads((collected / "answers.json").read_text())
+    stored = [tokenizer.decode(list(one.tokens[begin:end])) for one in found for begin, end in one.replies]
+    assert sorted(set(stored)) == sorted(set(said))
+    assert {one.kind for one in found} == {"all", "all-structured"}
+    assert not any(b"warehouse" in file.read_bytes() for file in (collected / REQUESTS).glob("*/*"))
+
+
+def test_the_draft_learns_the_kind_of_text_that_it_did_not_know(collected: Path, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    recipe = ("--recipe", "tiny", "--runs", tmp_path)
+    kimi("states", collected, *recipe)
+    target = load_target(tiny.target_path())
+    for one in read_collected(collected, 4096)[:4]:
+        states = read_states(collected / "states", one.name, len(one.tokens), 384)
+        plain = captured_states(target, torch.tensor([one.tokens]), (2, 3, 4))[0]
+        # BF16 has 8 bits, and three layers add up their roundings. A near tie of two experts changes a whole token.
+        apart = (states.float() - plain.float()).norm(dim=-1) / plain.float().norm(dim=-1)
+        assert float(apart.median()) < 2**-6 and float((apart < 2**-4).float().mean()) > 0.9
+    only, short = ("--kind", "all-structured"), ("--epochs", 5, "--batch", 2, "--lr", 1e-2)
+    kimi("train", collected, "--recipe", "tiny", "--to", tmp_path / "new", *only, *short)
+    page = tmp_path / "page"
+    assert kimi("compare", collected, *recipe, *only, "--new", tmp_path / "new", "--output", page) == 0
+    assert "all-structured: better" in (page / "report.html").read_text()
