@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import httpx
@@ -17,9 +18,10 @@ from support.tiny_servers import tiny_launch, with_faults
 
 from kimi_w4a8_eagle3.chat.calculator import declaration
 from kimi_w4a8_eagle3.engine.client import EngineClient
-from kimi_w4a8_eagle3.engine.metrics import acceptance_from_counters, read, scrape
+from kimi_w4a8_eagle3.engine.metrics import read
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_lab.accuracy.problems import parse_answer
+from kimi_w4a8_lab.base.counters import accepted
 from proof.tiny.problems import problems
 
 pytestmark = pytest.mark.server
@@ -46,6 +48,11 @@ def ask(server: EngineServer, **more: object) -> httpx.Response:
     return httpx.post(f"{server.base_url}/v1/chat/completions", json={**body, **more}, timeout=60)
 
 
+def greedy(server: EngineServer) -> list[tuple[int, ...]]:
+    with EngineClient(server.base_url) as client:
+        return [answer.token_ids for answer in client.chat_all(QUESTIONS, 64, 4)]
+
+
 def test_it_is_the_newest_release(newest: EngineServer, eagle3: EngineServer) -> None:
     found = tuple(httpx.get(f"{server.base_url}/server_info").json()["version"] for server in (eagle3, newest))
     assert found == VERSIONS
@@ -53,14 +60,9 @@ def test_it_is_the_newest_release(newest: EngineServer, eagle3: EngineServer) ->
 
 def test_both_releases_give_the_same_tokens_and_drafts_are_accepted(newest: EngineServer, eagle3: EngineServer) -> None:
     """The pinned release is lossless (test_speculation.py); so is one that answers with its tokens."""
-    before = scrape(newest.base_url)
-    answers = []
-    for server in (eagle3, newest):
-        with EngineClient(server.base_url) as client:
-            answers.append([answer.token_ids for answer in client.chat_all(QUESTIONS, 64, 4)])
-    assert answers[0] == answers[1]
-    accepted = acceptance_from_counters(scrape(newest.base_url).since(before), 4)
-    assert accepted is not None and accepted.length >= 2.5
+    answers, found = accepted(newest.base_url, 4, partial(greedy, newest))
+    assert answers == greedy(eagle3)
+    assert found is not None and found.length >= 2.5
 
 
 def test_both_releases_sample_and_penalize_alike(newest: EngineServer, eagle3: EngineServer) -> None:
