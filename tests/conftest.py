@@ -1,17 +1,20 @@
 """Settings of the whole suite: deterministic property tests, one thread for small tensors, no silent skips."""
 
 import atexit
+import fcntl
 import gc
 import os
 import shutil
 import ssl
 import sys
 import tempfile
+import zlib
 from collections import Counter
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -95,6 +98,7 @@ LONG = (
     "tests/proof/test_fuzz.py",
     "tests/proof/test_tiny_checkpoints.py",
 )
+LOCK = pytest.StashKey[IO[str]]()  # of the run's folder
 _NEEDS = "the extra `kernels`: FlyDSL and a linker"
 _SLOWEST = 10
 
@@ -123,12 +127,20 @@ def pytest_collection_finish() -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Give the run one folder for temporary files of all programs, with a short name because of the sockets in it.
 
+    It is locked until the run ends, so that the next run of this checkout can remove what a killed or failed one left.
     A worker ends without freeing its objects: that takes seconds, after the last of its results was sent.
     """
     if hasattr(config, "workerinput"):
         atexit.register(os._exit, 0)
     elif config.option.basetemp is None:
-        os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="t-")
+        prefix = f"t-{zlib.crc32(bytes(config.rootpath)):x}-"
+        for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+            with suppress(OSError), (left / "lock").open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left, ignore_errors=True)
+        os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix=prefix)
+        config.stash[LOCK] = (Path(tempfile.tempdir) / "lock").open("w")
+        fcntl.flock(config.stash[LOCK], fcntl.LOCK_EX)
         Path(tempfile.tempdir).chmod(0o711)  # as root, tests start programs of other users
         config.option.basetemp = f"{tempfile.tempdir}/p"
 
