@@ -61,6 +61,7 @@ TESTS = {
     "door/rules": ("sglang_plugin/test_door_bodies.py",),
     "door/schemas": ("door/test_enforceable.py", "door/test_real_tools.py", "sglang_plugin/test_door_bodies.py"),
     "door/settings": ("door/test_door_settings.py",),
+    "door/shares": ("door/test_shares.py",),
     "door/shape": ("sglang_plugin/test_door_bodies.py", "door/test_large.py"),
     "door/trial": ("door/test_grammar_walk.py", "door/test_trial.py", "door/test_security_page.py"),
 }

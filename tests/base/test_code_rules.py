@@ -13,12 +13,8 @@ from base.packages import PACKAGES, SERVING, SOURCES
 EXCEPTIONS: dict[str, dict[str, str]] = {
     "import": {"*/cli.py: imports a module by *": "the verbs of packages that are found by an entry point"},
     "module-name": {"*/evaluation.py: */evaluation.py has *": "remove when the page of an evaluation has its own name"},
-    "function-length": {
-        "launch/grafana/rows.py: glance is *": "a table of panels",
-    },
-    "any-in-file": {
-        "proof/sum_kernels.py: *": "FlyDSL's values have no types; remove when they have",
-    },
+    "function-length": {"launch/grafana/rows.py: glance is *": "a table of panels"},
+    "any-in-file": {"proof/sum_kernels.py: *": "FlyDSL's values have no types; remove when they have"},
     "display-text": {
         "*/run_dir.py: line.startswith('model name')": "/proc/cpuinfo has no other form",
         "*/host.py: re.compile('sglang[[].:]|sglang serve*": "command lines of other processes, not text for people",

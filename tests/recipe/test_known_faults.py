@@ -172,8 +172,7 @@ def test_a_mistake_in_the_table_is_an_error(tmp_path: Path, entry: str, message:
 
 
 @pytest.mark.parametrize(
-    ("version", "untried"),
-    [("", False), (".post1+rocm724", False), (".dev20260920+gc610c40399", True), ("rc1", True)],
+    ("version", "untried"), [("", False), (".post1+rocm724", False), (".dev20260920+gc610c40399", True), ("rc1", True)]
 )
 def test_a_development_build_counts_as_untried(version: str, untried: bool) -> None:
     assert ("sglang-untried" in ids(installed={"sglang": SGLANG_PINNED + version})) == untried

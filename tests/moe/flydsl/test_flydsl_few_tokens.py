@@ -38,8 +38,7 @@ def own_stage1(
 
 
 @pytest.mark.parametrize(
-    ("n", "kind", "order"),
-    [(16, "ragged", "reverse"), (32, "one expert", 3), (32, "absent slots", "forward")],
+    ("n", "kind", "order"), [(16, "ragged", "reverse"), (32, "one expert", 3), (32, "absent slots", "forward")]
 )
 def test_stage1_that_sorts(n: int, kind: str, order: str | int) -> None:
     ids = route_ids(kind)
