@@ -30,7 +30,7 @@ from kimi_w4a8_eagle3.moe.flydsl.backend import Count, FlydslBackend, FlydslCall
 from kimi_w4a8_eagle3.moe.flydsl.configs import KernelConfig, Stage2Config
 from kimi_w4a8_eagle3.moe.flydsl.kernel_arguments import Stage1Arguments, Stage2Arguments
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend, integers, quantize_rows
-from kimi_w4a8_eagle3.quark.mx_blocks import MAX_SHIFT
+from kimi_w4a8_eagle3.quark.packing import MAX_SHIFT
 from kimi_w4a8_eagle3.quark.weight_format import INT4, MXFP4
 from kimi_w4a8_lab.kernels.tile_search import random_batch, random_layer
 

@@ -10,7 +10,7 @@ import torch
 
 from kimi_w4a8_eagle3.machine.hardware import gpu_by_name
 from kimi_w4a8_eagle3.moe.contract import MoeShape
-from kimi_w4a8_eagle3.quark.mx_blocks import MAX_SHIFT
+from kimi_w4a8_eagle3.quark.packing import MAX_SHIFT
 
 from .account.moe_time import ours
 

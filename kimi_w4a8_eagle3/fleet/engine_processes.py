@@ -1,4 +1,4 @@
-"""Direct check of the processes that an engine needs.
+"""Direct check of the processes that an engine needs: that they exist, and that their loops still turn.
 
 When one of them is killed, for example by the kernel's OOM killer, SGLang notices after about seven seconds. Until then
 its front end accepts requests that are never answered.
@@ -7,8 +7,11 @@ its front end accepts requests that are never answered.
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
+
+from ..engine.given_folder import SCHEDULER
 
 _NAMED = "sglang::"  # SGLang's names of schedulers and detokenizers; helpers such as compilers come and go
 
@@ -36,3 +39,26 @@ class EngineProcesses:
     def lost(self) -> str | None:
         """Return the name of a process that is gone, or None while all are there."""
         return next((name for process, name in self._names.items() if not is_alive(process)), None)
+
+
+class Pulse:
+    """Signs of life of an engine's schedulers, or of its HTTP server. folder: the engine's temporary folder.
+
+    The caller passes time.monotonic(), so a changed wall clock does not look like silence.
+    """
+
+    def __init__(self, folder: Path, kind: str = SCHEDULER) -> None:
+        self._folder, self._kind = folder, kind
+        self._seen: dict[str, tuple[int, float]] = {}  # by file: modification time, and when it was first seen
+
+    def silence(self, now: float) -> float:
+        """Return the longest silence of a loop in seconds; 0 if none leaves signs (an old SGLang).
+
+        The precision is the interval between two calls.
+        """
+        with suppress(OSError):
+            for path in self._folder.glob(f"{self._kind}-*"):
+                at = path.stat().st_mtime_ns
+                if self._seen.get(path.name, (0, 0.0))[0] != at:
+                    self._seen[path.name] = (at, now)
+        return max((now - since for _, since in self._seen.values()), default=0.0)

@@ -16,12 +16,11 @@ from ..engine import startup_check
 from ..engine.client import EngineClient
 from ..engine.given_folder import LOOP
 from ..engine.process import EngineServer
-from ..engine.pulse import Pulse
 from ..engine.watchdog import Watchdog
 from ..ops.replica_state import Phase, ReplicaState
 from ..recipe.launch import Launch
 from .checks import DRAIN_TIMEOUT_S
-from .engine_processes import EngineProcesses
+from .engine_processes import EngineProcesses, Pulse
 
 # A cold start on MI325X reads 534 GB and builds kernels; the engine's own exit ends the wait earlier.
 READY_TIMEOUT_S = 5400.0

@@ -1,4 +1,4 @@
-"""GPU models, the GPUs of this machine, and the base of its container image.
+"""GPU models, the GPUs of this machine with their load, and the base of its container image.
 
 `Machine.detect()` reads sysfs without a driver call or ROCm's tools; tests pass a directory tree of their own as
 `sysfs`. `launch/docker/record_base.py` writes base.json before anything is added to the base image, and
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -233,3 +234,49 @@ def base_problem(installed: dict[str, str], root: Path = Path("/")) -> KimiError
         return None
     found = ", ".join(f"{name} {installed[name]}, recorded {base.versions[name]}" for name in foreign)
     return KimiError(f"the record is of another base image: {found}", str(root / BASE_RECORD), "", REBUILD)
+
+
+_AMD = "0x1002"
+
+
+@dataclass(frozen=True)
+class GpuLoad:
+    """One GPU now; power in watts, temperature of the junction in degrees Celsius, None if the driver hides it."""
+
+    pci: str
+    memory_used: int
+    memory_total: int
+    power_w: float | None
+    junction_c: float | None
+
+
+def gpu_loads(sysfs: Path = Path("/sys")) -> list[GpuLoad]:
+    """Return the load of every AMD GPU in the order of its PCI address; none on a machine without one."""
+    cards = {path.resolve() for path in (sysfs / "class/drm").glob("card[0-9]*/device")}
+    return [load for card in sorted(cards) if (load := _load(card)) is not None]
+
+
+def _load(card: Path) -> GpuLoad | None:
+    used, total = (_number(card / f"mem_info_vram_{what}") for what in ("used", "total"))
+    if _text(card / "vendor") != _AMD or used is None or not total:
+        return None
+    power = junction = None
+    for sensors in sorted(card.glob("hwmon/hwmon*")):
+        watts = [_number(sensors / f"power1_{name}") for name in ("average", "input")]
+        power = next((value / 1e6 for value in watts if value is not None), power)
+        for label in sensors.glob("temp*_label"):
+            if _text(label) == "junction":
+                degrees = _number(label.with_name(label.name.replace("_label", "_input")))
+                junction = junction if degrees is None else degrees / 1000
+    return GpuLoad(card.name, used, total, power, junction)
+
+
+def _text(path: Path) -> str:
+    with suppress(OSError):
+        return path.read_text().strip()
+    return ""
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path)
+    return int(text) if text.isdigit() else None

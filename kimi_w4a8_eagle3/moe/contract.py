@@ -10,7 +10,7 @@ The formats of the weights differ only in the accumulator. With w the integers o
     INT4   acc = sum over k of a8 * w
     MXFP4  acc = sum over blocks b of 32 k of 2**shift[n, b] * (sum over the block of a8 * w)
 
-MXFP4's row scale sw[n] is a power of two and shift is 0..7 (`quark.mx_blocks`). A block's sum is at most 32 * 127 * 12,
+MXFP4's row scale sw[n] is a power of two and shift is 0..7 (`quark.packing`). A block's sum is at most 32 * 127 * 12,
 so |acc| <= 12 * 127 * 2**7 * K < 2**31 for K <= 11,008: the sum is exact in any order, and shifts may be applied to the
 weights, to a block's sum or to a group of sums. 2**shift * w fits INT8 for shifts up to 3. float32 rounds acc once.
 

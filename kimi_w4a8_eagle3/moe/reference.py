@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from ..quark.mx_blocks import MAX_SHIFT, unpack_codes
-from ..quark.packing import unpack_reorder
+from ..quark.packing import MAX_SHIFT, unpack_codes, unpack_reorder
 from ..quark.weight_format import INT4, WeightFormat
 from .contract import INT8_MAX, MoeShape, PreparedMoe, QuarkMoeWeights
 

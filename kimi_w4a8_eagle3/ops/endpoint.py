@@ -30,11 +30,10 @@ from ..base.http import http_url, trusted
 from ..base.prometheus import Exposition, Reading, merge, parse, render
 from ..door.settings import is_loopback
 from ..engine.metrics import FAILED_REQUESTS, NAN_LOGITS, Acceptance
-from ..machine.gpu_load import gpu_loads
-from .figures import Figures, FiguresWindow
+from ..machine.hardware import gpu_loads
 from .fleet_metrics import fleet_families, seconds_since_progress
 from .replica_state import FleetView, Phase, ReplicaState
-from .window import AcceptanceWindow, SpecTotals
+from .window import AcceptanceWindow, Figures, FiguresWindow, SpecTotals
 
 TIMEOUT_S = 1.5  # in total; a busy engine answers in tens of milliseconds, a stopped one never
 

@@ -1,7 +1,8 @@
-"""Acceptance over the last minute, from counters that grow until a restart resets them. Pure."""
+"""Acceptance and load of an engine over the last minute, from counters that a restart resets. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from functools import reduce
 from itertools import zip_longest
@@ -76,3 +77,84 @@ def _combined(one: SpecTotals, other: SpecTotals, sign: float) -> SpecTotals:
     pairs = zip_longest(one.histogram, other.histogram, fillvalue=0.0)
     counters = zip(astuple(one.counters), astuple(other.counters), strict=True)
     return SpecTotals(tuple(a + sign * b for a, b in pairs), Counters(*(a + sign * b for a, b in counters)))
+
+
+SPAN_S = 30.0
+_MODES = ("decode", "prefill_cache", "prefill_compute")
+_TIMES = ("time_to_first_token", "inter_token_latency")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Load of one engine; None where nothing was counted.
+
+    kv_in_use: share of the pool, on the fullest rank. cached: share of prompt tokens from the prefix cache. ttft_ms,
+    itl_ms: medians.
+    """
+
+    running: int
+    queued: int
+    kv_in_use: float
+    output_tok_s: float
+    cached: float | None
+    ttft_ms: float | None
+    itl_ms: float | None
+
+
+@dataclass(frozen=True)
+class _Sample:
+    at: float
+    running: int
+    queued: int
+    kv_in_use: float
+    tokens: tuple[float, ...]  # by mode
+    times: tuple[Mapping[str, float], ...]  # cumulative counts by upper bound, in seconds
+
+
+class FiguresWindow:
+    """Samples of one engine. One thread adds, any thread reads."""
+
+    def __init__(self, span_s: float = SPAN_S) -> None:
+        self._span_s = span_s
+        self._samples: tuple[_Sample, ...] = ()
+
+    def add(self, now: float, reading: Reading) -> None:
+        """Take a sample at `now` seconds (monotonic)."""
+        sample = _Sample(
+            now,
+            int(reading.total("sglang:num_running_reqs") or 0),
+            int(reading.total("sglang:num_queue_reqs") or 0),
+            reading.largest("sglang:token_usage") or 0.0,
+            tuple(reading.total("sglang:realtime_tokens_total", mode=mode) or 0.0 for mode in _MODES),
+            tuple(reading.by(f"sglang:{name}_seconds_bucket", "le") for name in _TIMES),
+        )
+        kept = [one for one in self._samples if one.at > now - self._span_s]
+        if kept and any(new < old for new, old in zip(sample.tokens, kept[-1].tokens, strict=True)):
+            kept.clear()  # the engine restarted and counts from zero
+        self._samples = (*kept, sample)
+
+    def figures(self, now: float) -> Figures | None:
+        """Return the figures; None before the first sample and when the engine has not answered for a while."""
+        samples = self._samples
+        if not samples or samples[-1].at <= now - self._span_s:
+            return None
+        first, last = samples[0], samples[-1]
+        decoded, cached, computed = (new - old for new, old in zip(last.tokens, first.tokens, strict=True))
+        ttft, itl = (_median_ms(new, old) for new, old in zip(last.times, first.times, strict=True))
+        rate = decoded / (last.at - first.at) if last.at > first.at else 0.0
+        share = cached / (cached + computed) if cached + computed else None
+        return Figures(last.running, last.queued, last.kv_in_use, rate, share, ttft, itl)
+
+
+def _median_ms(now: Mapping[str, float], before: Mapping[str, float]) -> float | None:
+    """Return the median of what a histogram gained, linear within its bucket; None if it gained nothing."""
+    gained = sorted((float(bound), count - before.get(bound, 0.0)) for bound, count in now.items())
+    if not gained or gained[-1][1] <= 0:
+        return None
+    half, low, below = gained[-1][1] / 2, 0.0, 0.0
+    for bound, count in gained:
+        if count >= half:
+            inside = (half - below) / (count - below)
+            return 1000 * (low if bound == float("inf") else low + inside * (bound - low))
+        low, below = bound, count
+    return None

@@ -20,8 +20,7 @@ from ..moe.contract import MoeShape, QuarkMoeWeights
 from ..moe.dispatch import select_backend
 from ..moe.layer_check import require_layer
 from ..moe.op import MoeLayer
-from ..quark.mx_blocks import NAN_EXPONENT, dequantized, fold_exponents
-from ..quark.packing import fold_scales
+from ..quark.packing import NAN_EXPONENT, dequantized, fold_exponents, fold_scales
 from ..quark.weight_format import INT4, MXFP4, NIBBLES_PER_WORD, WeightFormat
 from . import load_check
 

@@ -16,8 +16,7 @@ from kimi_w4a8_eagle3.moe.contract import INT8_MAX, MoeBackend, MoeShape, Prepar
 from kimi_w4a8_eagle3.moe.layer_check import TOLERANCE, wrong_results
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 from kimi_w4a8_eagle3.moe.tiles import buckets
-from kimi_w4a8_eagle3.quark.mx_blocks import MAX_SHIFT, pack_codes
-from kimi_w4a8_eagle3.quark.packing import pack_reorder
+from kimi_w4a8_eagle3.quark.packing import MAX_SHIFT, pack_codes, pack_reorder
 
 from .tile_search import random_batch, random_layer
 

@@ -18,7 +18,7 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.files import write_atomic
 from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
 from kimi_w4a8_eagle3.moe.tiles import BLOCK_SIZES, Row, buckets, read_rows
-from kimi_w4a8_eagle3.quark.mx_blocks import MAX_SHIFT
+from kimi_w4a8_eagle3.quark.packing import MAX_SHIFT
 
 BATCHES = (2, 8, 40, 160, 512, 2048, 10240)
 INFINITE = float("inf")

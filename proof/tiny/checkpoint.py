@@ -12,8 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kimi_w4a8_eagle3.moe.reference import integers
-from kimi_w4a8_eagle3.quark.mx_blocks import fold_exponents
-from kimi_w4a8_eagle3.quark.packing import fold_scales
+from kimi_w4a8_eagle3.quark.packing import fold_exponents, fold_scales
 from kimi_w4a8_lab.draft.eagle3 import Draft
 
 from .config import (

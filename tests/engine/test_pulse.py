@@ -10,7 +10,7 @@ import pytest
 
 from kimi_w4a8_eagle3.engine.given_folder import LOOP, file_of
 from kimi_w4a8_eagle3.engine.leftovers import Belongings
-from kimi_w4a8_eagle3.engine.pulse import Pulse
+from kimi_w4a8_eagle3.fleet.engine_processes import Pulse
 
 ROUNDS = """
 import time

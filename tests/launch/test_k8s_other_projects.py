@@ -64,7 +64,7 @@ def test_the_queue_of_the_engines_decides_how_many_there_are(overlay: str) -> No
     assert scaled["spec"]["scaleTargetRef"] == {"kind": "StatefulSet", "name": replicas(objects)["metadata"]["name"]}
     assert scaled["metadata"]["namespace"] in of_kind(objects, "Namespace")
     (trigger,) = scaled["spec"]["triggers"]
-    assert re.findall(r"sglang:\w+", trigger["metadata"]["query"]) == ["sglang:num_queue_reqs"]  # see ops/figures.py
+    assert re.findall(r"sglang:\w+", trigger["metadata"]["query"]) == ["sglang:num_queue_reqs"]  # see ops/window.py
     assert isinstance(trigger["metadata"]["threshold"], str) and trigger["metricType"] == "AverageValue"
 
 

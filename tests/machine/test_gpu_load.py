@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kimi_w4a8_eagle3.machine.gpu_load import GpuLoad, gpu_loads
+from kimi_w4a8_eagle3.machine.hardware import GpuLoad, gpu_loads
 
 
 def card(sysfs: Path, number: int, files: dict[str, str]) -> None:

@@ -12,8 +12,8 @@ from support.fleet_views import HandmadeFleet, replica
 from kimi_w4a8_eagle3.base.prometheus import Reading
 from kimi_w4a8_eagle3.engine.process import free_port
 from kimi_w4a8_eagle3.ops.endpoint import OpsServer
-from kimi_w4a8_eagle3.ops.figures import Figures, FiguresWindow
 from kimi_w4a8_eagle3.ops.replica_state import Phase
+from kimi_w4a8_eagle3.ops.window import Figures, FiguresWindow
 
 TTFT = "sglang:time_to_first_token_seconds_bucket"
 

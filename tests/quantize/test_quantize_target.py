@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import load_file
 from support.quantizing import quantize, quantized
 
-from kimi_w4a8_eagle3.quark.mx_blocks import dequantized
-from kimi_w4a8_eagle3.quark.packing import fold_scales, unpack_reorder
+from kimi_w4a8_eagle3.quark.packing import dequantized, fold_scales, unpack_reorder
 from kimi_w4a8_eagle3.quark.preflight import preflight
 from kimi_w4a8_laptop import tiny
 

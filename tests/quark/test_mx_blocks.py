@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from kimi_w4a8_eagle3.quark.mx_blocks import MAX_SHIFT, fold_exponents, pack_codes, unpack_codes
+from kimi_w4a8_eagle3.quark.packing import MAX_SHIFT, fold_exponents, pack_codes, unpack_codes
 from kimi_w4a8_eagle3.quark.weight_format import INT4, MXFP4
 
 E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]

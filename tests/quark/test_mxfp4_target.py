@@ -12,7 +12,7 @@ import torch
 from support.kimi_checkpoint import HIDDEN, INTER, edit_json, read_shards, rewrite
 from support.quantizing import import_quark
 
-from kimi_w4a8_eagle3.quark.mx_blocks import dequantized
+from kimi_w4a8_eagle3.quark.packing import dequantized
 from kimi_w4a8_eagle3.quark.preflight import preflight
 from kimi_w4a8_eagle3.quark.weight_format import MXFP4
 from kimi_w4a8_lab.quantize.quantize import KIMI_EXCLUDE, quantize_w4a8

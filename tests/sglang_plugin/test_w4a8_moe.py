@@ -14,8 +14,7 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
 from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
-from kimi_w4a8_eagle3.quark.mx_blocks import dequantized, fold_exponents
-from kimi_w4a8_eagle3.quark.packing import fold_scales
+from kimi_w4a8_eagle3.quark.packing import dequantized, fold_exponents, fold_scales
 from kimi_w4a8_eagle3.quark.weight_format import INT4, MXFP4, WeightFormat
 from kimi_w4a8_laptop import cpu
 
