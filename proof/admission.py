@@ -78,6 +78,7 @@ LARGE: dict[str, tuple[str, Body]] = {
     "4 MB of text, tokenized": ("/v1/tokenize", {"prompt": _LINE * 51_000}),
     "1 MB of text, tokenized": ("/v1/tokenize", {"prompt": _LINE * 13_000}),
     "512 prompts of 8 kB": ("/v1/completions", {"prompt": [_LINE * 100] * 512, "max_tokens": 1}),
+    "30 MB of emoji": (_CHAT, _says("😀" * 7_500_000)),
     "4,096 messages": (_CHAT, _says("x" * 200, 4096)),
     "10,000 messages": (_CHAT, _says("x" * 200, 10_000)),
     "4,096 messages of 7 parts": (_CHAT, _parts(4096, 7)),
@@ -129,7 +130,7 @@ def lag(
             for name, (path, body) in cases.items():
                 if only not in name:
                     continue
-                raw = json.dumps({"model": MODEL, **body}).encode()
+                raw = json.dumps({"model": MODEL, **body}, ensure_ascii=False).encode()
                 ours.send(True)
                 ours.recv()
                 start = time.perf_counter()

@@ -67,12 +67,12 @@ class Admission:
     async def require(self, job: str, value: Any, param: str | None) -> None:
         """Return if `job` accepts the value; raise Refusal with its reason, or if the worker was killed."""
         payload = value if isinstance(value, bytes) else orjson.dumps(value)
-        digest = sha256(job.encode() + payload).digest()
+        digest = await asyncio.to_thread(_digest, job, payload) if len(payload) > _CHUNK else _digest(job, payload)
         if (verdict := self._verdicts.get(digest)) is None:
             verdict = self._verdicts[digest] = asyncio.ensure_future(self._decide(digest, job, payload))
         # A client that disconnects does not stop the worker, so it must not make room for another one.
         if refusal := await asyncio.shield(verdict):
-            raise Refusal(refusal.message, refusal.status, param)
+            raise Refusal(refusal.message, refusal.status, refusal.param or param, refusal.code)
 
     async def _decide(self, digest: bytes, job: str, payload: bytes) -> Refusal | None:
         answer = b""
@@ -94,8 +94,8 @@ class Admission:
             excess = len(self._verdicts) - _MAX_VERDICTS
             for old in [old for old, task in self._verdicts.items() if task.done()][: max(excess, 0)]:
                 del self._verdicts[old]  # never a pending one: its callers wait for it
-        reason = orjson.loads(answer)["refused"] if answer else self._jobs[job].too_costly
-        return None if reason is None else Refusal(reason)
+        refused = orjson.loads(answer)["refused"] if answer else [self._jobs[job].too_costly]
+        return None if refused is None else Refusal(*refused)
 
     async def _ask(self, job: str, payload: bytes, cpu_s: float) -> bytes:
         """Return the worker's answer; nothing when it was killed, or does not even end by its own limits."""
@@ -191,18 +191,24 @@ def _work(descriptor: int, work: Callable[[Any], None], read: Callable[[bytes], 
         chunks = []
         while chunk := connection.recv(_CHUNK):
             chunks.append(chunk)
-        reason = None
+        refused: list[Any] | None = None
         try:
             work(read(b"".join(chunks)))
         except Refusal as refusal:
-            reason = refusal.message
+            refused = [refusal.message, refusal.status, refusal.param, refusal.code]
         except MemoryError:
             raise
         except Exception as error:
             logger.exception("a request cannot be checked")
-            reason = f"this request cannot be checked ({type(error).__name__})"
-        connection.sendall(orjson.dumps({"refused": reason}))
+            refused = [f"this request cannot be checked ({type(error).__name__})"]
+        connection.sendall(orjson.dumps({"refused": refused}))
     os._exit(0)
+
+
+def _digest(job: str, payload: bytes) -> bytes:
+    digest = sha256(job.encode())
+    digest.update(payload)
+    return digest.digest()
 
 
 def _data_bytes() -> int:

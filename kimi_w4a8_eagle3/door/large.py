@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sized
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
@@ -53,11 +52,10 @@ def reading_job(rules: RequestRules, encode: Encode | None) -> WorkerJob:
 
 
 def measure(rules: RequestRules, encode: Encode | None, request: bytes) -> None:
-    """Raise Refusal for a body that costs too much. Other refusals are left to the engine's process."""
+    """Raise Refusal for a body that costs too much, or that the rules refuse: the engine's process reads neither."""
     path, _, body = request.partition(b"\n")
-    start, admitted = time.process_time(), Admitted(b"{}", [])
-    with suppress(Refusal):
-        admitted = rules.admit(path.decode(), {}, body)
+    start = time.process_time()
+    admitted = rules.admit(path.decode(), {}, body)
     in_pictures = sum(len(source) for _, source in admitted.pictures)
     seconds, most_s = time.process_time() - start, _READ_S + in_pictures * _PICTURE_S
     if seconds > most_s:

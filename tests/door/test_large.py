@@ -1,4 +1,4 @@
-"""A body that takes long to read is refused by a worker; everything else about it is left to the engine's process."""
+"""A body that takes long to read is refused by a worker; so is one that breaks a rule."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_body_may_take_its_time_and_more_for_the_characters_of_pictures(
     image: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = [{"type": "image_url", "image_url": {"url": image}}] if image else [{"type": "text", "text": "x"}]
-    body = json.dumps({**CHAT, "messages": [{"role": "user", "content": parts}], **({} if image else {"rid": "no"})})
+    body = json.dumps({**CHAT, "messages": [{"role": "user", "content": parts}]})
     monkeypatch.setattr(large, "_READ_S", 1.0)
     monkeypatch.setattr(large, "_PICTURE_S", 2.0**-10)
     most_s = 1.0 + len(image or "") / 1024
@@ -116,9 +116,10 @@ def test_a_list_of_prompts_is_not_counted_and_nothing_is_without_a_tokenizer(mon
             measure(rules, str.split, sent("/v1/completions", json.dumps({"prompt": ["word " * words]})))
 
 
-def test_what_is_wrong_with_a_body_is_said_by_the_engines_process() -> None:
-    measure(RULES, None, sent(PATH, "{bad"))
-    measure(RULES, None, sent(PATH, json.dumps({"guided_json": "{}"})))
+def test_what_is_wrong_with_a_large_body_is_said_by_the_worker() -> None:
+    for body, why in (("{bad", "not JSON"), ('{"guided_json": "{}"}', "guided_json")):
+        with pytest.raises(Refusal, match=why):
+            measure(RULES, None, sent(PATH, body))
 
 
 def test_a_large_body_is_measured_read_in_a_thread_and_its_dropped_fields_are_counted_once(
