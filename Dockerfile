@@ -62,10 +62,12 @@ LABEL org.opencontainers.image.title="kimi-w4a8-eagle3" \
 
 USER 0
 # SGLang binds each rank to its GPU's NUMA node with numactl, and warns and goes on without it. The version is the one of the
-# base's distribution, which is not known here. `dpkg-query -W numactl` in the image shows it.
+# base's distribution, which is not known here. The build prints it, and `--build-arg NUMACTL==VERSION` pins it.
+ARG NUMACTL=
 # hadolint ignore=DL3008
 RUN apt-get update \
- && apt-get install --yes --no-install-recommends numactl \
+ && apt-get install --yes --no-install-recommends "numactl${NUMACTL}" \
+ && dpkg-query --show numactl \
  && rm -rf /var/lib/apt/lists/*
 # Our packages lie in two folders of their own at the end of sys.path: the versions of the base image always win, so
 # nothing of it (sglang, torch, aiter, ...) can be upgraded or replaced.
