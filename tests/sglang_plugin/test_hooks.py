@@ -132,7 +132,7 @@ for one in features().values():
         table.setdefault(name, []).append(one.name)
 from kimi_w4a8_eagle3.sglang_plugin import hooks
 EAGLE = "sglang.srt.speculative.eagle_utils.eagle_sample"
-OUTPUT = "sglang.srt.managers.tokenizer_manager.TokenizerManager._handle_batch_output"
+OUTPUT = "sglang.srt.managers.tokenizer_manager.TokenizerManager._handle_abort_req"
 plain = [name for name in table if hooks.interface_of(name).call != "class"]
 noticed = {edit: {name: unknown(name, edit) for name in plain} for edit in EDITS}
 
@@ -216,9 +216,7 @@ def test_a_release_with_a_changed_function_is_refused_or_served_without_the_feat
     returns, parameter, source, optional = facts["trusted"]
     assert "3 values or 7 values (known: " in returns and "kimi_more" in parameter
     assert source == [f"a tested source of sglang.srt.{eagle}"]
-    assert optional == [
-        "a tested source of sglang.srt.managers.tokenizer_manager.TokenizerManager._handle_batch_output"
-    ]
+    assert optional == ["a tested source of sglang.srt.managers.tokenizer_manager.TokenizerManager._handle_abort_req"]
 
 
 @BOTH
@@ -237,7 +235,9 @@ def test_the_page_has_every_row_of_the_tables() -> None:
     page, _, changes = (Path(__file__).parents[2] / "docs/hooks.md").read_text().partition(HEADING)
     absence = {True: "`kimi_missing_feature_info`", False: "no start"}
     features = {f"| {one} | {absence[optional]} | {remove} |" for one, (optional, remove) in facts["features"].items()}
-    names = {f"| `{name.removeprefix('sglang.srt.')}` | {', '.join(of)} |" for name, of in facts["table"].items()}
+    names = {
+        f"| `{name.removeprefix('sglang.srt.')}` | {', '.join(sorted(of))} |" for name, of in facts["table"].items()
+    }
     tables = page.split("\n## ", 1)[1].splitlines()
     assert sorted(features | names) == sorted(line for line in tables if line.startswith("| ") and line not in HEADS)
     rows = {line.split("`")[1]: line for line in changes.splitlines() if line.startswith("| `")}
