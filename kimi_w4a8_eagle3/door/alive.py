@@ -19,21 +19,14 @@ from .answers import App, Receive, Scope, Send
 # After SGLang has checked the tokens. A refusal that comes faster, as of a full queue, keeps its status.
 _GRACE_S = 1.0
 _SILENCE_S = 10.0
-_START = {
-    "type": "http.response.start",
-    "status": HTTPStatus.OK,
-    "headers": [(b"content-type", b"text/event-stream; charset=utf-8")],
-}
+_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8")]
 WITH_SIGNS = frozenset({CHAT, MESSAGES, RESPONSES})  # SGLang's benchmark of the others cannot read comments
 _PING = {MESSAGES: b'event: ping\ndata: {"type": "ping"}\n\n'}
 _ERROR = {MESSAGES: b"event: error\ndata: %b\n\n"}
 
 
 class WaitingClient:
-    """The client of one request, as the application sees it.
-
-    stream: the endpoint whose form a stream has, None without a stream. silence_s: seconds between signs of life.
-    """
+    """The client of one request. stream: the endpoint of a stream, else None. silence_s: between signs of life."""
 
     def __init__(self, stream: str | None, body: bytes, send: Send, silence_s: float = _SILENCE_S) -> None:
         self._stream, self._send, self._silence_s = stream, send, silence_s
@@ -83,7 +76,7 @@ class WaitingClient:
         await asyncio.sleep(min(_GRACE_S, self._silence_s))
         if not self._began:
             self._began = self._may_sign = True
-            await self._send(_START)
+            await self._send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": _HEADERS})
         while True:
             left_s = self._last_s + self._silence_s - time.monotonic()
             if left_s > 0 or not self._may_sign:

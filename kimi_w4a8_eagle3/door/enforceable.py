@@ -17,7 +17,8 @@ from .fields import names
 # xgrammar 0.2.7 holds multipleOf, and a minimum below zero without a maximum. 0.2.1 does not.
 _OLD = tuple(map(int, re.findall(r"\d+", metadata.version("xgrammar"))[:3])) < (0, 2, 7)
 _DROPPED = names(
-    "contains minContains maxContains dependentRequired dependentSchemas if then else not propertyNames uniqueItems"
+    "contains minContains maxContains dependentRequired dependentSchemas dependencies if then else not propertyNames "
+    "uniqueItems additionalItems $dynamicRef $recursiveRef"
 )
 _TEXT = names("type title description")  # of propertyNames with the type string: every name is a text
 _STRINGS = names("pattern minLength maxLength format")
@@ -51,6 +52,8 @@ def _unenforceable(schema: Mapping[str, Any]) -> str | None:
     free = {"propertyNames"} if _is_any_text(schema.get("propertyNames")) else set()
     if dropped := sorted((_DROPPED | ({"multipleOf"} if _OLD else set())) & schema.keys() - free):
         return f"{', '.join(dropped)} would be ignored"
+    if isinstance(schema.get("items"), list) or any(isinstance(schema.get(key), bool) for key in _NUMBERS):
+        return "older drafts are not read: write a tuple with prefixItems, and exclusiveMinimum as a number"
     if large := [key for key in _COUNTS & schema.keys() if _number(schema[key]) > _MAX_COUNT]:
         return f"{large[0]} above {_MAX_COUNT} would be misread"
     if alone := next((key for key in _ALONE if key in schema), None):

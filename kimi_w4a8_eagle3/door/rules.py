@@ -177,9 +177,12 @@ class RequestRules:
             check_schema(body.get(name), name)
         if [] in (body.get("messages"), body.get("instructions") or body.get("input")):
             raise Refusal("there is no message to answer", param="messages")  # transformers would read messages[0]
-        messages = body.get("messages") or ()
+        messages = body.get("messages") or []
+        if path == MESSAGES and messages and messages[-1].get("role") == "assistant":
+            why = "this model does not support assistant message prefill: the conversation must end with a user message"
+            raise Refusal(why, param="messages")
         if body.get("continue_final_message"):
-            _check_continued(messages)
+            _check_continued(messages, body.get("chat_template_kwargs") or {})
         tools = [body.get("tools"), *(message.get("tools") for message in messages)]
         check_tools(tools)
         for name in ("logprobs", "top_logprobs"):
@@ -275,13 +278,20 @@ def _check_types(model: RequestModel, body: bytes) -> None:
         raise Refusal(f"the body is not what this endpoint reads ({type(error).__name__})") from None
 
 
-def _check_continued(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a last message with parts, which SGLang silently ignores, or alone, which leaves no prompt to render."""
+def _check_continued(messages: Sequence[Mapping[str, Any]], switches: Mapping[str, Any]) -> None:
+    """Refuse a last message with parts, which SGLang silently ignores, or alone, which leaves no prompt to render.
+
+    With thinking on, its text would be rendered as thinking.
+    """
     last = messages[-1] if messages else {}
     if last.get("role") == "assistant" and len(messages) == 1:
         raise Refusal("continue_final_message needs a message before the one to continue", param="messages")
     if last.get("role") == "assistant" and not isinstance(last.get("content"), str):
         raise Refusal("continue_final_message needs a last message whose content is text", param="messages")
+    if last.get("role") == "assistant" and switches.get("thinking") is not False:
+        raise Refusal(
+            'continue_final_message needs thinking off: send "thinking": {"type": "disabled"}', param="thinking"
+        )
 
 
 def _check_template_switches(body: Mapping[str, Any]) -> None:

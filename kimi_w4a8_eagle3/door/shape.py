@@ -20,12 +20,13 @@ MAX_LIST = 4096  # entries of one array other than token ids, or names of one ob
 
 _TEXT_PARTS = names(
     """
-    text input_text output_text refusal thinking redacted_thinking reasoning tool_use tool_result tool_reference
+    text input_text output_text refusal thinking reasoning tool_use tool_result tool_reference
     search_result summary_text reasoning_text function_call function_call_output custom_tool_call
     custom_tool_call_output message
     """
 )
 _MEDIA_PARTS = names("image_url image input_image")
+READ = _TEXT_PARTS | _MEDIA_PARTS | {"item_reference"}  # types of parts and items; the last is refused
 _CONTENTS = ("content", "output")  # of a message or a tool's result; they hold parts
 _MEDIA_KEYS = names("url image_url video_url audio_url file_url image video audio data file file_id")
 
@@ -90,7 +91,7 @@ def media_sources(body: Mapping[str, Any], name: str) -> Iterator[Any]:
         kind = part.get("type")
         if kind == "item_reference":
             raise Refusal(_NO_REFERENCES, param=name)
-        if not isinstance(kind, str) or kind not in _TEXT_PARTS | _MEDIA_PARTS:
+        if not isinstance(kind, str) or kind not in READ:
             raise Refusal(f"content of type {kind!r:.40} is not supported", param=name)
         if kind in _MEDIA_PARTS:
             yield from _sources(part)

@@ -23,6 +23,7 @@ from ..chat.tags import one_call
 from .hooks import Feature
 
 PARSER = "kimi_k2"
+_NONE = "null"  # arguments of a call without any, where JSON wants an object
 _CALLS = "sglang.srt.function_call.kimik2_detector.KimiK2Detector"
 _THINKING = "sglang.srt.parser.reasoning_parser.KimiK2Detector"
 FEATURE = Feature(
@@ -140,11 +141,15 @@ class KimiToolCalls(SglangCalls):
             elif kind is Kind.ARGUMENTS:
                 self._continue(out, text)
             elif kind in (Kind.CLOSED, Kind.CUT):
-                if kind is Kind.CLOSED and not self._arguments:
-                    self._continue(out, "{}")
                 arguments = "".join(self._arguments)
+                if kind is Kind.CLOSED and arguments in ("", _NONE):
+                    self._arguments, arguments = [], "{}"
+                    self._continue(out, arguments)
                 if self._id is not None:
-                    self._begin(out, fitting_tool(self._id, arguments, declared), arguments)
+                    if not (name := fitting_tool(self._id, arguments, declared)):
+                        out.normal_text += arguments  # no client can answer a call without a name
+                        continue
+                    self._begin(out, name, arguments)
                 if not is_json(arguments):
                     self.incomplete_tool_call_indices.add(self.current_tool_id)
         return out
@@ -160,7 +165,12 @@ class KimiToolCalls(SglangCalls):
         self._blanks = text[len(news) :]
         if not news:
             return
+        held = "".join(self._arguments) if len(self._arguments) <= len(_NONE) else "-"
         self._arguments.append(news)
+        if _NONE.startswith(held):  # nothing was shown: the call may have no arguments
+            news = held + news
+            if _NONE.startswith(news):
+                return
         if self._id is None and out.calls and out.calls[-1].tool_index == self.current_tool_id:
             out.calls[-1].parameters += news
         elif self._id is None:

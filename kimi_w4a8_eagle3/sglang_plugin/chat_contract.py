@@ -44,6 +44,14 @@ def keep_thinking_apart(original: Callable[..., bool], serving: OpenAIServingCha
     return PARSER in (serving.tool_call_parser, serving.reasoning_parser) or original(serving)
 
 
+@FEATURE.around(f"{_CHAT}.OpenAIServingChat._handle_last_assistant_message")
+def keep_last_answer(
+    original: Callable[..., object], serving: object, messages: list[dict[str, Any]], request: ChatCompletionRequest
+) -> object:
+    """Render a last answer as the assistant's. SGLang makes it the user's, unless the model goes on with it."""
+    return original(serving, messages, request) if request.continue_final_message else (messages, None)
+
+
 @FEATURE.around(f"{_CHAT}.normalize_assistant_tool_call_arguments")
 def keep_broken_arguments(original: Callable[..., None], message: dict[str, Any], **named: object) -> None:
     """Render arguments that are no JSON object as the model wrote them. SGLang answers 400, for ever."""
@@ -63,7 +71,8 @@ def keep_broken_call(
 def finish_whole(result: Any, *args: object, **named: object) -> None:
     """Report no complete calls when one is cut or malformed."""
     calls = result.tool_calls or ()
-    if result.finish_reason["type"] == "tool_calls" and not all(is_json(call.function.arguments) for call in calls):
+    whole = calls and all(is_json(call.function.arguments) for call in calls)
+    if result.finish_reason["type"] == "tool_calls" and not whole:
         result.finish_reason["type"] = "stop"
 
 

@@ -124,15 +124,10 @@ def generate_request(
     The request of a client that leaves is aborted at once. SGLang looks every 4 s.
     """
     if client := current.get():
-        client.at_leaving(lambda: _abort(manager, obj.rid))
+        client.at_leaving(lambda: isinstance(obj.rid, str) and manager.abort_request(obj.rid))
     answers, admission = original(manager, obj, *args), getattr(manager, "kimi_admission", None)
     grammars = grammars_of(obj.sampling_params) if admission else []
     return in_event_loop(tried(admission, grammars, answers) if admission and grammars else answers)
-
-
-def _abort(manager: TokenizerManager, ids: str | list[str] | None) -> None:
-    for request_id in ids if isinstance(ids, list) else filter(None, [ids]):
-        manager.abort_request(request_id)
 
 
 def _compiler(server_args: ServerArgs, manager: TokenizerManager) -> Compile:

@@ -16,6 +16,7 @@ from types import coroutine
 from typing import Any
 
 import orjson
+from jsonschema import Draft4Validator, Draft7Validator, SchemaError
 from starlette.responses import Response
 
 from ..door.large import large_request, threads
@@ -70,16 +71,25 @@ async def _after_a_wait(answers: AsyncIterator[Any]) -> AsyncIterator[Any]:
 
 @FEATURE.around("jsonschema.Draft202012Validator.check_schema")
 def check_schema(original: Callable[..., None], validator: object, schema: Any, **named: object) -> None:
-    """Check a schema once: jsonschema needs 0.2 ms for an object, and agents send the same tools with each request."""
+    """Check a schema once: jsonschema needs 0.2 ms for an object, and agents send the same tools with each request.
+
+    Older drafts, the type `any` and patterns of JavaScript pass: the model reads them, and a strict tool is tried.
+    """
     try:
-        digest = sha256(orjson.dumps(schema)).digest()
+        text = orjson.dumps(schema)
     except TypeError:  # not from a request
-        digest = b""
-    if digest not in _valid:
-        original(validator, schema, **named)
-        _valid.update({digest: None} if digest else {})
-        while len(_valid) > _MAX_SCHEMAS:
-            _valid.pop(next(iter(_valid)), None)
+        return original(validator, schema, **named)
+    if (digest := sha256(text).digest()) in _valid:
+        return
+    read = orjson.loads(text.replace(b'"type":"any"', b'"type":"object"'))
+    try:
+        original(validator, read, format_checker=None)
+    except SchemaError:
+        if not any(older(older.META_SCHEMA).is_valid(read) for older in (Draft7Validator, Draft4Validator)):
+            raise
+    _valid[digest] = None
+    while len(_valid) > _MAX_SCHEMAS:
+        _valid.pop(next(iter(_valid)), None)
 
 
 @coroutine

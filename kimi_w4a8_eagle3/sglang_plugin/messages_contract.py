@@ -36,15 +36,9 @@ def read_signatures(serving: object, request: AnthropicMessagesRequest) -> None:
 
 @FEATURE.before(f"{_SERVING}._convert_response")
 def keep_broken_calls(serving: object, response: ChatCompletionResponse) -> None:
-    """Give a call whose arguments are no object as text: SGLang would make them {}, or answer 500.
-
-    Arguments of null mean no arguments.
-    """
+    """Give a call whose arguments are no object as text: SGLang would make them {}, or answer 500."""
     for choice in response.choices:
         message = choice.message
-        for call in message.tool_calls or ():
-            if (call.function.arguments or "").strip() == "null":
-                call.function.arguments = "{}"
         broken = [call for call in message.tool_calls or () if not _is_object(call.function.arguments)]
         if broken:
             message.tool_calls = [call for call in message.tool_calls if call not in broken]

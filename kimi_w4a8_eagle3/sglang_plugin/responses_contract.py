@@ -28,9 +28,7 @@ _CALL = "function_call"
 _COMPLETED = "response.completed"
 _FAILED = "response.failed"
 _STOPPED = {"reason": "stop"}
-_NOT_STORED = (
-    "this server stores no responses: leave `store` out or send false, and send the whole conversation each time"
-)
+_NOT_STORED = "this server stores no responses: send `store: false` and the whole conversation each time"
 FEATURE = Feature(
     "calls on /v1/responses",
     needs=(f"{_PROTOCOL}.Tool", f"{_PROTOCOL}.Function"),

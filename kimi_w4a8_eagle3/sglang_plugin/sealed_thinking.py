@@ -15,7 +15,6 @@ from functools import cache
 from ..door.settings import read_door
 
 _PREFIX = "kimi-thinking-v1."
-_SIZE = 32  # bytes of the digest before the text
 
 
 def sealed(thinking: str) -> str:
@@ -32,8 +31,8 @@ def unsealed(text: object) -> str | None:
         packed = base64.urlsafe_b64decode(text.removeprefix(_PREFIX))
     except ValueError:
         return None
-    written = hmac.compare_digest(packed[:_SIZE], _digest(packed[_SIZE:]))
-    return packed[_SIZE:].decode(errors="surrogatepass") if written else None
+    digest, data = packed[:32], packed[32:]
+    return data.decode(errors="surrogatepass") if hmac.compare_digest(digest, _digest(data)) else None
 
 
 def _digest(data: bytes) -> bytes:

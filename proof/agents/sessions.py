@@ -7,16 +7,14 @@ This file runs in the environment of the libraries, so it imports nothing else. 
 from __future__ import annotations
 
 import asyncio
-import base64
 import importlib
 import json
-import struct
 import sys
-import zlib
 from typing import Any
 
 MODEL = "kimi-k2.5-tiny"
 QUESTION = "How many apples do Mia and Tom have? Search for both, then add."
+PICTURE = "iVBORw0KGgoAAAANSUhEUgAAABwAAAAcCAAAAABXZoBIAAAAFElEQVR4nGP4jwcwjEqOSo5KwgAA0FYNHk8YRIwAAAAASUVORK5CYII="
 FACTS = {"Mia": 33, "Tom": 14}
 
 
@@ -157,7 +155,7 @@ def anthropic(url: str, stream: bool) -> str:
         {"name": "search", "description": "Search.", "input_schema": name, "cache_control": {"type": "ephemeral"}},
         {"name": "add", "description": "Add.", "input_schema": numbers},
     ]
-    picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": dot()}}
+    picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PICTURE}}
     first = [{"type": "text", "text": QUESTION, "cache_control": {"type": "ephemeral"}}, picture]
     messages: list[Any] = [{"role": "user", "content": first}]
     request: dict[str, Any] = {"model": MODEL, "max_tokens": 2048, "tools": tools, "system": "Use the tools."}
@@ -192,7 +190,7 @@ def openai_responses(url: str, stream: bool) -> str:
         {"type": "function", "name": "search", "description": "Search.", "parameters": name, "strict": False},
         {"type": "function", "name": "add", "description": "Add.", "parameters": numbers, "strict": False},
     ]
-    picture = {"type": "input_image", "image_url": f"data:image/png;base64,{dot()}", "detail": "auto"}
+    picture = {"type": "input_image", "image_url": f"data:image/png;base64,{PICTURE}", "detail": "auto"}
     items: list[Any] = [{"role": "user", "content": [{"type": "input_text", "text": QUESTION}, picture]}]
     for _ in range(6):
         request: dict[str, Any] = {"model": MODEL, "input": items, "tools": tools, "store": False}
@@ -212,18 +210,6 @@ def openai_responses(url: str, stream: bool) -> str:
             result = TOOLS[call.name](**json.loads(call.arguments))
             items.append({"type": "function_call_output", "call_id": call.call_id, "output": result})
     return answer.output_text
-
-
-def dot() -> str:
-    """Return a picture of one pixel."""
-
-    def part(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", 28, 28, 8, 0, 0, 0, 0)
-    pixels = zlib.compress((b"\0" + b"\xff" * 28) * 28)
-    png = b"\x89PNG\r\n\x1a\n" + part(b"IHDR", header) + part(b"IDAT", pixels) + part(b"IEND", b"")
-    return base64.b64encode(png).decode()
 
 
 SESSIONS: dict[str, Any] = {

@@ -2,11 +2,10 @@
 
     python -m proof.fuzz.climb [--minutes 30] [--seed 1] [--open]
 
-It tries pictures, and patterns and schemas with 163,840 tokens. Each try runs in a process of
-its own: the door's check first, and then what the engine does with what the door admitted. A fault is an admitted
-picture that takes its thread more than 250 ms, or a grammar with a longer mask than
-KIMI_MAX_MASK_MS. With --open the door's checks are left out and JSON has free white space: each of the three kinds must
-be found then. Otherwise the exit code is 1.
+It tries pictures, and patterns and schemas with 163,840 tokens. Each try runs in a process of its own: the door's check
+first, and then what the engine does with what the door admitted. A fault is an admitted picture that takes its thread
+more than 250 ms, or a grammar with a longer mask than KIMI_MAX_MASK_MS. With --open the door's checks are left out and
+JSON has free white space: each of the three kinds must be found then. Otherwise the exit code is 1.
 """
 
 from __future__ import annotations

@@ -92,16 +92,6 @@ ACCEPTED: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
         },
         {**GENERATE, "logprob_start_len": -1, "return_logprob": False},
     ),
-    "reasoning sent back": (
-        "/v1/responses",
-        {
-            "input": [
-                {"type": "reasoning", "summary": [], "encrypted_content": "kimi-thinking-v1.AAAA"},
-                *CHAT["messages"],
-            ]
-        },
-        None,
-    ),
     "batch": ("/v1/completions", {"prompt": ["a"] * 256, "n": 2}, None),
     "ids": ("/generate", {"input_ids": [[1, 2], [3]], "sampling_params": [{"n": 1}, {"n": 1}]}, None),
     "image": ("/v1/chat/completions", image({"url": LARGE}), None),

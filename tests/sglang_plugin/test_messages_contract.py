@@ -43,10 +43,12 @@ async def main():
         result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "1"}]}
         await ask({"role": "assistant", "content": [untold, call]}, result)
         restored = "<think>I think.</think>" in text_of(prompts["0"])
+        words[0] = called("null")
+        null = (await ask(tools=[TOOL], stream=True)).text
         words[0] = "</think>Done."
         return {
             "thought": thought, "expected": sealed("I think."), "other": sealed("I think"), "streamed": streamed,
-            "restored": restored,
+            "restored": restored, "null": '"partial_json":"{}"' in null and '"partial_json":"null"' not in null,
             "statuses": list(statuses.values()), "unthought": (await ask()).json()["content"],
             "broken": {one: await broken(one) for one in json.loads(%r)},
             "beside": await broken('{"query": "b"}', "[1, 2]"),
@@ -63,7 +65,7 @@ BROKEN = json.dumps(
 def test_arguments_that_are_no_object_become_text_and_null_means_none(newest: bool) -> None:
     got = found(PROGRAM % BROKEN, newest)
     status, answer = got["broken"].pop("null")
-    assert (status, answer["stop_reason"], answer["content"][1]["input"]) == (200, "tool_use", {})
+    assert (status, answer["stop_reason"], answer["content"][1]["input"]) == (200, "tool_use", {}) and got["null"]
     assert len(got["broken"]) == 7
     for arguments, (status, answer) in got["broken"].items():
         assert (status, answer["stop_reason"]) == (200, "end_turn"), arguments

@@ -1,4 +1,4 @@
-"""Thinking that a client keeps, as `encrypted_content` on /v1/responses, and requests to store it."""
+"""Thinking that a client keeps, as `encrypted_content` on /v1/responses."""
 
 from __future__ import annotations
 
@@ -40,8 +40,6 @@ async def main():
             "included": (await ask(store=False, include=["reasoning.encrypted_content"]))[1],
             "read": await prompt(text), "changed": await prompt(text[:-4] + "AAAA"),
             "others": await prompt("gAAAAABo"), "sglang": await prompt("sglang-reasoning-v1.eJzzVCjJyMzL1gMAC-ICtg=="),
-            "store": await ask(store=True), "previous": await ask(previous_response_id="resp_1"),
-            "reference": await ask([USER, {"type": "item_reference", "id": first["output"][0]["id"]}, USER]),
         }
 
 print(json.dumps(asyncio.run(main())))
@@ -57,14 +55,6 @@ def test_a_client_that_keeps_the_conversation_gets_its_thinking_back(newest: boo
         assert answer["store"] is False and said["content"][0]["text"] == "Done."
     assert "<think>I think.</think>" in got["read"]
     assert all("I think." not in got[name] for name in ("changed", "others", "sglang"))
-
-
-@BOTH
-def test_what_is_not_stored_is_refused_in_the_first_turn(newest: bool) -> None:
-    got = found(PROGRAM, newest)
-    for name, words in (("store", "stores no responses"), ("previous", "store"), ("reference", "store: false")):
-        status, answer = got[name]
-        assert status == 400 and words in answer["error"]["message"], name
 
 
 @pytest.mark.parametrize("thinking", ["", "größer", "\ud800", "x" * 100_000])

@@ -68,7 +68,7 @@ def chat(turns: list[Turn]) -> Body:
         message = {"role": "assistant", "content": turn.text, "reasoning_content": turn.thinking, "tool_calls": calls}
         messages.append({name: value for name, value in message.items() if value or name == "content"})
         messages += [
-            {"role": "tool", "tool_call_id": f"call_{at}_{number}", "content": call.result}
+            {"role": "tool", "tool_call_id": f"call_{at}_{number}", "content": "Error: " * call.failed + call.result}
             for number, call in enumerate(turn.calls)
         ]
     tools = [{"type": "function", "function": {"name": name, "description": "", "parameters": _PARAMETERS}}
@@ -97,7 +97,11 @@ def responses(turns: list[Turn]) -> Body:
             for number, call in enumerate(turn.calls)
         ]  # fmt: skip
         items += [
-            {"type": "function_call_output", "call_id": f"call_{at}_{number}", "output": call.result}
+            {
+                "type": "function_call_output",
+                "call_id": f"call_{at}_{number}",
+                "output": "Error: " * call.failed + call.result,
+            }
             for number, call in enumerate(turn.calls)
         ]
     tools = [{"type": "function", "name": name, "description": "", "parameters": _PARAMETERS} for name in _NAMES]

@@ -1,0 +1,103 @@
+"""Fields and turns of other vendors' clients, through the door and SGLang's endpoints: the prompt, or the refusal."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from support.sglang_program import BOTH, found
+
+C, R, M = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+USER = {"role": "user", "content": "?"}
+SHORT = {"role": "developer", "content": "Be short."}
+DONE = [{"role": "assistant", "content": "ok"}, USER]
+PDF = {"type": "base64", "media_type": "application/pdf", "data": "aGVsbG8="}
+FILE = {"filename": "a.pdf", "file_data": "data:application/pdf;base64,aGVsbG8="}
+PLAIN = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "hello"}}
+USED = [USER, {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]}]
+Case = tuple[str, Any, dict[str, Any], str]
+
+
+def said(*blocks: Any, role: str = "user") -> dict[str, Any]:
+    return {"role": role, "content": list(blocks)}
+
+
+def result(content: Any, failed: bool = True) -> dict[str, Any]:
+    return said({"type": "tool_result", "tool_use_id": "t", "content": content, "is_error": failed})
+
+
+def line(name: str) -> str:
+    return f"[{name}: this server cannot read it]"
+
+
+def schema(value: Any, strict: bool = False, **more: Any) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {"a": value, "b": {}}, "required": ["a"], **more}
+    return {"tools": [{"type": "function", "function": {"name": "f", "parameters": parameters, "strict": strict}}]}
+
+
+# Endpoint, turns, other fields, and a text of the prompt; with "400 " before it a text of the refusal.
+CASES: dict[str, Case] = {
+    "document": (M, [said({"type": "document", "source": PDF, "title": "a.pdf"}), *DONE], {}, line("document a.pdf")),
+    "document, asked": (M, [said({"type": "document", "source": PDF})], {}, "400 'document' is not supported"),
+    "document of text": (M, [said(PLAIN)], {}, "user<|im_middle|>hello\n"),
+    "document of a tool": (M, [*USED, result([{"type": "document", "source": PDF}], False)], {}, line("document")),
+    "file": (C, [said({"type": "file", "file": FILE}), *DONE], {}, line("file a.pdf")),
+    "input_file": (R, [said({"type": "input_file", **FILE}), *DONE], {}, line("input_file a.pdf")),
+    "input_file, asked": (R, [said({"type": "input_file", **FILE})], {}, "400 'input_file' is not supported"),
+    "web_search_call": (R, [USER, {"type": "web_search_call"}, *DONE], {}, line("web_search_call") + "\n\nok"),
+    "local_shell_call": (R, [USER, {"type": "local_shell_call", "call_id": "c"}, *DONE], {}, line("local_shell_call")),
+    "its output": (R, [USER, {"type": "local_shell_call_output", "id": "c"}], {}, line("local_shell_call_output")),
+    "server_tool_use": (M, [USER, said({"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
+                                       role="assistant"), USER], {}, line("server_tool_use web_search")),
+    "redacted_thinking": (M, [USER, said({"type": "redacted_thinking", "data": "x"}, *USED[1]["content"],
+                                         role="assistant"), result("1")], {}, f"<think>{line('redacted_thinking')}</"),
+    "is_error": (M, [*USED, result("nope")], {}, "\nError: nope<"),
+    "is_error, said": (M, [*USED, result("<tool_use_error>no")], {}, "\n<tool_use_error>no<"),
+    "is_error, nothing": (M, [*USED, result(None)], {}, "\nError: <"),
+    "developer": (C, [SHORT, USER], {}, "<|im_system|>system<|im_middle|>Be short.<"),
+    "developer of items": (R, [SHORT, USER], {}, "system<|im_middle|>Be short.<"),
+    "prefill": (M, [USER, {"role": "assistant", "content": "I"}], {}, "400 does not support assistant message prefill"),
+    "last answer": (C, [USER, DONE[0]], {}, "assistant<|im_middle|><think></think>ok<|im_end|><|im_assistant|>"),
+    "last answer, item": (R, [USER, DONE[0]], {}, "assistant<|im_middle|><think></think>ok<|im_end|><|im_assistant|>"),
+    "continued": (C, [USER, DONE[0]], {"continue_final_message": True, "thinking": {"type": "disabled"}}, "</think>ok"),
+    "continued in thinking": (C, [USER, DONE[0]], {"continue_final_message": True}, "400 needs thinking off"),
+    "allowed_tools": (R, [USER], {"tool_choice": {"type": "allowed_tools"}}, "400 send only these tools"),
+    "memory": (M, [USER], {"tools": [{"type": "memory_20250818", "name": "memory"}]}, "<|im_user|>user<|im_middle|>?"),
+    "store": (R, [USER], {"store": True}, "400 stores no responses"),
+    "a stored response": (R, [USER], {"previous_response_id": "resp_1"}, "400 store"),
+    "a stored item": (R, [USER, {"type": "item_reference", "id": "rs_1"}, USER], {}, "400 {store: false}"),
+    "seed": (M, [USER], {"seed": 3}, "400 /v1/messages has no field 'seed'"),
+    "\\p{L}": (C, [USER], schema({"type": "string", "pattern": "^\\p{L}+$"}), "tool_declare"),
+    "emoji": (C, [USER], schema({"pattern": "^(\\p{Extended_Pictographic}|\\p{Emoji_Component})+$"}), "tool_declare"),
+    "tuple": (C, [USER], schema({"items": [{"type": "string"}], "additionalItems": False}), "tool_declare"),
+    "limit of draft-04": (C, [USER], schema({"minimum": 0, "exclusiveMinimum": True}), "tool_declare"),
+    "type any": (C, [USER], schema({"type": "any"}), "tool_declare"),
+    "no type": (C, [USER], schema({"type": "objekt"}), "400 'objekt' is not valid"),
+    "strict": (C, [USER], schema({}, True, dependencies={"a": ["b"]}), "400 dependencies would be ignored"),
+}  # fmt: skip
+PROGRAM = """
+import asyncio, json
+from support.engineless import client, prompts, text_of
+
+async def main():
+    got = {}
+    async with client(8192) as server:
+        for name, (path, turns, more, _) in json.loads(%r).items():
+            field = "input" if path.endswith("responses") else "messages"
+            limit = {"max_tokens": 8} if field == "messages" else {}
+            body = {"model": "kimi-k2.5-tiny", field: turns, **limit, **more}
+            answer = await server.post(path, json=body, headers={"x-number": "0"})
+            refused = answer.status_code == 400
+            got[name] = f"400 {answer.text}" if refused else text_of(prompts["0"])
+    return got
+
+print(json.dumps(asyncio.run(main())))
+"""
+
+
+@BOTH
+def test_each_is_right_or_refused_and_never_silent(newest: bool) -> None:
+    got = found(PROGRAM % json.dumps(CASES), newest)
+    for name, (*_, expected) in CASES.items():
+        *_, words = expected.rpartition("400 ")
+        assert got[name].startswith("400 ") == (words != expected) and words in got[name], (name, got[name])
