@@ -9,7 +9,7 @@ import json
 from functools import cache
 from typing import Any
 
-from .requests import CHAT, JSON, OUTSIDER, Case, HttpRequest, chat_wire, question, wire_request
+from .requests import CHAT, JSON, OUTSIDER, RESPONSES, Case, HttpRequest, chat_wire, question, wire_request
 
 _SLOW_PATTERN = r"((.|\s)+)+\x00"
 # Quick to compile; the scheduler then took seconds for each token, because every way to read a text is kept.
@@ -37,6 +37,8 @@ _PICTURES = {
 _LETTERS = {"type": "regex", "pattern": "(a|b)*"}
 _REPEATS = {"type": "repeat", "min": 16, "max": 16, "content": {"type": "star", "content": _LETTERS}}
 _LOGPROBS = {"prompt": "Tom has 3 apples. " * 50, "echo": True, "logprobs": 100, "n": 100}
+_AGENT = {"role": "assistant", "content": "Tom"}
+_DEEP = '{"items":' * 880 + "{}" + "}" * 880
 _ANSWER_LOGPROBS = {"logprobs": True, "top_logprobs": 128, "max_tokens": 400}
 
 
@@ -128,6 +130,12 @@ def _stops_everybody(model: str) -> tuple[Case, ...]:
         *[_case(4, f"{regex} in a schema", CHAT, _schema(model, {"pattern": regex})) for regex in _AMBIGUOUS],
         _case(4, "a repeat of repeats", "/generate", _tag(_REPEATS), refused=True),
         _case(7, "lengths", CHAT, _schema(model, {"items": {"maxLength": 100}, "minItems": 100})),
+        _case(5, "4,096 bare calls", RESPONSES, {"input": [{"type": "function_call"}] * 4096}),
+        _case(5, "4,096 parts without text", RESPONSES, {"input": [_says([{"type": "input_text"}] * 4096)]}),
+        _case(
+            7, "names in a list", CHAT, _schema(model, {"required": [*names][:4096], "properties": []}), refused=True
+        ),
+        _case(7, "880 levels as text", "/v1/completions", {**completion, "json_schema": _DEEP}, refused=True),
         _case(7, "the logprobs of an answer", CHAT, question(model, **_ANSWER_LOGPROBS), refused=True),
         _case(7, "n times the logprobs of a prompt", "/v1/completions", {**completion, **_LOGPROBS}, refused=True),
         _case(7, "600 properties, 500 of them needed", CHAT, _schema(model, schema)),
@@ -175,6 +183,7 @@ def _from_agents(model: str) -> list[Case]:
             "messages": [_says("Tom"), {"role": "assistant", "content": None}],
             "continue_final_message": True,
         },
+        "one message, to go on with": {"messages": [_AGENT], "continue_final_message": True},
         "absurd max_tokens": {"max_tokens": 10**9},
         "absurd max_completion_tokens": {"max_completion_tokens": 2**40},
         "5,000 tools": {"tools": tools * 5000},
