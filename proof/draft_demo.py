@@ -102,8 +102,8 @@ def _finished(event: Any) -> bool:
 
 
 def main(
-    requests: int = typer.Option(480, "--requests", min=24, help="Requests to collect, half of each kind."),
-    epochs: int = typer.Option(8, "--epochs", min=1, help="Passes of the training."),
+    requests: int = typer.Option(120, "--requests", min=24, help="Requests to collect, half of each kind."),
+    epochs: int = typer.Option(9, "--epochs", min=1, help="Passes of the training."),
     lr: float = typer.Option(8e-3, "--lr", help="Highest learning rate."),
     runs: Path = typer.Option(DEFAULT_ROOT, "--runs", help="Folder of the run directories."),
 ) -> None:
