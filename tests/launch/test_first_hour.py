@@ -1,4 +1,4 @@
-"""docs/perf/first-hour.md: every problem of both rounds names tests that exist."""
+"""docs/perf/first-hour.md: every problem of the three rounds names tests that exist."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ ROOT = Path(__file__).parents[2]
 
 def test_every_problem_names_its_tests() -> None:
     page = (ROOT / "docs/perf/first-hour.md").read_text()
-    rows = dict(re.findall(r"^\| (F\d+|\d+) \|.*\| ([^|]+) \|$", page, re.MULTILINE))
-    assert list(rows) == [*(f"F{number}" for number in range(12)), *map(str, range(1, 13))]
+    rows = dict(re.findall(r"^\| ([FR]?\d+) \|.*\| ([^|]+) \|$", page, re.MULTILINE))
+    assert list(rows) == [
+        *(f"F{number}" for number in range(12)),
+        *map(str, range(1, 13)),
+        *(f"R{number}" for number in range(1, 13)),
+    ]
     for name, cell in rows.items():
         tests = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", cell)
         assert tests, name
