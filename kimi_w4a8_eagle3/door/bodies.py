@@ -32,19 +32,24 @@ class BodyReader:
         if claimed.isdigit() and (len(claimed) > 18 or int(claimed) > 2 * limit):  # int() refuses very long numbers
             raise too_large
         size = 0
-        while True:
-            message = await receive()
-            if message["type"] != "http.request":
-                return None
-            chunk = message.get("body", b"")
-            size += len(chunk)
-            if size <= limit:
-                take(len(chunk))
-                chunks.append(chunk)
-            elif size > 2 * limit:  # below this, read and drop the rest: most clients read only after they have sent
+        try:
+            while True:
+                message = await receive()
+                if message["type"] != "http.request":
+                    return None
+                chunk = message.get("body", b"")
+                size += len(chunk)
+                if size <= limit:
+                    take(len(chunk))
+                    chunks.append(chunk)
+                elif (
+                    size > 2 * limit
+                ):  # below this, read and drop the rest: most clients read only after they have sent
+                    raise too_large
+                if not message.get("more_body", False):
+                    break
+            if size > limit:
                 raise too_large
-            if not message.get("more_body", False):
-                break
-        if size > limit:
-            raise too_large
-        return b"".join(chunks)
+            return b"".join(chunks)
+        finally:
+            chunks.clear()  # a refusal's traceback holds this frame until Python collects cycles
