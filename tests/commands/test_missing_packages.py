@@ -34,7 +34,7 @@ DEAD = "http://127.0.0.1:9"
 # for SGLang, `make demo` for the built-in model, or nothing. MODEL becomes the built-in checkpoint, PORT a
 # port that is taken.
 CALLS = {
-    "check MODEL": "serve",
+    "check MODEL": "",
     "doctor tiny": "make demo",
     "fetch -r tiny": "",
     "patch --check": "",
@@ -69,7 +69,7 @@ CALLS = {
     "draft erase collected --request none": "",
     "draft states collected --recipe tiny": "serve",
     "draft train collected --recipe tiny --to new": "serve",
-    "draft compare collected --recipe tiny --new new": "serve",
+    "draft compare collected --recipe tiny --new new": "bench",
     "draft switch link --back": "",
     "accept --quick --recipe tiny": "eval",
     "report measured -o page": "bench",
