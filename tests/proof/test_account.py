@@ -15,7 +15,7 @@ from kimi_w4a8_eagle3.recipe.launch import load_recipe
 from kimi_w4a8_eagle3.recipe.memory_plan import ModelCard, draft_weights
 from kimi_w4a8_lab.predict.layouts import node_layouts
 from kimi_w4a8_lab.predict.machine_model import Cluster, draft_bytes, kimi
-from kimi_w4a8_lab.predict.predict import Load, calibrate, fit_points, published_points
+from kimi_w4a8_lab.predict.predict import Load, calibrate, fit_points, largest_error, published_points
 from proof.account import calibration, directions, layouts, levers, moe_time, not_yet, points, prefill
 from proof.account.__main__ import main
 from proof.account.parts import Account, StepPart, decode_attention, explain
@@ -152,6 +152,24 @@ def test_the_page_says_what_could_shrink_a_prefill() -> None:
     assert {way.part for way in reasons} == {"all-reduces", "dense matrix products", "attention"}
     chunks = [way.saved_ms for way in found if way.part == "all"]
     assert chunks == sorted(chunks, reverse=True) and 0.0 in chunks  # agent's own
+
+
+def test_the_pages_have_the_models_figures() -> None:
+    found, page = account(Load(40, steps=3, accept_length=3.93)), (DOCS / "perf/machine-model.md").read_text()
+    block = page[page.index("$ python -m proof.account -c 40") :].split("```")[0]
+    shown = {row.split("|")[1].strip(): row for row in block.splitlines() if row.startswith("| ")}
+    known = {lever.change.name: lever for lever in [levers.now(found), *changes(found.load)]}
+    assert len(shown) == 6 and {*shown} <= {*known, "change, alone", ""}
+    for name in shown.keys() & known.keys():
+        saved = [f"{-ms:+.2f}" for ms in (known[name].change.step_ms, known[name].change.prefill_ms) if ms]
+        assert re.findall(r"[-+]\d+\.\d+", shown[name]) == saved
+        assert f" {known[name].throughput_tok_s:,.0f} tok/s " in shown[name]
+    assert f"A step takes {found.step_ms:.1f} ms and a prefill of 10,240 tokens {found.prefill_ms:.0f} ms" in page
+    errors = [largest_error("eagle3", key) for key in points.GOALS]
+    limits = " ".join(f"{100 * errors[at]:.0f}%" for at in (0, 2, 1))
+    assert re.findall(r"figures: (\d+%), (\d+%) and\s(\d+%)", (DOCS / "accept.md").read_text()) == [
+        tuple(limits.split())
+    ]
 
 
 def test_logits_are_gathered_over_the_links() -> None:
