@@ -8,7 +8,8 @@ Every batch runs with both tensor-parallel sizes and in its own order of waves:
 - a token with NaN is NaN, and the bits of the others stay.
 
 A layer has rows and blocks of zeros. Expert 0 of an MXFP4 layer has small shifts only, expert 4 those of 2 to 5: its
-tiles add shifted products. Expert 1 has 16 rows with the largest weights and shifts. All other blocks have any shift.
+tiles add shifted products. Expert 1 has 16 rows with the largest weights and shifts, and expert 2 shifts of 0 to 11.
+All other blocks have shifts of 0 to 7.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ def layer_of(shape: MoeShape) -> QuarkMoeWeights:
             shifts[0] &= 3
             shifts[4] = (shifts[4] & 3) + 2
             stored[1, 16:32], shifts[1, 16:32] = 0x77, MAX_SHIFT
-            scales[1, 16:32] /= 64
+            shifts[2] = torch.where(shifts[2] > 5, shifts[2] + 4, shifts[2])
+            scales[1, 16:32], scales[2] = scales[1, 16:32] / 1024, scales[2] / 16
     return layer
 
 

@@ -93,20 +93,11 @@ def _matched(choices: dict[int, list[int]]) -> int:
 
 
 def folds(way: Way, constant: int) -> bool:
-    """True if the bytes of codes 8 to 15 are shifted when the code is, as the table's entries are."""
+    """True if the bytes of codes 8 to 15 are doubled when the code is, as the table's entries are."""
     signs = most_values(way, constant)[1]
     used = [code for code, value in fixed(way, signs).items() if value + constant in VALUES]
-    return all(
-        (way.step(fill(code, signs), code << by) - (way.step(fill(code, signs), code) << by)) & 0xFF == 0
-        for code in used
-        for by in (1, 2, 3)
-    )
-
-
-def decoded(codes: np.ndarray) -> np.ndarray:
-    """Return n of words of four codes, by one lookup XOR the code: int8 [..., 4]."""
-    low, high = np.frombuffer(TABLE, np.uint32)[:, None]
-    return (perm_b32(high, low, codes) ^ codes).view(np.int8).reshape(*codes.shape, 4) + np.int8(12)
+    bytes_ = [(code, fill(code, signs)) for code in used]
+    return all((way.step(byte, 2 * code) - 2 * way.step(byte, code)) & 0xFF == 0 for code, byte in bytes_)
 
 
 def main() -> None:
@@ -124,7 +115,9 @@ def main() -> None:
     digits = words.view(np.uint8).reshape(-1, 4)
     used = (digits != 12).all(1)
     table = np.array([0 if n is None else n for n in of_code], np.int8)
-    assert (decoded(words)[used] == table[digits[used]]).all()
+    low, high = np.frombuffer(TABLE, np.uint32)[:, None]
+    found = (perm_b32(high, low, words) ^ words).view(np.int8).reshape(-1, 4) + np.int8(12)
+    assert (found[used] == table[digits[used]]).all()
     assert set(of_code) - {None} == VALUES
     print(f"{int(used.sum()):,} words of four codes decode with table {TABLE.hex(' ')} XOR code, byte = n - 12")
 

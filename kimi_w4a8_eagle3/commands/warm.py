@@ -1,4 +1,4 @@
-"""`kimi-w4a8 warm`: compile every gfx942 kernel of Kimi-K2.5's MoE to code objects before serving."""
+"""`kimi-w4a8 warm`: compile the gfx942 kernels of a model's MoE, Kimi-K2.5's by default, before serving."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 from rich.progress import track
 
 from ..base.console import table_console
+from ..base.errors import KimiError
 from ..base.installed import require
 from ..gates import read_gates
 from ..moe.contract import MoeShape
@@ -20,12 +21,14 @@ from ..recipe.memory_plan import ModelCard
 def warm(
     objects: Path | None = typer.Option(None, "--objects", help="Folder of the code objects; default: KIMI_KERNELS."),
     jobs: int = typer.Option(0, "--jobs", min=0, help="Compiler processes; default: one per core."),
+    model: Path | None = typer.Option(None, "--model", help="Folder of a checkpoint; default: Kimi-K2.5."),
+    tp: list[int] = typer.Option([8, 4], "--tp", min=1, help="Tensor-parallel sizes."),
 ) -> None:
     """Compile the MoE kernels ahead of serving; needs no GPU.
 
-    FlyDSL and a linker for gfx942 are needed. It compiles the code objects of Kimi for TP 8 and 4. The kernels that
-    serve without gates come first, for W4A8 and MXFP4 checkpoints. W4A8 then gets all gates and tiles, including
-    those of `kimi-w4a8 tune-moe`. Objects already in the folder are kept.
+    FlyDSL and a linker for gfx942 are needed. The kernels that serve without gates come first, for W4A8 and MXFP4
+    checkpoints. W4A8 then gets all gates and tiles, including those of `kimi-w4a8 tune-moe`. Objects already in the
+    folder are kept.
     """
     require("flydsl", "torch")
     from ..moe.flydsl.backend import FlydslBackend  # start-up: torch
@@ -36,13 +39,14 @@ def warm(
 
     console, start = table_console(), time.monotonic()
 
-    text = ModelCard.packaged("kimi-k2.5-w4a8").config["text_config"]
-    experts, hidden, top_k = text["n_routed_experts"], text["hidden_size"], text["num_experts_per_tok"]
-    shapes = [
-        MoeShape(experts, hidden, text["moe_intermediate_size"] // tp, top_k, weights=stored)
-        for stored in FORMATS.values()
-        for tp in (8, 4)
-    ]
+    card = ModelCard.from_directory(model) if model else ModelCard.packaged("kimi-k2.5-w4a8")
+    text = card.config.get("text_config", card.config)
+    try:
+        experts, hidden, top_k = text["n_routed_experts"], text["hidden_size"], text["num_experts_per_tok"]
+        sizes = [text["moe_intermediate_size"] // ranks for ranks in tp]
+    except KeyError as error:
+        raise KimiError(f"config.json lacks {error}", card.name, expected="a model with routed experts") from None
+    shapes = [MoeShape(experts, hidden, inter, top_k, weights=stored) for stored in FORMATS.values() for inter in sizes]
     first = [config for shape in shapes for config in FlydslBackend().wanted(shape)]
     tuned = [config for shape in shapes if shape.weights == INT4 for config in every_kernel(shape)]
     wanted = [*first, *tuned]

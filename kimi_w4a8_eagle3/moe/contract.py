@@ -10,9 +10,10 @@ The formats of the weights differ only in the accumulator. With w the integers o
     INT4   acc = sum over k of a8 * w
     MXFP4  acc = sum over blocks b of 32 k of 2**shift[n, b] * (sum over the block of a8 * w)
 
-MXFP4's row scale sw[n] is a power of two and shift is 0..7 (`quark.packing`). A block's sum is at most 32 * 127 * 12,
-so |acc| <= 12 * 127 * 2**7 * K < 2**31 for K <= 11,008: the sum is exact in any order, and shifts may be applied to the
-weights, to a block's sum or to a group of sums. 2**shift * w fits INT8 for shifts up to 3. float32 rounds acc once.
+MXFP4's row scale sw[n] is a power of two and shift is 0..11 (`quark.packing`). A block's sum is at most 32*127*12,
+and the sum of 2**shift over a row's blocks is at most MOST_STEPS, so |acc| < 2**31: the sum is exact in any order, and
+shifts may be applied to the weights, to a block's sum or to a group of sums. 2**shift * w fits INT8 for shifts up to 3.
+float32 rounds acc once.
 
 Every backend is deterministic. The output of a token depends on its row, its experts and their weights, never on the
 rest of the batch, the tiles or the run. Its slots are therefore added in an order that the token alone fixes, without

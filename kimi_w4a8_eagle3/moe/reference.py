@@ -3,7 +3,7 @@
 Rows are grouped by expert into a padded grid `[experts in use, rows, K]` and multiplied as one batched matmul per
 stage. Its operands are integers, so it is exact in float32 while every partial sum stays below 2**24. INT4 reaches that
 at K = 16,513, more than Kimi-K2.5's 7,168. MXFP4 multiplies weights by the power of two of their block first, and
-reaches it at K = 1,376 or, with shifts above 3, at K = 86. Beyond that the matmul runs in float64.
+reaches it at K = 1,376 or, with shifts above 3, at K = 5. Beyond that the matmul runs in float64.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@ turn that order into the natural one (nibble k = element k), so no table and no 
 
 Of MXFP4 the E8M0 exponents of a row become one row scale and small left shifts. With exponent e, a weight is
 `value * 2**(e - 127)`. Twice the value is an integer, so the weight is
-`integer * 2**shift[block] * 2**(base - 128)` with `shift = e - base`. `base` is the row's least exponent, but no more
-than MAX_SHIFT below its largest, so that sums fit int32. Blocks further below are re-coded: their integers are divided
-by the power of two that is missing and rounded half to even, which gives E2M1 codes again. The error of such a weight
-is at most half of the row's smallest step, 2**(base - 129).
+`integer * 2**shift[block] * 2**(base - 128)` with `shift = e - base`. `base` is the row's least exponent, unless that
+lies more than MAX_SHIFT below its largest, or the row's sums would not fit int32. Blocks further below are re-coded:
+their integers are divided by the power of two that is missing and rounded half to even, which gives E2M1 codes again.
+The error of such a weight is at most half of the row's smallest step, 2**(base - 129).
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ def _chunks(words: int, device: torch.device) -> list[slice]:
 
 
 NAN_EXPONENT = 255
-MAX_SHIFT = 7
+MAX_SHIFT = 11  # of the kernels' layout
+MOST_STEPS = (2**31 - 1) // (127 * 12 * 32)  # sum of 2**shift over the blocks of a row whose sums fit int32
 _LEAST_BASE = 2  # of a row scale that is a normal float32
 _EMPTY = -1000  # exponent of a block of zeros, below all others
 _CHUNK_BYTES = 1 << 26  # codes converted at once, which bounds the temporaries
@@ -133,6 +134,8 @@ def fold_exponents(codes: torch.Tensor, exponents: torch.Tensor) -> tuple[torch.
         least = exponent.masked_fill(exponent == _EMPTY, NAN_EXPONENT).amin(-1)
         highest = exponent.amax(-1)
         base = torch.maximum(least, highest - MAX_SHIFT).clamp(min=_LEAST_BASE)
+        while bool((over := _steps(exponent, base) > MOST_STEPS).any()):
+            base += over
         shift = exponent - base[..., None]
         far = (shift < 0) & (exponent != _EMPTY)
         if bool(far.any()):
@@ -144,3 +147,8 @@ def fold_exponents(codes: torch.Tensor, exponents: torch.Tensor) -> tuple[torch.
         normal = (base - 1 << 23).view(torch.float32)  # the float32 with this biased exponent, 2**(base - 128)
         scales[part] = torch.where(highest == _EMPTY, 0.0, normal)
     return shifts, scales, recoded
+
+
+def _steps(exponent: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+    """Return the sum of 2**shift over each row's blocks that are not empty."""
+    return ((exponent - base[..., None]).clamp(min=0).float().exp2() * (exponent != _EMPTY)).sum(-1)

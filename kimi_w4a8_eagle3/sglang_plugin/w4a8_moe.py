@@ -154,9 +154,12 @@ class QuarkW4A8MoE(QuarkMoEScheme):
                 self._require_scales(name, (scale == NAN_EXPONENT).flatten(1).any(1))
             shift13, s13, far13 = fold_exponents(w13, layer.w13_weight_scale.data)
             shift2, s2, far2 = fold_exponents(w2, layer.w2_weight_scale.data)
-            if far13 or far2:
-                log = "%s: %d of %d MXFP4 blocks lie more than seven octaves below their row's largest; rounded to that"
-                logger.warning(log, self.layer_name, far13 + far2, shift13.numel() + shift2.numel())
+            blocks, far = shift13.numel() + shift2.numel(), far13 + far2
+            large, span = int((shift13 > 3).sum() + (shift2 > 3).sum()), max(int(shift13.max()), int(shift2.max()))
+            log = "%s: %d of %d MXFP4 blocks lie too far below their row's largest and are rounded; rows span up to %d "
+            log += "octaves, and %.1f %% of the blocks have large shifts"
+            level = logging.WARNING if far else logging.INFO
+            logger.log(level, log, self.layer_name, far, blocks, span, 100 * large / blocks)
             return QuarkMoeWeights(shape, w13, w2, s13, s2, shift13, shift2)
         s13 = fold_scales(layer.w13_weight_scale, layer.w13_weight_scale_2)
         s2 = fold_scales(layer.w2_weight_scale, layer.w2_weight_scale_2)

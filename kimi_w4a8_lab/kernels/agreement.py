@@ -16,7 +16,7 @@ from kimi_w4a8_eagle3.moe.contract import INT8_MAX, MoeBackend, MoeShape, Prepar
 from kimi_w4a8_eagle3.moe.layer_check import TOLERANCE, wrong_results
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 from kimi_w4a8_eagle3.moe.tiles import buckets
-from kimi_w4a8_eagle3.quark.packing import MAX_SHIFT, pack_codes, pack_reorder
+from kimi_w4a8_eagle3.quark.packing import pack_codes, pack_reorder
 
 from .tile_search import random_batch, random_layer
 
@@ -98,7 +98,7 @@ class KnownLayer:
         weights = torch.cat([values, -values], dim=2).scatter_add_(2, half + changed, unit[..., None])
         if stored.block is None:
             return pack_reorder(weights), None, torch.ones(rows, device=self.device)
-        shift = self._integers(0, MAX_SHIFT + 1, *rows, half // stored.block, dtype=torch.uint8)
+        shift = self._integers(0, 8, *rows, half // stored.block, dtype=torch.uint8)
         undo = (-shift.gather(2, changed // stored.block)[..., 0].float()).exp2()
         return pack_codes(weights), torch.cat([shift, shift], dim=2), undo
 

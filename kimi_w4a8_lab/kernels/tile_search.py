@@ -18,7 +18,6 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.files import write_atomic
 from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
 from kimi_w4a8_eagle3.moe.tiles import BLOCK_SIZES, Row, buckets, read_rows
-from kimi_w4a8_eagle3.quark.packing import MAX_SHIFT
 
 BATCHES = (2, 8, 40, 160, 512, 2048, 10240)
 INFINITE = float("inf")
@@ -129,7 +128,7 @@ def pairs(space: Space, block_m: int) -> list[tuple[Any, Any]]:
 
 
 def random_layer(shape: MoeShape, device: torch.device) -> QuarkMoeWeights:
-    """Make weights with uniform codes, scales of a trained model's size and, in blocks, every shift."""
+    """Make weights with uniform codes, scales of a trained model's size and, in blocks, shifts of 0 to 7."""
     generator = torch.Generator(device).manual_seed(0)
 
     def integers(low: int, high: int, *size: int, dtype: torch.dtype) -> torch.Tensor:
@@ -146,7 +145,7 @@ def random_layer(shape: MoeShape, device: torch.device) -> QuarkMoeWeights:
         )
         return QuarkMoeWeights(shape, w13, w2, scales(*rows13), scales(*rows2))
     w13, w2 = (integers(0, 256, *rows, k // 2, dtype=torch.uint8) for rows, k in ((rows13, h), (rows2, i)))
-    s13, s2 = (scales(*rows).log2().round().exp2() / 2**MAX_SHIFT for rows in (rows13, rows2))
+    s13, s2 = (scales(*rows).log2().round().exp2() / 2**7 for rows in (rows13, rows2))
     shift13, shift2 = (integers(0, 8, *rows, k // block, dtype=torch.uint8) for rows, k in ((rows13, h), (rows2, i)))
     return QuarkMoeWeights(shape, w13, w2, s13, s2, shift13, shift2)
 

@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from kimi_w4a8_eagle3.quark.packing import MAX_SHIFT, fold_exponents, pack_codes, unpack_codes
+from kimi_w4a8_eagle3.quark.packing import MAX_SHIFT, MOST_STEPS, fold_exponents, pack_codes, unpack_codes
 from kimi_w4a8_eagle3.quark.weight_format import INT4, MXFP4
 
 E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
@@ -40,7 +40,7 @@ def stored(codes: torch.Tensor, exponents: torch.Tensor) -> list[list[Fraction]]
 
 
 @pytest.mark.parametrize("highest", [MAX_SHIFT + 2, 120, 254])
-def test_a_row_within_eight_octaves_is_exact(highest):
+def test_a_row_within_twelve_octaves_is_exact(highest):
     codes = torch.randint(0, 256, (64, 16 * 12), dtype=torch.uint8)
     exponents = torch.randint(highest - MAX_SHIFT, highest + 1, (64, 12), dtype=torch.uint8)
     exact = stored(codes, exponents)
@@ -67,6 +67,16 @@ def test_a_block_too_far_below_is_recoded_to_the_nearest_step(below):
     _, (weights,), recoded = folded(codes, exponents)
     step = Fraction(2) ** (120 - MAX_SHIFT - 128)
     assert recoded == 1 and weights == [round(weight / step) * step for weight in exact]
+
+
+@pytest.mark.parametrize(("high", "recoded"), [(21, False), (22, True), (224, True)])
+def test_sums_fit_int32_whatever_the_row(high: int, recoded: bool) -> None:
+    """21 blocks at 2**11 and 203 at 2**0 give less than MOST_STEPS, 22 more."""
+    codes, exponents = torch.full((1, 16 * 224), 0x77, dtype=torch.uint8), torch.full((1, 224), 100, dtype=torch.uint8)
+    exponents[0, :high] += MAX_SHIFT
+    exponents[0, 0] -= MAX_SHIFT * (high == 224)
+    shifts, _, found = folded(codes, exponents)
+    assert int((1 << shifts.int()).sum()) <= MOST_STEPS and bool(found) == recoded
 
 
 def test_a_scale_below_float32s_normal_numbers_is_recoded():

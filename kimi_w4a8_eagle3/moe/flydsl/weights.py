@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial, reduce
-from typing import Any, NamedTuple
+from typing import Any
 
 import flydsl.expr as fx
 from flydsl.expr import arith, math
@@ -88,7 +88,7 @@ class Int4:
     # then the float 1.5 * 2**23 + sum, exact while |sum| < 2**22, and the conversion to float32 costs nothing.
     @classmethod
     def start(cls, low_sum: Value, k: int) -> tuple[Any, Any]:
-        """Return the start values of a row's two accumulators for `float_sum`."""
+        """Return the start values of a row's two accumulators for `scaled`."""
         bias, correction = cls.bias(k), arith.muli(low_sum, ops.const_i32(-8))
         low = arith.addi(correction, ops.const_i32(bias)) if bias else correction
         return ops.const_i32(bias), low
@@ -98,25 +98,16 @@ class Int4:
         return FLOAT_BIAS_BITS if k <= cls.biased_k else 0
 
     @classmethod
-    def float_sum(cls, first: Value, second: Value, k: int) -> Value:
-        """Return the accumulator as float32, rounded once."""
-        if not cls.bias(k):
-            return arith.sitofp(T.f32x4, cls.total(first, second))
-        sixteenth = ops.splat(ops.const_f32(1 / 16), 4)
-        both = math.fma(ops.bitcast(first, T.f32x4), sixteenth, ops.bitcast(second, T.f32x4))
-        return arith.addf(both, ops.splat(ops.const_f32(-FLOAT_BIAS * 17 / 16), 4))
-
-    @classmethod
     def scaled(cls, sums: list[Any], tiles: list[Any], scale: Value, k: int) -> Iterable[Any]:
-        """Return the row tiles' accumulators as float32, times `scale`; tiles: the weights that were multiplied."""
-        exact = [cls.float_sum(*both, k) for both in zip(sums[::2], sums[1::2], strict=True)]
+        """Return the row tiles' accumulators as float32, rounded once, times `scale`; tiles: the unpacked weights."""
+        exact, sixteenth = list[Any](), ops.splat(ops.const_f32(1 / 16), 4)
+        for first, second in zip(sums[::2], sums[1::2], strict=True):
+            if not cls.bias(k):
+                exact.append(arith.sitofp(T.f32x4, cls.total(first, second)))
+                continue
+            both = math.fma(ops.bitcast(first, T.f32x4), sixteenth, ops.bitcast(second, T.f32x4))
+            exact.append(arith.addf(both, ops.splat(ops.const_f32(-FLOAT_BIAS * 17 / 16), 4)))
         return (arith.mulf(e, scale) for e in exact)
-
-
-class _MxTile(NamedTuple):
-    operands: list[tuple[Any, Any]]
-    loaded: list[Any]
-    wide: Value  # some block has a shift above 3
 
 
 class Mxfp4(Int4):
@@ -137,36 +128,40 @@ class Mxfp4(Int4):
         return [*super().load(lane_at, at), arith.extui(T.i32, shifts)]
 
     @staticmethod
-    def unpack(loaded: list[Any]) -> _MxTile:
+    def unpack(loaded: list[Any]) -> Any:
+        """Unpack a tile to (its operands, `loaded`, true if some block has a shift above 3)."""
         wide = ops.ballot(arith.cmpi(arith.CmpIPredicate.uge, loaded[1], ops.const_i32(NEAR)))
-        return _MxTile(_shifted(*loaded), loaded, fx.Int64(wide) != 0)
+        return _shifted(*loaded), loaded, ops.raw(fx.Int64(wide) != 0)
 
     @staticmethod
     def multiply(tile: Any, rows: list[Rows], sums: list[Any], groups: Groups = ALL) -> list[Any]:
         """See Int4. Products with large shifts are summed alone, shifted and added."""
-        firsts = sums[::2]
+        (operands, (codes, shift), is_wide), firsts = tile, sums[::2]
 
-        def near() -> list[Any]:
-            return _by_group(partial(_products, tile.operands), rows, list(firsts), groups)
-
-        def wide() -> list[Any]:
-            shift = ops.again(tile.loaded[1])
+        def wide(shift: Value) -> list[Any]:
+            shift = ops.again(shift)
             ops.pin_schedule()
             channel = (fx.thread_idx.x >> 4 & 3) * 4  # of the first sum of a lane
             rest = ops.pack([arith.shrui(ops.from_lane(shift, channel + i), ops.const_i32(REST)) for i in range(4)])
-            below = _by_group(partial(_added, tile.operands, rest), rows, list(firsts), groups)
+            totals = _by_group(partial(_added, operands, rest), rows, list(firsts), groups)
             shift = ops.again(shift)
-            far = arith.cmpi(arith.CmpIPredicate.ne, arith.andi(shift, ops.const_i32(FAR)), ops.const_i32(0))
+            far = [
+                arith.cmpi(arith.CmpIPredicate.uge, arith.andi(shift, ops.const_i32(63)), ops.const_i32(c))
+                for c in (FAR, FAR + 4)
+            ]
+            levels = sum((ops.select(fx.Int64(ops.ballot(f)) != 0, fx.Int32(1), 0) for f in far), fx.Int32(0))
+            return ops.loop(0, levels, totals, partial(above, shift, rest))
 
-            def above(sums: list[Any]) -> list[Any]:
-                own = arith.select(far, arith.andi(shift, ops.const_i32(3)), ops.const_i32(FAR))
-                words = ops.pack([ops.again(word) for word in ops.elements(tile.loaded[0])])
-                by = arith.addi(rest, ops.splat(ops.const_i32(4), 4))
-                return _by_group(partial(_added, _shifted(words, own), by), rows, sums, groups)
+        def above(shift: Value, rest: Value, level: fx.Int32, totals: list[Any]) -> list[Any]:
+            kind = arith.andi(ops.again(shift), ops.const_i32(FAR + 4))
+            here = arith.cmpi(arith.CmpIPredicate.eq, kind, ops.raw(level * 4 + FAR))
+            own = arith.select(here, arith.andi(shift, ops.const_i32(3)), ops.const_i32(FAR))
+            words = ops.pack([ops.again(word) for word in ops.elements(codes)])
+            by = arith.addi(rest, ops.splat(level * 4 + 4, 4))
+            return _by_group(partial(_added, _shifted(words, own), by), rows, totals, groups)
 
-            return ops.changed(fx.Int64(ops.ballot(far)) != 0, below, above)
-
-        firsts = ops.choose(tile.wide, [ops.raw(total).type for total in firsts], wide, near)
+        near = partial(_by_group, partial(_products, operands), rows, list(firsts), groups)
+        firsts = ops.choose(is_wide, [ops.raw(total).type for total in firsts], partial(wide, shift), near)
         return [total for both in zip(firsts, sums[1::2], strict=True) for total in both]
 
     @staticmethod
@@ -197,8 +192,7 @@ class Mxfp4(Int4):
 
         if not cls.bias(k):
             return [arith.mulf(arith.sitofp(T.f32x4, total), scale) for total in sums[::2]]
-        wide = reduce(arith.ori, [ops.raw(tile.wide) for tile in tiles])
-        return ops.choose(wide, [T.f32x4] * len(sums[::2]), whole, near)
+        return ops.choose(reduce(arith.ori, [tile[2] for tile in tiles]), [T.f32x4] * len(sums[::2]), whole, near)
 
 
 def _by_group(change: Callable[..., list[Any]], rows: list[Rows], sums: list[Any], groups: Groups, of: int = 1) -> Any:

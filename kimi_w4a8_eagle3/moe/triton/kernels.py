@@ -4,8 +4,8 @@ Weights are bytes: byte j of a row holds element j in its low and element j + K/
 activations are two contiguous runs. A nibble is used in the *high* half of its byte, `p << 4` and `p & 0xF0`, which is
 16 times its value; `prepare` folds 1/16 into the scales. 7168 * 127 * 128 < 2**31, so int32 cannot overflow.
 
-MXFP4 codes become int8 by `_e2m1`. A block's shift s of 0 to 7 is applied to the weights as s % 4, which int8 holds.
-Blocks with s above 3 go to a dot of their own, whose sums are shifted by 4; a tile without such blocks skips it.
+MXFP4 codes become int8 by `_e2m1`. A block's shift s of 0 to 11 is applied to the weights as s % 4, which int8 holds.
+Blocks with s above 3 and above 7 go to dots of their own, whose sums are shifted; a tile without such blocks skips it.
 
 Accumulators are [n, m], output column by row of the block. With LEFT the weights are the left operand of the dot. On
 Hopper wgmma then takes them from the registers where they are unpacked, and 16 tokens fill the instruction. On CDNA
@@ -79,8 +79,11 @@ def _add(weights, x, acc, shift, LEFT: tl.constexpr, MX: tl.constexpr):
         scaled = weights << (shift & 3)
         acc = _dot(tl.where(near, scaled, 0).to(tl.int8), x, acc, LEFT)
         if tl.max(tl.max(shift, 1), 0) > 3:
-            far = _dot(tl.where(near, 0, scaled).to(tl.int8), x, tl.zeros_like(acc), LEFT)
+            far = _dot(tl.where((shift >> 2) == 1, scaled, 0).to(tl.int8), x, tl.zeros_like(acc), LEFT)
             acc += far << 4
+        if tl.max(tl.max(shift, 1), 0) > 7:
+            far = _dot(tl.where(shift > 7, scaled, 0).to(tl.int8), x, tl.zeros_like(acc), LEFT)
+            acc += far << 8
         return acc
     else:
         return _dot(weights, x, acc, LEFT)

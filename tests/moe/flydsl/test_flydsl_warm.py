@@ -5,6 +5,7 @@ Forwards run the backend's own launch code on meta tensors, with the launches re
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -21,6 +22,7 @@ from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.gates import read_gates
 from kimi_w4a8_eagle3.moe.contract import MoeShape, PreparedMoe
 from kimi_w4a8_eagle3.moe.flydsl import toolchain as toolchain
+from kimi_w4a8_eagle3.quark.weight_format import MXFP4
 from kimi_w4a8_eagle3.recipe.launch import load_recipe
 
 SKIP = toolchain.flydsl_problem() or toolchain.linker_problem()
@@ -30,6 +32,7 @@ if SKIP is None:
     from kimi_w4a8_eagle3.moe.flydsl import layout
     from kimi_w4a8_eagle3.moe.flydsl import warm as flydsl_warm
     from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
+    from kimi_w4a8_eagle3.moe.flydsl.configs import Stage1Config
     from kimi_w4a8_eagle3.moe.flydsl.objects import KernelManifest, source_hash
 
 KIMI = MoeShape(384, 7168, 256, 8)
@@ -71,7 +74,7 @@ def meta_batch(tokens: int) -> tuple[torch.Tensor, PreparedMoe, torch.Tensor, to
     return x, moe, meta(tokens, KIMI.top_k), meta(tokens, KIMI.top_k, dtype=torch.int32)
 
 
-def warmed(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], str]:
+def warmed(monkeypatch: pytest.MonkeyPatch, *options: str) -> tuple[list[Any], str]:
     """(what would be compiled, in order; what the command says)."""
     found: list[Any] = []
 
@@ -80,7 +83,7 @@ def warmed(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], str]:
         return KernelManifest.model_construct(arch="gfx942", sources=source_hash(), kernels={}), len(found)
 
     monkeypatch.setattr(flydsl_warm, "warm", record)
-    result = CliRunner().invoke(app, ["warm"], catch_exceptions=False)
+    result = CliRunner().invoke(app, ["warm", *options], catch_exceptions=False)
     assert result.exit_code == 0
     return found, result.output
 
@@ -99,6 +102,14 @@ def test_kernels_without_gates_come_first(monkeypatch: pytest.MonkeyPatch) -> No
     serves = [FlydslBackend().wanted(replace(KIMI, inter=inter)) for inter in (256, 512)]
     first = list(dict.fromkeys([*serves[0], *serves[1]]))
     assert found[: len(first)] == first and len(found) > 150
+
+
+def test_another_checkpoint_is_warmed_by_its_config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config = {"n_routed_experts": 8, "hidden_size": 1024, "num_experts_per_tok": 4, "moe_intermediate_size": 512}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found, _ = warmed(monkeypatch, "--model", str(tmp_path), "--tp", "2")
+    assert set(FlydslBackend().wanted(MoeShape(8, 1024, 256, 4, weights=MXFP4))) <= set(found)
+    assert {config.hidden for config in found if isinstance(config, Stage1Config)} == {1024}
 
 
 def test_recipes_differ_in_what_they_launch() -> None:
