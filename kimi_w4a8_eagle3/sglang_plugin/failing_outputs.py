@@ -41,7 +41,12 @@ _NO_LOGPROBS: dict[str, Any] = {"output_token_logprobs_length": 0} | {
 async def handle_batch_output(
     original: Callable[..., Coroutine[Any, Any, None]], manager: TokenizerManager, recv_obj: BatchStrOutput
 ) -> None:
-    """End the request that raises in SGLang's loop over the requests of a batch, and continue with the others."""
+    """End the request that raises in SGLang's loop over the requests of a batch, and continue with the others.
+
+    SGLang counts thinking that drafts added beyond the token limit: there is never more of it than of the answer.
+    """
+    if counts := getattr(recv_obj, "reasoning_tokens", None):
+        counts[:] = map(min, counts, recv_obj.completion_tokens)
     while True:
         try:
             await original(manager, recv_obj)

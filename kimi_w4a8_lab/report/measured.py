@@ -216,6 +216,8 @@ def server_load(runs: Sequence[Run]) -> Table:
         if (server := found.server) is not None:
             what = f"{found.workload.name}, c={found.concurrency}, {found.side}, {found.repetition_index + 1}"
             peaks = f"{server.kv_usage_peak:.1%}", f"{server.running_peak:.0f}", f"{server.queued_peak:.0f}"
+            if not server.running_peak:  # no reading fell into the run, which had at least one request
+                peaks = ("not seen",) * 3
             steps = "" if server.draft_steps is None else f"{server.draft_steps:.1f}"
             cached = "" if found.cached is None else f"{found.cached:.1%}"
             rows.append([what, *peaks, cached, f"{server.retracted:.0f}", steps])

@@ -284,7 +284,15 @@ def _agentx(trace: _AgentXTrace) -> TraceSession:
 
 def _mooncake(rows: Sequence[_MooncakeRow], path: Path) -> tuple[TraceSession, ...]:
     sessions: dict[str, list[tuple[int, _MooncakeRow]]] = {}
+    latest: dict[object, float] = {}  # time of each session's last row, and of the last one without a session
     for number, row in enumerate(rows, 1):
+        if row.timestamp is not None and row.timestamp < latest.get(row.session_id, row.timestamp):
+            raise KimiError(
+                "the row is earlier than the one before it",
+                where=f"{path}, line {number}",
+                expected=f"rows in the order of their times, here {latest[row.session_id]:g} or more",
+            )
+        latest[row.session_id] = latest.get(row.session_id, 0.0) if row.timestamp is None else row.timestamp
         sessions.setdefault(f"request {number}" if row.session_id is None else str(row.session_id), []).append(
             (number, row)
         )

@@ -1,4 +1,7 @@
-"""Fields and turns of other vendors' clients, through the door and SGLang's endpoints: the prompt, or the refusal."""
+"""Fields and turns of other vendors' clients, through the door and SGLang's endpoints: the prompt, or the refusal.
+
+OpenAI's own models, of the two versions that the two releases of SGLang need, read each answer, event and error.
+"""
 
 from __future__ import annotations
 
@@ -46,19 +49,15 @@ CASES: dict[str, Case] = {
     "input_file, asked": (R, [said({"type": "input_file", **FILE})], {}, "400 'input_file' is not supported"),
     "web_search_call": (R, [USER, {"type": "web_search_call"}, *DONE], {}, line("web_search_call") + "\n\nok"),
     "local_shell_call": (R, [USER, {"type": "local_shell_call", "call_id": "c"}, *DONE], {}, line("local_shell_call")),
-    "its output": (R, [USER, {"type": "local_shell_call_output", "id": "c"}], {}, line("local_shell_call_output")),
     "server_tool_use": (M, [USER, said({"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
                                        role="assistant"), USER], {}, line("server_tool_use web_search")),
     "redacted_thinking": (M, [USER, said({"type": "redacted_thinking", "data": "x"}, *USED[1]["content"],
                                          role="assistant"), result("1")], {}, f"<think>{line('redacted_thinking')}</"),
     "is_error": (M, [*USED, result("nope")], {}, "\nError: nope<"),
     "is_error, said": (M, [*USED, result("<tool_use_error>no")], {}, "\n<tool_use_error>no<"),
-    "is_error, nothing": (M, [*USED, result(None)], {}, "\nError: <"),
     "developer": (C, [SHORT, USER], {}, "<|im_system|>system<|im_middle|>Be short.<"),
-    "developer of items": (R, [SHORT, USER], {}, "system<|im_middle|>Be short.<"),
     "prefill": (M, [USER, {"role": "assistant", "content": "I"}], {}, "400 does not support assistant message prefill"),
     "last answer": (C, [USER, DONE[0]], {}, "assistant<|im_middle|><think></think>ok<|im_end|><|im_assistant|>"),
-    "last answer, item": (R, [USER, DONE[0]], {}, "assistant<|im_middle|><think></think>ok<|im_end|><|im_assistant|>"),
     "continued": (C, [USER, DONE[0]], {"continue_final_message": True, "thinking": {"type": "disabled"}}, "</think>ok"),
     "continued in thinking": (C, [USER, DONE[0]], {"continue_final_message": True}, "400 needs thinking off"),
     "allowed_tools": (R, [USER], {"tool_choice": {"type": "allowed_tools"}}, "400 send only these tools"),
@@ -77,18 +76,32 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 PROGRAM = """
 import asyncio, json
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.shared import ErrorObject
+from pydantic import TypeAdapter
 from support.engineless import client, prompts, text_of
+
+FIELDS = {"/v1/chat/completions": "messages", "/v1/responses": "input", "/v1/messages": "messages"}
+SHAPES = {"/v1/chat/completions": ChatCompletion, "/v1/responses": Response}
+EVENTS = {"/v1/chat/completions": TypeAdapter(ChatCompletionChunk), "/v1/responses": TypeAdapter(ResponseStreamEvent)}
 
 async def main():
     got = {}
     async with client(8192) as server:
         for name, (path, turns, more, _) in json.loads(%r).items():
-            field = "input" if path.endswith("responses") else "messages"
-            limit = {"max_tokens": 8} if field == "messages" else {}
-            body = {"model": "kimi-k2.5-tiny", field: turns, **limit, **more}
+            limit = {} if path.endswith("responses") else {"max_tokens": 8}
+            body = {"model": "kimi-k2.5-tiny", FIELDS[path]: turns, **limit, **more}
             answer = await server.post(path, json=body, headers={"x-number": "0"})
             refused = answer.status_code == 400
+            if path != "/v1/messages":
+                said = answer.json()
+                ErrorObject.model_validate(said["error"]) if refused else SHAPES[path].model_validate(said)
             got[name] = f"400 {answer.text}" if refused else text_of(prompts["0"])
+        for path, event in EVENTS.items():
+            body = {"model": "kimi-k2.5-tiny", FIELDS[path]: [{"role": "user", "content": "?"}], "stream": True}
+            for line in (await server.post(path, json=body)).text.splitlines():
+                line[:7] == "data: {" and event.validate_json(line[6:])
     return got
 
 print(json.dumps(asyncio.run(main())))

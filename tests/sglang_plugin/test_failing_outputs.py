@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,14 +25,16 @@ def test_an_error_without_a_request_is_raised_once(error: Exception) -> None:
     assert calls == [1]
 
 
-def test_outputs_without_an_error_are_handled_once() -> None:
+def test_outputs_without_an_error_are_handled_once_with_no_more_thinking_than_answer() -> None:
     calls = []
 
-    async def original(*given: object) -> None:
-        calls.append(given)
+    async def original(*given: Any) -> None:
+        calls.append(given[1].reasoning_tokens)
 
-    asyncio.run(failing_outputs.handle_batch_output(original, "manager", "batch"))
-    assert calls == [("manager", "batch")]
+    batch: Any = SimpleNamespace(reasoning_tokens=[13, 5, 0], completion_tokens=[12, 12, 3])
+    for given in (batch, SimpleNamespace(reasoning_tokens=None)):
+        asyncio.run(failing_outputs.handle_batch_output(original, Any, given))
+    assert calls == [[12, 5, 0], None]
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,7 @@ def test_a_run_of_conversations_shares_what_it_measured(tmp_path: Path) -> None:
         ([{**ROW, "hash_idz": []}], "unknown field 'hash_idz'; did you mean 'hash_ids'?"),
         ([{**AGENTX, "requests": [{**REQUEST, "api_tim": 1}]}], "did you mean 'api_time'?"),
         ([{key: ROW[key] for key in ("input_length", "output_length")}], "does not say when a request is sent"),
+        ([{**ROW, "timestamp": 9}, {**ROW, "timestamp": 8}], "earlier than the one before it"),
         ([ROW, {"timestamp": 5, "output_length": 3}], "input_length: Field required"),
         ([{**ROW, "hash_ids": [1, 2, 3]}], "3 hash_ids for 700 tokens"),
         ([{**ROW, "timestamp": -1}], "greater than or equal to 0"),
