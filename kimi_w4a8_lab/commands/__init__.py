@@ -7,7 +7,7 @@ VERBS = {
     "tune-moe": "Measure tile choices on this GPU, and write the fastest.",
     "eval": "Accuracy with a verdict, and proof that drafts change nothing.",
     "bench": "Measure a server: `kimi-w4a8 bench con2`, or another workload.",
-    "draft": "A draft for your own traffic: collect, capture states, train, compare, switch.",
+    "draft": "A draft for your traffic: collect, train, compare, switch.",
     "accept": "Accept what this machine serves: stages, a page and a bundle.",
     "report": "Write one HTML page and SVG figures from finished runs.",
 }

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..draft.compare import Judge
     from ..draft.eagle3 import Draft
 
-_HELP = """A draft for your own traffic: collect, capture states, train, compare, switch.
+_HELP = """A draft for your traffic: collect, train, compare, switch.
 
 Exit codes of `compare`: 0 better for a kind of traffic and worse for none; 3 worse for one; 5 no difference shown.
 """
