@@ -60,7 +60,8 @@ class Shares:
 
         def take(more: int) -> None:
             nonlocal size
-            if any(self._held[account] + more > self._most_bytes - self._total for account in current_client.get()):
+            left = self._most_bytes - self._total - more
+            if any(self._held[account] + more > left for account in current_client.get()):
                 raise Refusal("bodies of other requests hold the memory for them; try again", status=503)
             size += more
             self._add(more)

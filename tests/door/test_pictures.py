@@ -108,7 +108,7 @@ def jpeg(segments: int, size: int) -> bytes:
     return whole[:2] + (b"\xff\xe1" + struct.pack(">H", size + 8) + b"Exif\0\0" + bytes(size)) * segments + whole[2:]
 
 
-READ = WorkerJob(lambda: lambda _: None, 5.0, "")  # how long bodies take to read is test_large.py's subject
+READ = WorkerJob(lambda: lambda _: None, 5.0, "", bytes)  # how long bodies take to read is test_large.py's subject
 TEXT = (b"zTXt", b"a\0\0" + zlib.compress(bytes(2**20 - 1)))
 COSTLY = {
     "Exif segments of a JPEG": [jpeg(500_000, 4)],
