@@ -29,7 +29,7 @@ PROGRAMS = r"(?:git|docker|curl|kubectl|sbatch|vllm|rocprofv3) \S|(?:\S*/)?[\w-]
 URL = r"(URL|http://127\.0\.0\.1:9527)"
 # A line is that of the first expression that matches all of it. Then what executes it, and what it lacks here.
 LINES: tuple[tuple[str, str, str], ...] = (
-    (r"git clone|make|make (demo|test|lint|venv)", CI, ""),
+    (r"git clone|make|make (demo|docs|test|lint|venv)", CI, ""),
     (r"kimi-w4a8 (bench list|bench predict .*|bench sweep .* --print|recipes|patch( --check)?)", HERE, ""),
     (r"kimi-w4a8 (plan agent (--gpu mi325x|--tp 16 --set nnodes=2)|serve agent --dry-run)", HERE, ""),
     (r"python -m proof\.account -c 40", HERE, ""),
@@ -227,7 +227,7 @@ LINES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r"python -m proof\.interpreted --weights mxfp4",
-        "moe/flydsl/test_flydsl_mxfp4.py::test_both_sums_of_the_packed_layout_are_the_contracts_integers",
+        "moe/flydsl/test_flydsl_mxfp4.py::test_the_packed_layout_is_the_contracts_integers",
         TIME,
     ),
     (
