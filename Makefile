@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 # uv leaves compiling to the first import: it may keep what it compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint docs kernels venv audit tiny draft bench eval scale-demo faults soak fuzz mutants clean
+.PHONY: demo test lint docs kernels virtual-mi325x venv audit tiny draft bench eval scale-demo faults soak fuzz mutants clean
 demo: $(DEMO)
 	$(BIN)/python -m proof.demo
 
@@ -21,6 +21,11 @@ test: $(STAMP)
 kernels: $(STAMP)
 	$(BIN)/python -m proof.kernels --compare proof/kernel_counts.json
 	$(BIN)/python -m pytest tests/moe/flydsl tests/moe/triton tests/proof/gfx942
+
+# SGLang's HIP path on a virtual gfx942 node (docs/virtual-node.md): planted faults, then servers whose steps are counted.
+virtual-mi325x: $(STAMP)
+	$(BIN)/python -m pytest tests/laptop/test_virtual_device.py
+	PYTHONPATH=tests $(BIN)/python -m support.virtual_steps
 
 lint: docs
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports

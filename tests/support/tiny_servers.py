@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from kimi_w4a8_eagle3.engine.process import EngineServer, Program, free_port
@@ -36,7 +37,8 @@ def at_gpu(first: int) -> tuple[str, ...]:
 
 def started(launch: Launch, folder: Path) -> Iterator[EngineServer]:
     """Start, wait, yield, stop: the body of a fixture."""
-    yield from _running(launch.server(folder / "server.log"))
+    with running(launch.server(folder / "server.log")) as server:
+        yield server
 
 
 def with_faults(launch: Launch, module: str, folder: Path) -> Iterator[EngineServer]:
@@ -44,10 +46,12 @@ def with_faults(launch: Launch, module: str, folder: Path) -> Iterator[EngineSer
     engine = launch.server(folder / "server.log")
     assert isinstance(launch.command, Program)
     engine.command = Program(module, (launch.command.module, *launch.command.arguments))
-    yield from _running(engine)
+    with running(engine) as server:
+        yield server
 
 
-def _running(engine: EngineServer) -> Iterator[EngineServer]:
+@contextmanager
+def running(engine: EngineServer) -> Iterator[EngineServer]:
     with engine as server:
         server.wait_ready(READY_S)
         yield server
