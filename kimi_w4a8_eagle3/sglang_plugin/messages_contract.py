@@ -72,6 +72,8 @@ async def sign_stream(
             signed = {"type": "content_block_delta", "index": index, "delta": delta}
             yield f"event: content_block_delta\ndata: {orjson.dumps(signed).decode()}\n\n"
             thinking = []
+        elif '"content_block_start"' in event:  # a block of thinking has an empty signature there
+            event = event.replace('"thinking":""}', '"thinking":"","signature":""}')
         yield event
 
 

@@ -83,6 +83,7 @@ def test_thinking_has_a_signature_with_its_copy_that_any_other_may_replace(newes
     assert thought == {"type": "thinking", "thinking": "I think.", "signature": got["expected"]}
     assert (said["text"], got["expected"] != got["other"]) == ("Done.", True)
     events = [event for event in got["streamed"] if event.get("index") == 0]
+    assert events[0]["content_block"] == {"type": "thinking", "thinking": "", "signature": ""}
     assert [event["type"] for event in events[-2:]] == ["content_block_delta", "content_block_stop"]
     assert events[-2]["delta"] == {"type": "signature_delta", "signature": got["expected"]}
     assert sum("signature" in event.get("delta", ()) for event in got["streamed"]) == 1
