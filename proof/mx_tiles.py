@@ -19,7 +19,7 @@ ROWS, K, INTER, TOKENS = 512, 7168, 256, 10240
 # of every tile, with shifted products, multiplied again, and converted because sums exceed the float of the start.
 NEAR = {"stage1": 0.727 + 0.25, "stage2": 1.059 + 0.25}
 SHIFTED, AGAIN, CONVERTED = 29 * 4 / 256, (66 * 4 + 64) / 256, 46 * 4 / 256
-SHORT_BLOCKS_US = 27  # blocks of up to 32 rows use an unpacked tile half as often
+SHORT_BLOCKS_US, LAUNCHES_US = 27, {"stage1": 13.3, "stage2": 7 * 8.9}  # blocks of up to 32 rows unpack twice as much
 
 
 def weights(name: str) -> torch.Tensor:
@@ -48,7 +48,6 @@ def main() -> None:
     """Print shares and modelled times of the distributions."""
     shape = MoeShape(384, K, INTER, 8)
     int4 = {kernel.name: kernel.us for kernel in ours(gpu_by_name("mi325x"), shape, TOKENS)}
-    fixed = {"stage1": 13.3, "stage2": 7 * 8.9}  # launches
     print(f"INT4: {sum(int4.values()):.0f} us")
     print("distribution     K 7,168: shifted   again   K 256: shifted   again   us      of INT4")
     for name in (
@@ -69,7 +68,7 @@ def main() -> None:
             vector = (
                 NEAR[stage] + SHIFTED * shifted + AGAIN * again + (CONVERTED * converted if stage == "stage2" else 0)
             )
-            us += (int4[stage] - fixed[stage]) * (max(vector, 1 + again) - 1)
+            us += (int4[stage] - LAUNCHES_US[stage]) * (max(vector, 1 + again) - 1)
         (first, second, _), (third, fourth, _) = found.values()
         ratio = us / sum(int4.values())
         print(f"{name:<17}{first:>16.1%}{second:>8.1%}{third:>17.1%}{fourth:>8.1%}{us:>8,.0f}{ratio:>9.2f}")

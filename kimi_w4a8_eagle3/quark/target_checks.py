@@ -23,6 +23,8 @@ from .safetensors_header import Checkpoint, TensorInfo
 from .weight_format import INT4, MXFP4, NIBBLES_PER_WORD, WeightFormat
 
 _EXAMPLES = 3
+_SAMPLE = 64  # scale tensors of experts whose span is looked at
+EXACT_SPAN, LARGE_SCALE = 11, 147  # octaves of a row (`packing.MAX_SHIFT`); a weight of 2**20 and more
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,25 @@ def glob_notes(quantization: QuantizationConfig) -> list[str]:
     if not globs:
         return []
     return [f"the exclude list has globs ({', '.join(globs)}): this package applies them, SGLang alone ignores them"]
+
+
+def scale_notes(checkpoint: Checkpoint, weights: WeightFormat) -> list[str]:
+    """Return sentences about MXFP4 scales that trained weights do not have, from a sample of the experts."""
+    found = checkpoint.tensors.values() if weights.block else ()
+    stored = [t for t in found if _EXPERT.search(t.name.removesuffix(".weight_scale")) and len(t.shape) == 2]
+    stored = [t for t in stored if t.name.endswith(".weight_scale") and t.dtype in ("U8", "F8_E8M0")]
+    span = largest = 0
+    for tensor in stored[:: max(1, len(stored) // _SAMPLE)]:
+        scales = np.fromfile(tensor.file, "u1", tensor.nbytes, offset=tensor.start).reshape(tensor.shape).astype(int)
+        span, largest = max(span, int(np.ptp(scales, axis=1).max())), max(largest, int(scales.max()))
+    notes = []
+    if span > EXACT_SPAN:
+        notes.append(
+            f"MXFP4 scales of a row span {span} octaves: blocks over {EXACT_SPAN} below its largest are rounded"
+        )
+    if largest > LARGE_SCALE:
+        notes.append(f"an MXFP4 scale is {largest}, 2**{largest - 127}: trained weights have none above 2**20")
+    return notes
 
 
 def check_excludes(

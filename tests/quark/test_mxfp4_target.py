@@ -12,8 +12,9 @@ import torch
 from support.kimi_checkpoint import HIDDEN, INTER, edit_json, read_shards, rewrite
 from support.quantizing import import_quark
 
-from kimi_w4a8_eagle3.quark.packing import dequantized
+from kimi_w4a8_eagle3.quark.packing import MAX_SHIFT, dequantized
 from kimi_w4a8_eagle3.quark.preflight import preflight
+from kimi_w4a8_eagle3.quark.target_checks import EXACT_SPAN
 from kimi_w4a8_eagle3.quark.weight_format import MXFP4
 from kimi_w4a8_lab.quantize.quantize import KIMI_EXCLUDE, quantize_w4a8
 
@@ -51,7 +52,7 @@ def test_its_values_are_those_that_quark_reads(quark_mxfp4: Path, bf16_target: P
 
 def test_it_passes(target: Path) -> None:
     report = preflight(target)
-    assert report.ok and report.weight_format == "Quark MXFP4"
+    assert report.ok and report.weight_format == "Quark MXFP4" and report.notes == []
     (problem,) = preflight(target, tp=2).problems
     assert problem.found == "TP 2 cuts a block of down_proj: 32 / 2 = 16 columns a rank"
 
@@ -70,6 +71,12 @@ def weight(**fields: Any) -> Change:
         config["quantization_config"]["global_quant_config"]["weight"].update(fields)
 
     return lambda target: edit_json(target / "config.json", edit)
+
+
+def test_scales_that_no_trained_weights_have_are_noted(target: Path) -> None:
+    tensor(f"{GATE}_scale", lambda scale: scale.index_fill(1, torch.tensor([0]), 254))(target)
+    spans, large = preflight(target).notes
+    assert "over 11 below" in spans and "an MXFP4 scale is 254, 2**127" in large and EXACT_SPAN == MAX_SHIFT
 
 
 def quantization(**fields: Any) -> Change:

@@ -161,7 +161,6 @@ def test_floors_of_a_decode_batch() -> None:
 def test_rare_blocks_and_what_only_they_reach_do_not_count() -> None:
     """The branch back stays, and the branches forward, which a full block does not take, go."""
     code = """k:
-        v_and_b32_e32 v0, 1, v0
     .LBB0_1:
         s_cbranch_vccz .LBB0_4
         v_add_u32_e32 v1, v1, v1
@@ -169,7 +168,6 @@ def test_rare_blocks_and_what_only_they_reach_do_not_count() -> None:
         s_cbranch_scc1 .LBB0_3
         v_add_u32_e32 v2, v2, v2
     .LBB0_3:
-        v_add_u32_e32 v3, v3, v3
         s_branch .LBB0_6
     .LBB0_4:
         v_mfma_i32_16x16x32_i8 v[4:7], v[0:1], v[2:3], v[4:7]
@@ -183,6 +181,4 @@ def test_rare_blocks_and_what_only_they_reach_do_not_count() -> None:
         s_cbranch_scc1 .LBB0_1
         s_endpgm""".replace("\n    ", "\n")
     kept = [line.split()[0] for line in counts.common_path(code).splitlines()]
-    mfma = "v_mfma_i32_16x16x32_i8"
-    assert kept == ["k:", "v_and_b32_e32", ".LBB0_1:", mfma, mfma, "v_xor_b32_e32", "s_cbranch_scc1", "s_endpgm"]
-    assert counts.common_path(code.replace("rare", "common")) == code.replace("rare", "common")
+    assert kept == ["k:", ".LBB0_1:", *["v_mfma_i32_16x16x32_i8"] * 2, "v_xor_b32_e32", "s_cbranch_scc1", "s_endpgm"]
