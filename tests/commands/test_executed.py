@@ -220,6 +220,7 @@ LINES: tuple[tuple[str, str, str], ...] = (
         "draft/test_draft_training.py::test_a_link_is_exchanged_for_whole_drafts_only_and_goes_back",
         "",
     ),
+    (r"make virtual-mi325x", "laptop/test_virtual_device.py::test_the_fault_is_noticed_by_name", TIME),
     (
         r"make kernels|python -m proof\.kernels.*",
         "moe/flydsl/test_flydsl_counts.py::test_the_command_names_what_got_worse",
