@@ -234,10 +234,10 @@ def _with(request: ExactRequest, kind: str, **params: Any) -> ExactRequest:
     return replace(request, kind=kind, params=request.params | params)
 
 
-def ask(probe: TokenClient, request: ExactRequest) -> Tokens:
-    """Return the server's answer with its top logprobs. A 400 is an answer too and must be the same on every server."""
+def ask(probe: TokenClient, request: ExactRequest, with_top: bool = True) -> Tokens:
+    """Return the answer, and the top logprobs of its tokens. A 400 is an answer too: the same on every server."""
     try:
-        return probe.answer(request.ids, request.params, with_top=True)
+        return probe.answer(request.ids, request.params, with_top)
     except Refused as refused:
         if refused.status != 400:
             raise

@@ -92,7 +92,8 @@ def test_drafts_take_nothing_from_the_context(eagle3, plain):
             ids = probe.chat_ids("What is 7 + 8?", probe.model_name())
             params = [{"temperature": 0.0, "max_new_tokens": context - len(ids) + more} for more in (0, 1)]
             asked = [exact.ExactRequest("edge", ids, options) for options in params]
-            found.append([exact.ask(probe, request) for request in asked])
+            # The door bounds the logprobs of an answer, so these long ones have none.
+            found.append([exact.ask(probe, request, with_top=False) for request in asked])
     assert exact.differences(asked, *found, "EAGLE3", 1) == []
     assert (
         found[1][0].verify_steps

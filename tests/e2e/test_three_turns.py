@@ -21,6 +21,7 @@ QUESTIONS = (
     ("Ann has 20 books and buys 22 more. How many books does Ann have now?", "42"),
 )
 _MOST_REQUESTS = 12
+Item = dict[str, Any]
 
 
 def test_responses_in_turns(eagle3: EngineServer) -> None:
@@ -28,16 +29,16 @@ def test_responses_in_turns(eagle3: EngineServer) -> None:
     with stock_client(eagle3.base_url) as client:
 
         def ask(items: list[Any], stream: bool) -> list[Any]:
-            request: dict[str, Any] = {"model": MODEL, "input": items, "tools": [{"type": "function", **FUNCTION}]}
+            request: Item = {"model": MODEL, "input": items, "tools": [{"type": "function", **FUNCTION}]}
             request |= {"temperature": 0, "max_output_tokens": 128, "store": False}
             if not stream:
                 return client.responses.create(**request).output
             with client.responses.stream(**request) as running:
                 return running.get_final_response().output
 
-        def converse(stream: bool) -> list[Any]:
-            items: list[Any] = []
-            said: list[Any] = []
+        def converse(stream: bool) -> list[object]:
+            items: list[Item] = []
+            said: list[object] = []
             for question, expected in QUESTIONS:
                 items.append({"role": "user", "content": question})
                 for _ in range(_MOST_REQUESTS):
@@ -60,7 +61,7 @@ def test_responses_in_turns(eagle3: EngineServer) -> None:
 def test_messages_in_turns(eagle3: EngineServer) -> None:
     """The content of each answer is sent back whole, with its signed thinking, as Anthropic's SDKs do."""
     tool = {"name": NAME, "description": FUNCTION["description"], "input_schema": FUNCTION["parameters"]}
-    turns: list[dict[str, Any]] = []
+    turns: list[Item] = []
     for question, expected in QUESTIONS:
         turns.append({"role": "user", "content": question})
         for _ in range(_MOST_REQUESTS):
@@ -78,7 +79,7 @@ def test_messages_in_turns(eagle3: EngineServer) -> None:
     assert kinds == {"thinking", "tool_use", "tool_result", "text"}
 
 
-def _words(item: dict[str, Any]) -> Any:
+def _words(item: Item) -> object:
     """Return the content of an item: a call, or its text without the ids."""
     if item["type"] == "function_call":
         return [item["name"], json.loads(item["arguments"])]
