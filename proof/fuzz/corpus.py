@@ -166,7 +166,7 @@ def _breaks_an_answer(model: str) -> list[Case]:
 
 
 def _from_agents(model: str) -> list[Case]:
-    """9: what agents get wrong. Some of it is answered (docs/agents.md), none of it may be a 500 or keep a slot."""
+    """9: what agents get wrong. Some of it is answered (docs/apis.md), none of it may be a 500 or keep a slot."""
     result = {"role": "tool", "tool_call_id": "functions.never:7", "content": "5"}
     tools = [_tool("f", {"type": "object"})]
     wanted = _schema(model, {"type": "object"})

@@ -181,7 +181,7 @@ def test_null_means_not_sent(eagle3: EngineServer) -> None:
 
 
 def test_what_agents_get_wrong_is_answered_where_the_documentation_says_so(eagle3: EngineServer) -> None:
-    """docs/agents.md: the result of a call that was never made, a schema beside tools."""
+    """docs/apis.md: the result of a call that was never made, a schema beside tools."""
     result = {"role": "tool", "tool_call_id": "functions.never:7", "content": "5"}
     for body in (
         {"messages": [*QUESTION, result], "tools": tools({})},
