@@ -1,6 +1,6 @@
 """Measure what the masks of grammars cost, with 163,840 tokens: `python -m proof.masks`.
 
-Prints the table in docs/security.md for the installed xgrammar. Set PYTHONPATH to another release for its column.
+Prints the table in docs/request-limits.md for the installed xgrammar. Set PYTHONPATH to another release for its column.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from kimi_w4a8_lab.accuracy.greedy_match import first_difference
 from .cases import StructuredAnswer, StructuredCase, fault, schema_body, tool_body
 from .schemas import HUGE, IMPOSSIBLE, NOT_HELD
 
-# SGLang gives a grammar up after at least 10 s (docs/security.md); the rest is for a busy machine.
+# SGLang gives a grammar up after at least 10 s (docs/request-limits.md); the rest is for a busy machine.
 ANSWER_WITHIN_S = 60.0
 # Rounding moved the gap between two tokens by up to 0.44 nats (docs/perf/answers.md). A grammar leaves tokens that the
 # model finds equally bad, so that ties are common here.

@@ -1,4 +1,4 @@
-"""docs/security.md gives the limits that the code has."""
+"""docs/security.md and docs/request-limits.md give the limits that the code has."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from kimi_w4a8_eagle3.door import (
 from kimi_w4a8_eagle3.door.settings import DoorSettings
 from kimi_w4a8_eagle3.sglang_plugin.request_guard import _RANGES
 
-PAGE = " ".join((Path(__file__).parents[2] / "docs/security.md").read_text().split())
-ROWS = [row for row in (Path(__file__).parents[2] / "docs/security.md").read_text().splitlines() if row[:1] == "|"]
+DOCS = Path(__file__).parents[2] / "docs"
+TEXT = (DOCS / "security.md").read_text() + (DOCS / "request-limits.md").read_text()
+PAGE, ROWS = " ".join(TEXT.split()), [row for row in TEXT.splitlines() if row[:1] == "|"]
 LIMITS = {
     "bodies": f"{bodies.DEADLINE_S:.0f} s for the body (408)",
     "headers": f"{connections.HEADERS_S:.0f} s for the headers",

@@ -1,7 +1,7 @@
 """Request bodies that must not reach the engine, and what makes them.
 
 Each of `REFUSED` ended SGLang, stalled it or was answered with 500, passed an earlier door, or belongs to operators;
-docs/security.md tells what happened.
+docs/request-limits.md tells what happened.
 """
 
 from __future__ import annotations
