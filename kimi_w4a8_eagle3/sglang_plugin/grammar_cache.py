@@ -46,7 +46,7 @@ def bound_compiler(*args: object, **named: object) -> tuple[tuple[object, ...], 
 
 @FEATURE.before(f"{_COMPILER}.compile_json_schema")
 def write_compactly(*args: object, **named: object) -> tuple[tuple[object, ...], dict[str, object]]:
-    """Allow no white space between JSON's parts but `, ` and `: `: models fill their limit with it (docs/structured-output.md)."""
+    """Allow no white space between JSON's parts but `, ` and `: `: models fill their limit with it."""
     return args, {**named, "any_whitespace": False}
 
 

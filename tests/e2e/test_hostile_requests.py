@@ -35,8 +35,8 @@ def tools(parameters: Any) -> list[dict[str, Any]]:
     return [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
 
 
-# Each of these ended SGLang's engine, kept it busy for minutes or was answered with 500: docs/request-limits.md. What the
-# door refuses by the body alone is in support/door_bodies.py; test_fuzzing.py sends it, from proof/fuzz/corpus.py.
+# Each of these ended SGLang's engine, kept it busy for minutes or was answered with 500: docs/request-limits.md. What
+# the door refuses by the body alone is in support/door_bodies.py; test_fuzzing.py sends it, from proof/fuzz/corpus.py.
 HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
     "top_k beyond int32, chat": ("/v1/chat/completions", {**CHAT, "top_k": 2**31}),
     "top_k beyond int32, completions": ("/v1/completions", {**COMPLETION, "top_k": 2**31}),
