@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import pytest
 import typer
 
-PACKAGE = "kimi_w4a8_eagle3"
+PACKAGES = ("kimi_w4a8_eagle3", "kimi_w4a8_lab")
 TESTS = {
     "moe/contract": ("moe/test_dispatch.py", "moe/test_agreement.py"),
     "moe/reference": ("moe/test_reference.py", "moe/test_agreement.py"),
@@ -36,10 +36,10 @@ TESTS = {
     "quark/config": ("quark/test_quark_config.py", "quark/test_preflight_target.py", "quark/test_preflight_draft.py"),
     "quark/preflight": ("quark/test_preflight_target.py", "quark/test_preflight_draft.py"),
     "machine/page_guard": ("machine/test_page_guard.py",),
-    "eval/judge": ("eval/test_eval_judge.py",),
-    "eval/significance": ("eval/test_eval_stats.py",),
-    "eval/greedy_match": ("eval/test_eval_lossless.py",),
-    "bench/statistics": ("bench/test_statistics.py",),
+    "accuracy/judge": ("accuracy/test_eval_judge.py",),
+    "accuracy/significance": ("accuracy/test_eval_stats.py",),
+    "accuracy/greedy_match": ("accuracy/test_eval_lossless.py",),
+    "speed/statistics": ("speed/test_statistics.py",),
     "engine/metrics": ("engine/test_metrics.py",),
     "ops/window": ("ops/test_acceptance_window.py",),
     "engine/startup_check": ("engine/test_startup_check.py",),
@@ -79,6 +79,12 @@ _SWAPS |= {
     "min": "max",
     "max": "min",
 }
+
+
+def file_of(module: str) -> Path:
+    """Return the file of a module, which one of the packages has."""
+    (file,) = (path for package in PACKAGES if (path := Path(package, f"{module}.py")).exists())
+    return file
 
 
 class Mutant(NamedTuple):
@@ -155,7 +161,7 @@ def passes(module: str, tree: ast.Module, limit_s: float, scratch: str) -> bool:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
         signal.alarm(int(limit_s))
         os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # theirs cost three times what collecting ours does
-        path = f"{PACKAGE}/{module}.py"
+        path = str(file_of(module))
         folder = tempfile.mkdtemp(dir=scratch)
         Path(folder, "code").write_bytes(marshal.dumps(compile(ast.fix_missing_locations(tree), path, "exec")))
         program = _SITE.format(code=f"{folder}/code", name=path[:-3].replace("/", "."))
@@ -174,7 +180,7 @@ def passes(module: str, tree: ast.Module, limit_s: float, scratch: str) -> bool:
 
 def killed(module: str, sample: int, scratch: str) -> float:
     """The share of a module's mutants that its tests kill; prints the others, and a row of the table."""
-    source, started = Path(PACKAGE, f"{module}.py").read_text(), time.monotonic()
+    source, started = file_of(module).read_text(), time.monotonic()
     if not passes(module, ast.parse(source), 600, scratch):
         raise SystemExit(f"{module}: without a mutant its tests fail: {' '.join(TESTS[module])}")
     limit_s = 10 + 2 * (time.monotonic() - started)

@@ -14,6 +14,7 @@ import pytest
 from support.repository import ROOT, known_paths, listed, tracked
 
 from kimi_w4a8_eagle3.doctor.software import SGLANG_NEWEST, SGLANG_PINNED
+from proof import mutants
 
 PACKAGE = ROOT / "kimi_w4a8_eagle3"
 # Where the pinned SGLang stands: the first is read by what installs it, the others cannot read and are compared with it
@@ -117,3 +118,10 @@ def code(path: Path) -> str:
     docstrings = {id(node.value) for node in ast.walk(tree(path)) if isinstance(node, ast.Expr)}
     texts = [node for node in ast.walk(tree(path)) if isinstance(node, ast.Constant) and id(node) not in docstrings]
     return "\n".join(node.value for node in texts if isinstance(node.value, str))
+
+
+def test_what_make_mutants_changes_and_runs_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    for module, tests in mutants.TESTS.items():
+        assert mutants.file_of(module).exists()
+        assert [name for name in tests if not Path("tests", name).exists()] == []
