@@ -25,6 +25,7 @@ kernels: $(STAMP)
 # SGLang's HIP path on a virtual gfx942 node (docs/virtual-node.md): planted faults, then servers whose steps are counted.
 virtual-mi325x: $(STAMP)
 	$(BIN)/python -m pytest tests/laptop/test_virtual_device.py
+	KIMI_VIRTUAL_TESTS=1 $(BIN)/python -m pytest tests/e2e/test_virtual_node.py
 	PYTHONPATH=tests $(BIN)/python -m support.virtual_steps
 
 lint: docs
