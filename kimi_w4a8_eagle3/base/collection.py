@@ -85,11 +85,14 @@ def request_bytes(prompt: Sequence[int], answer: Sequence[int]) -> bytes:
 
 
 def write_request(path: Path, data: bytes) -> None:
-    """Write a request's file for its owner alone; a reader never sees a part of it."""
+    """Write a request's file for its owner alone; a reader never sees a part of it, and a full disk keeps none."""
     temporary = path.with_name(f".{path.name}")
-    with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        file.write(data)
-    temporary.replace(path)
+    try:
+        with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(data)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 class Collector:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kimi_w4a8_eagle3.base.collection import NO_KEY, REQUESTS, Collector, Consent, key_name, read_consent
+from kimi_w4a8_eagle3.base.collection import NO_KEY, REQUESTS, Collector, Consent, key_name, read_consent, write_request
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_lab.draft.collected import divided, erase, import_ids, read_collected
 
@@ -92,6 +92,14 @@ def test_ids_of_another_tokenizer_are_refused(folder: Path) -> None:
     assert read_consent(folder).tokenizer == "one"
     with pytest.raises(KimiError, match="another tokenizer"):
         Collector(folder).require_tokenizer("other")
+
+
+def test_a_request_that_cannot_be_written_leaves_nothing(folder: Path) -> None:
+    (taken := folder / "taken").mkdir()
+    before = sorted(folder.iterdir())
+    with pytest.raises(OSError, match="directory"):
+        write_request(taken, b"1234")
+    assert sorted(folder.iterdir()) == before
 
 
 def test_a_full_queue_and_a_full_disk_cost_the_request_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
