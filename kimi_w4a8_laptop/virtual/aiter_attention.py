@@ -67,21 +67,8 @@ def _paged(cache: torch.Tensor, value: torch.Tensor, pages: torch.Tensor) -> _Re
 
 
 @operator("aiter.mla.mla_decode_fwd")
-def mla_decode_fwd(
-    q: torch.Tensor,
-    kv_buffer: torch.Tensor,
-    o: torch.Tensor,
-    qo_indptr: torch.Tensor,
-    kv_indptr: torch.Tensor,
-    kv_indices: torch.Tensor,
-    sm_scale: float,
-) -> None:
-    value = kv_buffer[..., : o.shape[-1]]
-    _ragged(q, o, qo_indptr, kv_indptr, _paged(kv_buffer, value, kv_indices), sm_scale, causal=True)
-
-
 @operator("aiter.mla.mla_prefill_fwd")
-def mla_prefill_fwd(
+def mla_fwd(
     q: torch.Tensor,
     kv_buffer: torch.Tensor,
     o: torch.Tensor,
