@@ -22,12 +22,12 @@ from rich.console import Console
 from kimi_w4a8_eagle3.base.errors import UsageError
 from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
 from kimi_w4a8_eagle3.engine.client import Refused
-from kimi_w4a8_eagle3.engine.metrics import read
 from kimi_w4a8_lab.accuracy.greedy_match import first_difference
 from kimi_w4a8_lab.accuracy.problems import problems
 from kimi_w4a8_lab.accuracy.prompts import prompts
 from kimi_w4a8_lab.accuracy.results import Difference, ExactReport, ExactResult
 from kimi_w4a8_lab.accuracy.tokens import TokenClient, Tokens
+from kimi_w4a8_lab.base.counters import read
 from kimi_w4a8_lab.base.experiment import write_result
 from kimi_w4a8_lab.base.server_under_test import Target
 from kimi_w4a8_lab.base.verdict import Verdict

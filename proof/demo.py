@@ -262,7 +262,8 @@ def page(plain: ServerResults, fast: ServerResults, same: bool, correct: int, fo
     ]
     chart = None
     if find_spec("matplotlib"):
-        from kimi_w4a8_lab.report.plots import Bar, panel
+        from kimi_w4a8_lab.report.page import Bar
+        from kimi_w4a8_lab.report.plots import panel
 
         values = [(s.name, Interval(s.load.median_tpot_ms, None, None)) for s in (plain, fast)]
         chart = panel("tpot", "TPOT median (ms)", [Bar("load", name, False, value) for name, value in values])

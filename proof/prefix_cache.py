@@ -22,7 +22,7 @@ import httpx
 from rich.table import Table
 
 from kimi_w4a8_eagle3.base.console import table_console
-from kimi_w4a8_eagle3.engine.metrics import read
+from kimi_w4a8_lab.base.counters import read
 from kimi_w4a8_lab.base.server_under_test import Target
 
 from .load.load_questions import CLEAR_GAP, gap, served_model

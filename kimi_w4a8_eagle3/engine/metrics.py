@@ -1,14 +1,9 @@
-"""Counters from SGLang's Prometheus endpoint before and after a run, and acceptance from their differences.
-
-The server's own accept-length gauge is an average since its start or last flush. A run's exact figure comes from two
-counters that every finished request adds to. The names are those of the pinned SGLang.
-"""
+"""The metrics of an engine, and acceptance from counts of verify steps."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import httpx
 
@@ -16,47 +11,9 @@ from ..base.errors import KimiError
 from ..base.http import trusted
 from ..base.prometheus import Reading
 
-GENERATION_TOKENS = "sglang:generation_tokens_total"
-PROMPT_TOKENS = "sglang:prompt_tokens_total"
-VERIFY_CALLS = "sglang:spec_verify_calls_total"
-REQUESTS = "sglang:num_requests_total"
-CACHED_TOKENS = "sglang:cached_tokens_total"
 NAN_LOGITS = "kimi_nan_logits_total"  # the plugin's counter: rows of logits with a NaN
 FAILED_REQUESTS = "kimi_failed_requests_total"  # the plugin's counter: requests that ended by an error in the engine
-_NAMES = (GENERATION_TOKENS, PROMPT_TOKENS, VERIFY_CALLS, REQUESTS, CACHED_TOKENS)
-_PAUSE_S = 0.5
 _TIMEOUT_S = 10.0
-
-
-@dataclass(frozen=True)
-class Counters:
-    """Running totals of one server, summed over their labels (`is_streaming`, ranks of one engine).
-
-    cached_tokens: prompt tokens that were found in the prefix cache.
-    """
-
-    generation_tokens: float
-    prompt_tokens: float
-    verify_calls: float
-    requests: float
-    cached_tokens: float = 0.0
-
-    @classmethod
-    def of(cls, reading: Reading) -> Counters:
-        """Take the counters from a reading; a counter that is absent is 0."""
-        return cls(*(reading.total(name) or 0.0 for name in _NAMES))
-
-    def since(self, earlier: Counters) -> Counters:
-        """Return the increase since `earlier`. Raises KimiError when a counter fell, because the server restarted."""
-        delta = Counters(*(after - before for after, before in zip(astuple(self), astuple(earlier), strict=True)))
-        if min(astuple(delta)) < 0:
-            raise KimiError(
-                "a counter of the server went backwards during the measurement",
-                where="/metrics",
-                expected="one server process from the first to the last request",
-                remedy="the server restarted: read its log and measure again",
-            )
-        return delta
 
 
 @dataclass(frozen=True)
@@ -72,31 +29,6 @@ class Acceptance:
     rate: float
     steps: int
     per_position: tuple[float, ...] = ()
-
-
-def scrape(base_url: str, timeout_s: float = _TIMEOUT_S) -> Counters:
-    """Read the counters; raises KimiError as `read` does."""
-    return Counters.of(read(base_url, timeout_s))
-
-
-def read(base_url: str, timeout_s: float = _TIMEOUT_S, attempts: int = 10) -> Reading:
-    """Read the metrics of an engine, or of all replicas at an ops endpoint.
-
-    An ops endpoint leaves out a replica that answers slowly, and its counters would seem to fall, so it is read again.
-    Raises KimiError when the server does not answer, runs without --enable-metrics, or a replica stays away.
-    """
-    for _ in range(attempts):
-        reading = read_once(base_url, timeout_s)
-        missing = reading.labels("kimi_replica_up", "replica", 0.0)
-        if not missing:
-            return reading
-        time.sleep(_PAUSE_S)
-    raise KimiError(
-        f"no metrics of replica {', '.join(missing)}",
-        where=f"{base_url}/metrics",
-        expected="the counters of all replicas before and after a load",
-        remedy="see /status of the ops endpoint, and measure when all replicas are ready",
-    )
 
 
 def read_once(base_url: str, timeout_s: float = _TIMEOUT_S) -> Reading:
@@ -128,14 +60,6 @@ def accept_length(tokens: float, requests: float, steps: float) -> float:
     `spec_accept_length` of a request counts it, and can therefore exceed the number of draft tokens.
     """
     return (tokens - requests) / steps
-
-
-def acceptance_from_counters(delta: Counters, num_draft_tokens: int) -> Acceptance | None:
-    """Return the exact accept length of a run, or None without speculation (no verify call was counted)."""
-    if delta.verify_calls <= 0:
-        return None
-    length = accept_length(delta.generation_tokens, delta.requests, delta.verify_calls)
-    return Acceptance(length=length, rate=(length - 1) / (num_draft_tokens - 1), steps=round(delta.verify_calls))
 
 
 def acceptance_from_histograms(histograms: Iterable[Sequence[int]], num_draft_tokens: int) -> Acceptance | None:

@@ -33,7 +33,7 @@ from ..engine.metrics import FAILED_REQUESTS, NAN_LOGITS, Acceptance
 from ..machine.hardware import gpu_loads
 from .fleet_metrics import fleet_families, seconds_since_progress
 from .replica_state import FleetView, Phase, ReplicaState
-from .window import AcceptanceWindow, Figures, FiguresWindow, SpecTotals
+from .window import AcceptanceWindow, Figures, FiguresWindow, spec_steps
 
 TIMEOUT_S = 1.5  # in total; a busy engine answers in tens of milliseconds, a stopped one never
 
@@ -107,7 +107,7 @@ class FleetObserver:
             if replica.name in expositions:
                 window = self._windows.setdefault(replica.name, AcceptanceWindow(replica.num_draft_tokens))
                 reading = Reading.of(expositions[replica.name])
-                window.add(now, SpecTotals.of(reading))
+                window.add(now, spec_steps(reading))
                 self._loads.setdefault(replica.name, FiguresWindow()).add(now, reading)
                 replica.alarms = sum(reading.total(name) or 0.0 for name in (NAN_LOGITS, FAILED_REQUESTS))
 

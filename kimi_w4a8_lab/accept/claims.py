@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..base.verdict import Verdict
 from ..report.evaluation import TONES, chart
-from ..report.page import Page, Picture, Section, Table, Tone, Words
+from ..report.page import Bar, Page, Picture, Section, Table, Tone, Words
 from ..speed.statistics import METRICS, Interval
 from .journal import DONE, REFUSED, WORDS, AcceptResult, StageResult
 
@@ -78,12 +78,14 @@ def _chart(run: AcceptResult) -> Picture | None:
     """Draw TPOT beside prediction and published value; before any is measured, the time of each stage."""
     bars, times = [], []
     for name, result in run.stages.items():
-        times.append((name, WORDS[result.verdict], False, Interval(result.seconds, None, None)))
+        times.append(Bar(name, WORDS[result.verdict], False, Interval(result.seconds, None, None)))
         for figure in (figure for figure in result.figures if figure.name == METRICS["tpot_median_ms"].title):
             values = {"measured": figure.value, "predicted": figure.predicted, "published": figure.published}
             known = {side: Interval(value, None, None) for side, value in values.items() if value is not None}
-            bars += [(name, side, side == "published", value) for side, value in known.items()]
-    return chart("TPOT median (ms)", bars) or chart("time of each stage (s)", [time for time in times if time[3].value])
+            bars += [Bar(name, side, side == "published", value) for side, value in known.items()]
+    return chart("TPOT median (ms)", bars) or chart(
+        "time of each stage (s)", [time for time in times if time.value.value]
+    )
 
 
 def write_bundle(folder: Path) -> Path:

@@ -62,14 +62,8 @@ class Bfcl:
     def execute(self, task: AgentTask, calls: Sequence[str]) -> list[str]:
         """Run the calls on the task's own state, and return what each answers."""
         entry = task.entry
-        results, _ = self._execute(
-            list(calls),
-            entry["initial_config"],
-            entry["involved_classes"],
-            _RUN,
-            task.name,
-            "long_context" in task.name,
-        )
+        about = entry["initial_config"], entry["involved_classes"], _RUN, task.name, "long_context" in task.name
+        results, _ = self._execute(list(calls), *about)
         return [str(result) for result in results]
 
     def problem(self, task: AgentTask, calls: Sequence[Sequence[Sequence[str]]]) -> str:
@@ -78,7 +72,8 @@ class Bfcl:
         return "" if found["valid"] else str(found.get("error_type") or "wrong")
 
     def _task(self, entry: dict[str, Any], truth: dict[str, Any]) -> AgentTask:
-        documents = [row for one in entry["involved_classes"] for row in self._documented(one)]
+        files = [self._data / "multi_turn_func_doc" / self._documents[name] for name in entry["involved_classes"]]
+        documents = [row for file in files for row in _rows(file)]
         later = {int(turn): names for turn, names in (entry.get("missed_function") or {}).items()}
         absent = set(entry.get("excluded_function") or ())
         turns, tools = [], []
@@ -87,9 +82,6 @@ class Bfcl:
             tools.append([_tool(row) for row in documents if row["name"] not in absent | waiting])
             turns.append(said or [{"role": "user", "content": _MORE_TOOLS}])
         return AgentTask(entry["id"], turns, tools, entry, truth["ground_truth"])
-
-    def _documented(self, name: str) -> list[dict[str, Any]]:
-        return _rows(self._data / "multi_turn_func_doc" / self._documents[name])
 
 
 def written(name: str, arguments: dict[str, Any]) -> str:

@@ -27,9 +27,8 @@ KINDS: dict[str, dict[str, Any]] = {
 LEVELS = (8, 40)  # concurrencies
 LENGTH = 32  # tokens; rounding changes more of longer answers
 ALPHA = 0.001
-_MARGIN = (
-    0.25  # of the answers, beyond those that rounding changes: a verify step may round otherwise than a decode step
-)
+# Of the answers, beyond those that rounding changes: a verify step may round otherwise than a decode step.
+_MARGIN = 0.25
 
 Drawn = Mapping[int, Sequence[Tokens]]  # by concurrency, an answer to each prompt
 

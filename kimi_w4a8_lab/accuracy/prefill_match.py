@@ -72,28 +72,19 @@ class PrefillMatch:
 
 def compare(reference: Texts, found: Texts, prefills: Mapping[tuple[int, ...], Prefill]) -> PrefillMatch:
     """Compare both servers' answers to the same prompts; prefills are keyed by the ids of prompt and answer."""
-    away = [[_away(answer, prefills[prompt + answer.ids]) for prompt, answer in texts] for texts in (reference, found)]
-    lost = [[_lost(prefills[prompt + answer.ids]) for prompt, answer in texts] for texts in (reference, found)]
-    gaps = [gap for _, answer in found for gap in own_gaps(answer) if gap > FLOOR]
+    both = [[(answer, prefills[prompt + answer.ids]) for prompt, answer in texts] for texts in (reference, found)]
+    away = [[_apart(answer.chosen, prefill.chosen) for answer, prefill in texts] for texts in both]
+    lost = [[_apart(prefill.best, prefill.chosen) for _, prefill in texts] for texts in both]
+    # How far each token's logprob lies below the best of its own step: 0 for a greedy token.
+    below = (top[0][0] - own for _, answer in found for own, top in zip(answer.chosen, answer.top, strict=False) if top)
+    gaps = [gap for gap in below if gap > FLOOR]
     measures = _measure("distance to the prefill's logprobs", *away), _measure("tokens below the prefill's best", *lost)
     return PrefillMatch(sum(len(answer.chosen) for _, answer in found), len(gaps), max(gaps, default=0.0), measures)
 
 
-def own_gaps(answer: Tokens) -> list[float]:
-    """Return how far each token's logprob lies below the best of its own step: 0 for a greedy token."""
-    return [top[0][0] - chosen for chosen, top in zip(answer.chosen, answer.top, strict=False) if top]
-
-
-def _away(answer: Tokens, prefill: Prefill) -> float:
-    return _mean([abs(a - b) for a, b in zip(answer.chosen, prefill.chosen, strict=False)])
-
-
-def _lost(prefill: Prefill) -> float:
-    return _mean([best - chosen for chosen, best in zip(prefill.chosen, prefill.best, strict=True)])
-
-
-def _mean(values: Sequence[float]) -> float:
-    return fmean(values) if values else 0.0
+def _apart(one: Sequence[float], other: Sequence[float]) -> float:
+    """Return the mean distance of two sequences of logprobs; 0 without any."""
+    return fmean([abs(a - b) for a, b in zip(one, other, strict=False)] or [0.0])
 
 
 def _measure(what: str, reference: Sequence[float], found: Sequence[float]) -> Measure:

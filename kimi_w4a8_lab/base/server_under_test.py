@@ -15,13 +15,14 @@ import httpx
 from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
 from kimi_w4a8_eagle3.base.http import trusted
 from kimi_w4a8_eagle3.base.run_dir import record
-from kimi_w4a8_eagle3.engine import metrics
 from kimi_w4a8_eagle3.engine.client import EngineClient, bearer
 from kimi_w4a8_eagle3.engine.process import free_port
 from kimi_w4a8_eagle3.fleet.checks import checked
 from kimi_w4a8_eagle3.fleet.replica import READY_TIMEOUT_S
 from kimi_w4a8_eagle3.machine.hardware import Machine
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render, unmet_requirements
+
+from .counters import read
 
 Say = Callable[[str], object]
 _TIMEOUT_S = 30.0
@@ -70,7 +71,7 @@ class Server:
             info = client.server_info()
         path = str(info.get("model_path", self.model))
         draft_tokens = int(info.get("speculative_num_draft_tokens") or 0) if info.get("speculative_algorithm") else 0
-        context = metrics.read(engine_url, timeout_s=30.0).largest("sglang:context_len")
+        context = read(engine_url, timeout_s=30.0).largest("sglang:context_len")
         return EngineFacts(
             model_path=path,
             tokenizer=str(info.get("tokenizer_path") or path),

@@ -27,8 +27,7 @@ from ..report.measured import page
 from ..report.page import PACKAGES, Table, write_page
 from ..report.tables import print_choices, print_figures, print_model, print_table, require_comparison
 from ..speed import ab as comparison
-from ..speed import inferencex, matrix
-from ..speed.matrix import with_and_without
+from ..speed import inferencex
 from ..speed.replay import Replay, require_speed, selected
 from ..speed.runs import read_run
 from ..speed.single import Texts, bench
@@ -203,9 +202,9 @@ def sweep(
     This needs SGLang, which no extra installs: use its image, or `make venv`.
     """
     works = [load.workload(name) for name in dict.fromkeys(workload)]
-    names = list(dict.fromkeys(side for name in recipe for side in with_and_without(name)))
+    names = list(dict.fromkeys(side for name in recipe for side in comparison.with_and_without(name)))
     if show:
-        typer.echo("\n".join(matrix.commands(names, workload, load.words(), settings)))
+        typer.echo("\n".join(comparison.commands(names, workload, load.words(), settings)))
         return
     require(*PACKAGES)  # before the hours of measuring
     key = client_key(None, os.environ)

@@ -98,9 +98,10 @@ def gsm8k(
     """Run GSM8K (10-shot, 1,319 problems) by lm-eval: accuracy with intervals and a verdict."""
     require_packages()
     from ..accuracy import tasks  # optional: lm_eval
-    from ..accuracy.tasks import Protocol
 
-    _accuracy(server, judged, Protocol(tasks.GSM8K, chat, shots, max_tokens, limit, concurrency), data_dir, published)
+    _accuracy(
+        server, judged, tasks.Protocol(tasks.GSM8K, chat, shots, max_tokens, limit, concurrency), data_dir, published
+    )
 
 
 @app.command("tiny-math")
@@ -115,9 +116,8 @@ def tiny_math(
     """Run the built-in model's own task in the same way, judged against its recorded accuracy."""
     require_packages()
     from ..accuracy import tasks  # optional: lm_eval
-    from ..accuracy.tasks import Protocol
 
-    _accuracy(server, judged, Protocol(tasks.TINY_MATH, True, 0, tasks.TINY_MATH.max_tokens, limit, concurrency))
+    _accuracy(server, judged, tasks.Protocol(tasks.TINY_MATH, True, 0, tasks.TINY_MATH.max_tokens, limit, concurrency))
 
 
 @app.command("tools")

@@ -123,11 +123,8 @@ def agreements(
     Raises KimiError for the first batch that differs, with the token, the channel and both values.
     """
     known, drawn, reference = KnownLayer(shape, device), random_layer(shape, device), ReferenceBackend()
-    known_moe, drawn_moe, expected_moe = (
-        backend.prepare(known.weights),
-        backend.prepare(drawn),
-        reference.prepare(drawn),
-    )
+    known_moe, drawn_moe = backend.prepare(known.weights), backend.prepare(drawn)
+    expected_moe = reference.prepare(drawn)
     for count in tokens:
         first, answer = known.batch(count, seed=count)
         _require_equal(backend.forward(first[0], known_moe, *first[1:]), answer, f"T={count}")

@@ -40,10 +40,7 @@ def triton_measure(
         q, scale, routing = call.quantize_and_route()
         act = torch.zeros(ids.numel(), shape.inter, dtype=torch.int8, device=device)
         factor, out = torch.ones(ids.numel(), device=device), torch.empty_like(x)
-        return (
-            timer(lambda: call.stage1(q, scale, routing)),
-            timer(lambda: call.down(act, factor, routing, out)),
-        )
+        return timer(lambda: call.stage1(q, scale, routing)), timer(lambda: call.down(act, factor, routing, out))
 
     return measure
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,7 @@ ENOUGH = 10000  # answers after which a simulation ends early: many short reques
 
 
 def run(job: SimulationJob, trace: Trace, one: SimulatedRun) -> TrafficFigures:
-    layout, began, length = one.layout, time.process_time(), one.accept_length
+    layout, length = one.layout, one.accept_length
     settings = EngineSettings(
         layout.engines,
         layout.groups,
@@ -44,10 +43,10 @@ def run(job: SimulationJob, trace: Trace, one: SimulatedRun) -> TrafficFigures:
     enough = math.inf if one.lockstep or one.users is None else ENOUGH
     traffic = Traffic(trace, settings, steps, one.users, job.horizon_s, one.lockstep, enough)
     traffic.run()
-    return _figures(job.slo, one, traffic, began)
+    return _figures(job.slo, one, traffic)
 
 
-def _figures(slo: Slo, one: SimulatedRun, traffic: Traffic, began: float) -> TrafficFigures:
+def _figures(slo: Slo, one: SimulatedRun, traffic: Traffic) -> TrafficFigures:
     """Return the figures of the requests that arrived after all users had started. A refused request has missed."""
     ramp = traffic.ramp_s
     served = [request for request in traffic.served if request.arrived >= ramp]
@@ -74,7 +73,6 @@ def _figures(slo: Slo, one: SimulatedRun, traffic: Traffic, began: float) -> Tra
         goodput_tok_s=good_tokens / max(lasted, 1e-9),
         throughput_tok_s=tokens / max(lasted, 1e-9),
         tokens_per_gpu_hour=tokens / max(lasted, 1e-9) * 3600 / NODE_GPUS,
-        cpu_s=time.process_time() - began,
     )
 
 

@@ -87,7 +87,6 @@ class TrafficFigures(BaseModel):
     goodput_tok_s: float
     throughput_tok_s: float
     tokens_per_gpu_hour: float
-    cpu_s: float
 
     @property
     def layout(self) -> str:

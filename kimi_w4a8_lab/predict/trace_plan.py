@@ -12,6 +12,7 @@ import numpy as np
 from kimi_w4a8_eagle3.base.errors import KimiError
 
 from ..speed import published
+from ..speed.statistics import Interval
 from ..speed.trace import Trace
 from ..speed.trace_readers import read_trace
 from .layouts import Layout
@@ -23,15 +24,6 @@ GOOD = 0.95  # share of the requests that must meet the SLO
 USERS = (2, 4, 8, 16, 32, 64)
 SEEDS = (1, 2)  # other orders of sessions and other starts of users
 MODEL = "MODEL, not measured: SGLang's own scheduling and prefix cache, with modelled step times and router."
-
-
-@dataclass(frozen=True)
-class Gain:
-    """Goodput of a layout in relation to the default's, and the least and the largest value of its interval."""
-
-    middle: float
-    least: float
-    most: float
 
 
 @dataclass(frozen=True)
@@ -75,7 +67,7 @@ class TracePlan:
             return f"The default, recipe {self.winner.recipe}, stays {where}"
         return f"{self.winner.name} serves this traffic best {where}"
 
-    def gain(self, name: str) -> Gain:
+    def gain(self, name: str) -> Interval:
         return gain(self.chosen[name], self.chosen[self.layouts[0].name])
 
     def reasons(self) -> list[str]:
@@ -153,12 +145,15 @@ def user_counts(users: int | None) -> list[int]:
     return sorted({*USERS, *([users] if users else [])})
 
 
-def gain(found: Sequence[TrafficFigures], default: Sequence[TrafficFigures]) -> Gain:
-    """Return a layout's gain. The errors of two layouts' step times may have opposite signs, all else is common."""
+def gain(found: Sequence[TrafficFigures], default: Sequence[TrafficFigures]) -> Interval:
+    """Return a layout's goodput over the default's.
+
+    The errors of two layouts' step times may have opposite signs, all else is common.
+    """
     opposite = [default[0], default[2], default[1], *default[3:]]
     pairs = zip(found, opposite, strict=True)
     ratios = [one.goodput_tok_s / max(other.goodput_tok_s, 1e-9) for one, other in pairs]
-    return Gain(ratios[0], min(ratios), max(ratios))
+    return Interval(ratios[0], min(ratios), max(ratios))
 
 
 def choose_winner(layouts: Sequence[Layout], chosen: dict[str, list[TrafficFigures]]) -> Layout | None:
@@ -171,4 +166,5 @@ def choose_winner(layouts: Sequence[Layout], chosen: dict[str, list[TrafficFigur
         return None
     best, default = max(able, key=lambda one: chosen[one.name][0].goodput_tok_s), layouts[0]
     in_reach = any(one.good >= GOOD for one in chosen[default.name])
-    return default if in_reach and gain(chosen[best.name], chosen[default.name]).least <= 1 else best
+    least = gain(chosen[best.name], chosen[default.name]).low or 0.0
+    return default if in_reach and least <= 1 else best

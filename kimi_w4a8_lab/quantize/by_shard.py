@@ -43,7 +43,8 @@ def quantize_by_shard(
     Raises KimiError when the destination is not empty or the disk too small. Finished shards stay in the partial folder
     for the next run.
     """
-    _require_free(destination)
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise KimiError("the destination is not empty", str(destination), remedy="choose a new folder or empty it")
     partial = destination.with_name(f".{destination.name}.partial")
     todo = _continue(partial, {**job, "source": _identity(checkpoint)}, checkpoint)
     # A quantized shard is smaller than its source.
@@ -60,11 +61,6 @@ def quantize_by_shard(
     (partial / _OUT).rename(destination)
     shutil.rmtree(partial)
     return Outcome(len(checkpoint.files), len(checkpoint.files) - len(todo))
-
-
-def _require_free(destination: Path) -> None:
-    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
-        raise KimiError("the destination is not empty", str(destination), remedy="choose a new folder or empty it")
 
 
 def _continue(partial: Path, job: dict[str, Any], checkpoint: Checkpoint) -> list[Path]:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ..draft.kinds import DraftVerdict, KindOfTraffic, overall
 from ..speed.statistics import Interval
-from .page import Page, Section, Table, Tone, Words
-from .plots import Bar, panel
+from .page import Bar, Page, Section, Table, Tone, Words
+from .plots import panel
 
 COLUMNS = ("kind of traffic", "held-out", "verify steps", "old draft", "new draft", "change", "verdict")
 _TONES: dict[DraftVerdict, Tone] = {
@@ -28,16 +28,10 @@ def rows(kinds: Sequence[KindOfTraffic]) -> list[list[str]]:
 
 def page(kinds: Sequence[KindOfTraffic], about: str, notes: Sequence[str] = ()) -> Page:
     """Return the page: accept lengths, and the shares by position, of both drafts for each kind of traffic."""
-    lengths = [
-        Bar(kind.kind, side, False, found[0])
-        for kind in kinds
-        for side, found in (("old draft", kind.old), ("new draft", kind.new))
-    ]
+    drafts = [(kind.kind, *draft) for kind in kinds for draft in (("old draft", kind.old), ("new draft", kind.new))]
+    lengths = [Bar(kind, side, False, found[0]) for kind, side, found in drafts]
     places = [
-        Bar(f"{kind.kind}, {at}", side, False, share)
-        for kind in kinds
-        for side, found in (("old draft", kind.old), ("new draft", kind.new))
-        for at, share in enumerate(found[1], 1)
+        Bar(f"{kind}, {at}", side, False, share) for kind, side, found in drafts for at, share in enumerate(found[1], 1)
     ]
     verdict = overall(kinds)
     said = [

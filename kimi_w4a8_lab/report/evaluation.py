@@ -29,11 +29,10 @@ from ..accuracy.significance import REPORTED_MARGIN, ShareInterval, wilson
 from ..base.experiment import read_record
 from ..base.verdict import Verdict
 from ..speed.statistics import Interval
-from .page import Page, Picture, Section, Table, Tone, Words
+from .page import Bar, Page, Picture, Section, Table, Tone, Words
 
 TONES: dict[Verdict | None, Tone] = dict.fromkeys((Verdict.SLOW, Verdict.FAIL, Verdict.INVALID), "worse")
 TONES[Verdict.PASS] = "better"
-Bars = list[tuple[str, str, bool, Interval]]  # group, side, published, percent
 _ACCURACIES = ("metric", "solved", "measured [95%]", "published [95%]", "by", "difference [90%]", "source")
 _SOLVED = ("both solve", "only this run", "only the baseline", "neither")
 _CHECKS = ("check", "found", "wanted", "result")
@@ -119,13 +118,13 @@ def _check(check: Finding) -> list[str | Words]:
     return [check.name, check.found, check.expected, passed]
 
 
-def _bars(result: EvalResult) -> tuple[str, Bars]:
+def _bars(result: EvalResult) -> tuple[str, list[Bar]]:
     """Return what the chart shows: shares, in percent, beside the reported, wanted or reference's ones."""
     if isinstance(result, SmokeResult):
         solved = wilson(result.solved, len(result.problems))
         wanted = Interval(100 * result.wanted, None, None)
         name = "problems solved"
-        return f"{name} (%)", [_bar(name, result.configuration, solved), (name, "at least", False, wanted)]
+        return f"{name} (%)", [_bar(name, result.configuration, solved), Bar(name, "at least", False, wanted)]
     if isinstance(result, LosslessResult):
         same = result.verdict.same
         bars = [_bar(f"concurrency {one.concurrency}", one.side, wilson(one.same, one.answers)) for one in same]
@@ -137,17 +136,17 @@ def _bars(result: EvalResult) -> tuple[str, Bars]:
     return "share solved (%)", bars
 
 
-def _bar(group: str, side: str, share: ShareInterval, published: bool = False) -> tuple[str, str, bool, Interval]:
-    return group, side, published, Interval(100 * share.value, 100 * share.low, 100 * share.high)
+def _bar(group: str, side: str, share: ShareInterval, published: bool = False) -> Bar:
+    return Bar(group, side, published, Interval(100 * share.value, 100 * share.low, 100 * share.high))
 
 
-def chart(name: str, bars: Bars) -> Picture | None:
+def chart(name: str, bars: list[Bar]) -> Picture | None:
     """Draw bars; None without any, or without matplotlib."""
     if not bars or find_spec("matplotlib") is None:
         return None
-    from .plots import Bar, panel  # optional: matplotlib
+    from .plots import panel  # optional: matplotlib
 
-    return panel("lead", name, [Bar(*bar) for bar in bars])
+    return panel("lead", name, bars)
 
 
 def _share(reference: Reference) -> ShareInterval:

@@ -15,6 +15,8 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.files import write_atomic
 from kimi_w4a8_eagle3.base.installed import require
 
+from ..speed.statistics import Interval
+
 PAGE = "report.html"
 PACKAGES = ("jinja2", "matplotlib")  # of the extra `bench`
 _FIRST = 4  # verdicts before the chart; the others follow it
@@ -57,6 +59,16 @@ class Picture:
     @property
     def source(self) -> str:
         return f"data:image/svg+xml;base64,{base64.b64encode(self.svg).decode()}"
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar of a chart: its group on the axis, side, published or measured, and value."""
+
+    group: str
+    side: str
+    published: bool
+    value: Interval
 
 
 @dataclass(frozen=True)

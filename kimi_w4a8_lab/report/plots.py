@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
@@ -19,7 +18,7 @@ from ..predict.simulation import TrafficFigures
 from ..speed import published
 from ..speed.runs import Cell, Groups
 from ..speed.statistics import METRICS, Interval
-from .page import Picture
+from .page import Bar, Picture
 from .shapes import Shape
 from .speedup import Speedup
 
@@ -48,16 +47,6 @@ _LOOK: Any = {
     "svg.fonttype": "none",
     "text.parse_math": False,  # a side's name is shown as written
 }
-
-
-@dataclass(frozen=True)
-class Bar:
-    """One bar: its group on the axis, side, published or measured, and value."""
-
-    group: str
-    side: str
-    published: bool
-    value: Interval
 
 
 Bars = Mapping[str, Sequence[Bar]]  # metric key (or accept_length) -> bars

@@ -23,7 +23,7 @@ def rows(plan: TracePlan) -> list[list[str]]:
             [
                 name,
                 cell(lambda one: one.goodput_tok_s, ",.0f"),
-                f"{gain.middle:.2f}x ({gain.least:.2f}x to {gain.most:.2f}x)" if name != plan.layouts[0].name else "",
+                f"{gain.value:.2f}x ({gain.low:.2f}x to {gain.high:.2f}x)" if name != plan.layouts[0].name else "",
                 f"{middle.good:.0%}",
                 f"{middle.hit_rate:.0%}",
                 cell(lambda one: one.ttft_p50_s, ".2f"),

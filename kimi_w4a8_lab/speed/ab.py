@@ -2,11 +2,12 @@
 
 The servers do not run together: eight GPUs hold one, and a second process would disturb the first. With two rounds the
 order is A B B A, so that warming, throttling and a neighbour's load affect all sides alike. All sides get the same
-prompts in each repetition.
+prompts in each repetition. `bench sweep` compares each recipe with itself without its draft.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 from kimi_w4a8_eagle3.base.errors import UsageError
 from kimi_w4a8_eagle3.base.installed import require
 from kimi_w4a8_eagle3.base.run_dir import new_run_dir
+from kimi_w4a8_eagle3.recipe.schema import VARIANTS, load_recipe
 
 from ..base.server_under_test import Say, Target
 from .single import Texts, left, measure_points, prepared, recorded, require_usable, seeded
@@ -79,3 +81,29 @@ def ab(plan: Plan, texts: Texts, runs: Path, say: Say, resume: Path | None = Non
                         measure_points(server, fresh, dataset, run, say, repetition, examine=repetition == 0)
     require_usable(run)
     return folder
+
+
+def with_and_without(recipe: str) -> list[str]:
+    """Return the sides of a recipe: without its draft and with it, or alone if it has none or names its variant."""
+    alone = recipe.rpartition(":")[2] in VARIANTS or load_recipe(recipe).draft is None
+    return [recipe] if alone else [f"{recipe}:plain", recipe]
+
+
+def commands(
+    sides: Sequence[str], workloads: Sequence[str], changes: Sequence[str], settings: Sequence[str]
+) -> list[str]:
+    """Return one command for each side and workload, and the one that joins their runs.
+
+    changes: options that change the workloads. A recipe of several engines is served first, in another terminal,
+    because `bench` starts one engine only.
+    """
+    lines = []
+    for side in sides:
+        served = load_recipe(side).options.replicas > 1
+        given = [word for setting in settings for word in ("--set", setting)]
+        if served:
+            lines.append(shlex.join(["kimi-w4a8", "serve", side, *given]) + "   # in another terminal")
+            given = ["--base-url", "http://127.0.0.1:9527"]
+        for work in workloads:
+            lines.append(shlex.join(["kimi-w4a8", "bench", "run", work, "--recipe", side, *changes, *given]))
+    return [*lines, "kimi-w4a8 report runs/*"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -65,12 +65,6 @@ class LoadDetails(BaseModel):
     generated_texts: list[str]
     errors: list[str]
     cached_tokens: list[int] = []
-
-
-def write_conversations(path: Path, pairs: Iterable[tuple[str, str]]) -> None:
-    """Write (user, assistant) pairs in the format of the generator's `custom` dataset."""
-    lines = (json.dumps({"conversations": [{"content": user}, {"content": answer}]}) for user, answer in pairs)
-    path.write_text("\n".join(lines) + "\n")
 
 
 def generator_program(base_url: str, arguments: Sequence[str], output: Path) -> Program:
@@ -134,17 +128,11 @@ def _finished(path: Path) -> list[int]:
     return [int(line) for line in lines]
 
 
-def read_result(path: Path) -> LoadResult:
-    """Read the last line of a result file. Raises KimiError for a missing file, a cut line or a missing figure."""
-    return _read(path, LoadResult)
+def read_last(path: Path, kind: type[Content]) -> Content:
+    """Read the last line of a result file as `LoadResult` or `LoadDetails`.
 
-
-def read_details(path: Path) -> LoadDetails:
-    """Read the last line's per-request part, added by `--output-details`. Raises KimiError like `read_result`."""
-    return _read(path, LoadDetails)
-
-
-def _read(path: Path, kind: type[Content]) -> Content:
+    Raises KimiError for a missing file, a cut line or a missing figure.
+    """
     line = last_json_line(path)
     try:
         return kind.model_validate(json.loads(line))

@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.run_dir import write_json
@@ -52,26 +52,13 @@ class _Strict(BaseModel):
 
 
 class SearchPoint(_Strict):
-    """One parallel layout and its concurrencies: a list, or a range from start to end."""
+    """One parallel layout and the list of its concurrencies. InferenceX takes a range instead, too."""
 
     tp: int
     ep: int | None = None
     dp_attn: bool | None = None
     spec_decoding: Literal["mtp", "draft_model", "eagle3", "eagle3_fp8", "none"] = "none"
-    conc_start: int | None = Field(default=None, gt=0)
-    conc_end: int | None = Field(default=None, gt=0)
-    conc_list: list[int] | None = None
-
-    @model_validator(mode="after")
-    def _one_form_of_concurrency(self) -> SearchPoint:
-        listed, ranged = bool(self.conc_list), self.conc_start is not None and self.conc_end is not None
-        if listed == ranged:
-            raise ValueError("give either conc-list, or conc-start with conc-end")
-        if listed and min(self.conc_list or ()) <= 0:
-            raise ValueError("conc-list has values above 0")
-        if ranged and (self.conc_start or 0) > (self.conc_end or 0):
-            raise ValueError("conc-start is at most conc-end")
-        return self
+    conc_list: list[PositiveInt] = Field(min_length=1)
 
 
 class FixedLength(_Strict):

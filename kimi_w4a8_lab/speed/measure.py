@@ -15,15 +15,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kimi_w4a8_eagle3.base.console import table_console
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.engine import metrics
 from kimi_w4a8_eagle3.engine.client import EngineClient, Generation
-from kimi_w4a8_eagle3.engine.metrics import Acceptance
+from kimi_w4a8_eagle3.engine.metrics import Acceptance, acceptance_from_histograms
 
-from ..base.counters import counted, still
+from ..base.counters import Counters, acceptance_from_counters, counted, still
 from ..base.request_progress import request_progress
 from ..base.server_under_test import Server
 from . import repetition
-from .generator import LoadDetails, LoadResult, drive, generator_program, read_details, read_result
+from .generator import LoadDetails, LoadResult, drive, generator_program, read_last
 from .repetition import TextRepetition
 from .sampler import Sampler, ServerSummary
 from .workloads import CHAT_BACKEND, CONVERSATIONS, Point, Workload
@@ -92,7 +91,7 @@ def measure(server: Server, point: Point, dataset: Path, folder: Path, repetitio
         left.unlink()
     arguments = ["--model", server.model, "--tokenizer", server.facts.tokenizer, *point.arguments(dataset)]
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    before: list[metrics.Counters] = []
+    before: list[Counters] = []
     warmups = point.warmups * point.workload.turns
     idle = still(server.metrics_url)
     with Sampler(server.metrics_url, raw.with_name(f"{raw.stem}-server.jsonl")) as sampler:
@@ -107,7 +106,7 @@ def measure(server: Server, point: Point, dataset: Path, folder: Path, repetitio
                 shown(requests, f"{tokens:,} tokens")
 
             drive(server.base_url, arguments, raw, warmups, open_window, show, server.api_key)
-        load, details = read_result(raw), read_details(raw)
+        load, details = read_last(raw, LoadResult), read_last(raw, LoadDetails)
         if not before:
             raise KimiError("the load generator never began to measure", where=str(raw.with_suffix(".log")))
         after = counted(server.metrics_url, idle.requests + warmups + point.requests, 5.0)
@@ -130,7 +129,7 @@ def measure(server: Server, point: Point, dataset: Path, folder: Path, repetitio
         raw=raw.name,
         command=generator_program(server.base_url, arguments, raw).argv,
         load=load,
-        acceptance=metrics.acceptance_from_counters(added, server.facts.num_draft_tokens or 1)
+        acceptance=acceptance_from_counters(added, server.facts.num_draft_tokens or 1)
         if server.facts.num_draft_tokens
         else None,
         server=summary,
@@ -149,11 +148,11 @@ def examine_text(server: Server, point: Point, folder: Path, found: Measurement)
     if point.workload.dataset in CONVERSATIONS:
         return found
     prompts = _prompts(point, folder / found.raw)
-    outputs = read_details(folder / found.raw).generated_texts
+    outputs = read_last(folder / found.raw, LoadDetails).generated_texts
     answers = _probe(server, point, prompts) if server.facts.num_draft_tokens else []
     acceptance = found.acceptance
     histograms = [answer.accepted_histogram for answer in answers]
-    if acceptance and (detail := metrics.acceptance_from_histograms(histograms, server.facts.num_draft_tokens or 1)):
+    if acceptance and (detail := acceptance_from_histograms(histograms, server.facts.num_draft_tokens or 1)):
         acceptance = replace(acceptance, per_position=detail.per_position)
     return found.model_copy(
         update={
@@ -195,9 +194,7 @@ def _spans(turns: int) -> list[tuple[int, int]]:
     return spans
 
 
-def _judge(
-    point: Point, load: LoadResult, details: LoadDetails, counted: metrics.Counters
-) -> tuple[list[str], list[str]]:
+def _judge(point: Point, load: LoadResult, details: LoadDetails, counted: Counters) -> tuple[list[str], list[str]]:
     """Return notes for the reader, and problems that forbid a comparison."""
     notes, problems = [], judge_lengths(point, load, details)
     failed = point.requests - load.completed

@@ -7,8 +7,9 @@ dataset come out near 1, natural prose near 0.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 N = 5
 WARN_ABOVE = 0.3
@@ -42,8 +43,8 @@ class TextRepetition:
 def measure(prompts: Sequence[str], outputs: Sequence[str]) -> TextRepetition:
     pairs = list(zip(prompts, outputs, strict=False))
     return TextRepetition(
-        prompt=_mean(repeated_share(prompt) for prompt, _ in pairs),
-        output=_mean(repeated_share(output, after=prompt) for prompt, output in pairs),
+        prompt=fmean([repeated_share(prompt) for prompt, _ in pairs] or [0.0]),
+        output=fmean([repeated_share(output, after=prompt) for prompt, output in pairs] or [0.0]),
     )
 
 
@@ -61,8 +62,3 @@ def repeated_share(text: str, after: str = "") -> float:
 def _ngrams(text: str) -> list[tuple[str, ...]]:
     words = _WORD.findall(text.lower())
     return list(zip(*(words[i:] for i in range(N)), strict=False))
-
-
-def _mean(shares: Iterable[float]) -> float:
-    values = list(shares)
-    return sum(values) / len(values) if values else 0.0

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from kimi_w4a8_eagle3.engine.metrics import Acceptance
 
 from ..base.experiment import read_record, read_result, write_result
-from .generator import read_details
+from .generator import LoadDetails, read_last
 from .measure import Measurement
 from .statistics import METRICS, Interval, Repetition, estimate
 from .workloads import Point, Workload
@@ -77,7 +77,7 @@ class Run:
     def _repetition(self, measurement: Measurement) -> Repetition:
         if measurement.raw not in self._details:
             path = self.folder / measurement.raw
-            details = read_details(path) if path.is_file() else None
+            details = read_last(path, LoadDetails) if path.is_file() else None
             self._details[measurement.raw] = Repetition(measurement.load, details)
         return self._details[measurement.raw]
 

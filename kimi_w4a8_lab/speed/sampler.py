@@ -12,7 +12,8 @@ from types import TracebackType
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.prometheus import Reading
-from kimi_w4a8_eagle3.engine import metrics
+
+from ..base.counters import read
 
 GAUGES = {
     "kv_usage": "sglang:token_usage",
@@ -20,6 +21,7 @@ GAUGES = {
     "queued": "sglang:num_queue_reqs",
     "draft_steps": "sglang:spec_num_steps",
 }
+_PEAKS = ("kv_usage", "running", "queued")
 _RETRACTED = "sglang:num_retracted_requests_total"
 
 
@@ -60,17 +62,17 @@ class Sampler:
         self._path.write_text(lines)
 
     def open_window(self) -> None:
-        self._first = metrics.read(self._base_url)
+        self._first = read(self._base_url)
         self._readings.clear()
 
     def summary(self) -> ServerSummary:
         """Summarize the time since `open_window`. Raises KimiError when the server does not answer."""
-        return summarize(self._first, metrics.read(self._base_url), self._readings)
+        return summarize(self._first, read(self._base_url), self._readings)
 
     def _run(self) -> None:
         while not self._stop.wait(self._every_s):
             try:
-                now = metrics.read(self._base_url, attempts=1)
+                now = read(self._base_url, attempts=1)
             except KimiError:
                 continue  # a dead server shows in the load's own result
             found = {name: value for name, gauge in GAUGES.items() if (value := now.largest(gauge)) is not None}
@@ -79,15 +81,10 @@ class Sampler:
 
 def summarize(first: Reading, last: Reading, readings: Sequence[Mapping[str, float]]) -> ServerSummary:
     steps = [reading["draft_steps"] for reading in readings if "draft_steps" in reading and reading.get("running")]
+    peaks = {f"{gauge}_peak": max((one.get(gauge, 0.0) for one in readings), default=0.0) for gauge in _PEAKS}
     return ServerSummary(
         samples=len(readings),
-        kv_usage_peak=_peak(readings, "kv_usage"),
-        running_peak=_peak(readings, "running"),
-        queued_peak=_peak(readings, "queued"),
+        **peaks,
         retracted=(last.total(_RETRACTED) or 0.0) - (first.total(_RETRACTED) or 0.0),
         draft_steps=sum(steps) / len(steps) if steps else None,
     )
-
-
-def _peak(readings: Sequence[Mapping[str, float]], name: str) -> float:
-    return max((reading[name] for reading in readings if name in reading), default=0.0)

@@ -16,7 +16,6 @@ from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
 
 from ..accuracy.problems import MOST, problems
 from ..base.data_file import HUB_PREFIX, data_file
-from .generator import write_conversations
 from .workloads import Workload
 
 Pair = tuple[str, str]
@@ -163,5 +162,6 @@ def _write(pairs: Iterable[Pair], folder: Path, workload: Workload) -> Path:
         path.write_text(json.dumps(rows))
     else:
         path = folder / "texts.jsonl"
-        write_conversations(path, filled)
+        lines = [{"conversations": [{"content": user}, {"content": answer}]} for user, answer in filled]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path.resolve()

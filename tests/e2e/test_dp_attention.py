@@ -21,9 +21,9 @@ from support.waiting import until
 from kimi_w4a8_eagle3.base.prometheus import Reading
 from kimi_w4a8_eagle3.engine import startup_check
 from kimi_w4a8_eagle3.engine.client import EngineClient
-from kimi_w4a8_eagle3.engine.metrics import read
 from kimi_w4a8_eagle3.engine.process import EngineServer
-from kimi_w4a8_eagle3.ops.window import SpecTotals
+from kimi_w4a8_eagle3.ops.window import increase, spec_steps
+from kimi_w4a8_lab.base.counters import Counters, read
 from proof.tiny.problems import problems
 
 pytestmark = pytest.mark.server
@@ -86,12 +86,12 @@ def test_both_groups_answer_alike_and_are_counted_once(groups: EngineServer) -> 
     deadline = time.monotonic() + 280  # an answer may reach its client just before it is counted
     while True:
         reading = Reading.parse(httpx.get(f"{groups.base_url}/metrics", follow_redirects=True).text)
-        counted = SpecTotals.of(reading).since(SpecTotals.of(before))
-        if sum(counted.histogram) >= expected or time.monotonic() > deadline:
+        counted = increase(spec_steps(reading), spec_steps(before))
+        if sum(counted) >= expected or time.monotonic() > deadline:
             break
         time.sleep(0.05)
-    assert sum(counted.histogram) == expected
-    assert counted.counters.requests == len(answers)
+    assert sum(counted) == expected
+    assert Counters.of(reading).since(Counters.of(before)).requests == len(answers)
     assert set(reading.by("sglang:realtime_tokens_total", "dp_rank")) == {"0", "1"}
     assert len(reading.samples["kimi_page_guard_pool_tokens"]) == 2  # a pool of its own for each group
 

@@ -21,8 +21,8 @@ from kimi_w4a8_eagle3.base.prometheus import Reading
 from kimi_w4a8_eagle3.engine import startup_check
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.process import EngineServer
+from kimi_w4a8_eagle3.ops import window
 from kimi_w4a8_eagle3.ops.replica_state import Canary, CanaryPolicy, Phase
-from kimi_w4a8_eagle3.ops.window import SpecTotals
 from kimi_w4a8_lab.accuracy.problems import parse_answer
 from proof import prefix_cache
 from proof.tiny.problems import problems
@@ -75,7 +75,7 @@ def _held(server: EngineServer) -> int:
 
 
 def spec_steps(base_url: str) -> float:
-    return sum(SpecTotals.of(Reading.parse(httpx.get(f"{base_url}/metrics", follow_redirects=True).text)).histogram)
+    return sum(window.spec_steps(Reading.parse(httpx.get(f"{base_url}/metrics", follow_redirects=True).text)))
 
 
 def test_two_ranks_solve_the_problems_with_eagle3(faulty: EngineServer) -> None:

@@ -8,8 +8,8 @@ from support.quantizing import quantized
 from support.tiny_servers import started, tiny_launch
 
 from kimi_w4a8_eagle3.engine.client import EngineClient
-from kimi_w4a8_eagle3.engine.metrics import acceptance_from_counters, scrape
 from kimi_w4a8_eagle3.engine.process import EngineServer
+from kimi_w4a8_lab.base.counters import acceptance_from_counters, scrape
 from kimi_w4a8_laptop import tiny
 from proof.tiny.problems import problems
 

@@ -18,10 +18,9 @@ from support.tiny_servers import tiny_launch, with_faults
 
 from kimi_w4a8_eagle3.chat.calculator import declaration
 from kimi_w4a8_eagle3.engine.client import EngineClient
-from kimi_w4a8_eagle3.engine.metrics import read
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_lab.accuracy.problems import parse_answer
-from kimi_w4a8_lab.base.counters import accepted
+from kimi_w4a8_lab.base.counters import accepted, read
 from proof.tiny.problems import problems
 
 pytestmark = pytest.mark.server

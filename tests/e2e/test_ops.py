@@ -13,9 +13,9 @@ from kimi_w4a8_eagle3.base.prometheus import Reading, parse
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.metrics import acceptance_from_histograms
 from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
+from kimi_w4a8_eagle3.ops import window
 from kimi_w4a8_eagle3.ops.endpoint import OpsServer
 from kimi_w4a8_eagle3.ops.replica_state import Canary, CanaryPolicy, Phase
-from kimi_w4a8_eagle3.ops.window import SpecTotals
 from proof.tiny.problems import problems
 
 pytestmark = pytest.mark.server
@@ -37,7 +37,7 @@ def scrape(base_url: str) -> str:
 
 
 def spec_steps(base_url: str) -> tuple[float, ...]:
-    return SpecTotals.of(Reading.parse(scrape(base_url))).histogram
+    return window.spec_steps(Reading.parse(scrape(base_url)))
 
 
 def settled(base_url: str, least: float) -> tuple[float, ...]:

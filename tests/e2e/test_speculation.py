@@ -12,10 +12,10 @@ from support.tiny_servers import started, tiny_launch
 
 from kimi_w4a8_eagle3.engine import startup_check
 from kimi_w4a8_eagle3.engine.client import EngineClient
-from kimi_w4a8_eagle3.engine.metrics import acceptance_from_histograms, read
+from kimi_w4a8_eagle3.engine.metrics import acceptance_from_histograms
 from kimi_w4a8_eagle3.quark.preflight import preflight
 from kimi_w4a8_lab.accuracy.tokens import TokenClient, Tokens
-from kimi_w4a8_lab.base.counters import accepted
+from kimi_w4a8_lab.base.counters import accepted, read
 from kimi_w4a8_laptop import exact, tiny
 from proof.tiny.problems import problems
 

@@ -15,11 +15,11 @@ from support import virtual_steps
 from support.sampled import REQUESTS, answers
 from support.virtual_servers import virtual_server
 
-from kimi_w4a8_eagle3.engine.metrics import acceptance_from_counters, scrape
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_lab.accuracy.greedy_match import divergences
 from kimi_w4a8_lab.accuracy.prompts import Prompt
 from kimi_w4a8_lab.accuracy.tokens import TokenClient, Tokens
+from kimi_w4a8_lab.base.counters import acceptance_from_counters, scrape
 from kimi_w4a8_laptop.virtual import library, step_counts
 from proof.tiny.problems import problems
 

@@ -12,15 +12,10 @@ from support.repository import ROOT, tracked
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.prometheus import Reading
 from kimi_w4a8_eagle3.commands.chat import status
-from kimi_w4a8_eagle3.engine import metrics
-from kimi_w4a8_eagle3.engine.metrics import (
-    Counters,
-    acceptance_from_counters,
-    acceptance_from_histograms,
-    scrape,
-    sum_histograms,
-)
+from kimi_w4a8_eagle3.engine.metrics import acceptance_from_histograms, sum_histograms
 from kimi_w4a8_eagle3.engine.reply import Reply
+from kimi_w4a8_lab.base import counters
+from kimi_w4a8_lab.base.counters import Counters, acceptance_from_counters, scrape
 
 EXPOSITION = """\
 # TYPE sglang:generation_tokens counter
@@ -118,14 +113,14 @@ BOTH = ONE.replace(" 0.0", " 1.0") + 'sglang:generation_tokens_total{replica="1"
 
 def test_a_replica_that_is_slow_to_answer_is_waited_for(monkeypatch):
     pauses = []
-    monkeypatch.setattr(metrics.time, "sleep", pauses.append)
+    monkeypatch.setattr(counters.time, "sleep", pauses.append)
     with ops([ONE, ONE, BOTH]) as base_url:
-        assert metrics.read(base_url, attempts=3).total("sglang:generation_tokens_total") == 12
-    assert pauses == [metrics._PAUSE_S] * 2
+        assert counters.read(base_url, attempts=3).total("sglang:generation_tokens_total") == 12
+    assert pauses == [counters._PAUSE_S] * 2
 
 
 def test_a_replica_that_stays_away_is_named(monkeypatch):
-    monkeypatch.setattr(metrics, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(counters, "_PAUSE_S", 0.01)
     with ops([ONE]) as base_url, pytest.raises(KimiError, match="no metrics of replica 1"):
         scrape(base_url)
 

@@ -5,11 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kimi_w4a8_eagle3.base.prometheus import Reading
-from kimi_w4a8_eagle3.engine.metrics import Counters, acceptance_from_counters, acceptance_from_histograms
-from kimi_w4a8_eagle3.ops.window import AcceptanceWindow, SpecTotals
+from kimi_w4a8_eagle3.engine.metrics import acceptance_from_histograms
+from kimi_w4a8_eagle3.ops.window import AcceptanceWindow, increase, spec_steps
 
 SPAN_S = 60.0
-NO_COUNTERS = Counters(0, 0, 0, 0)
 
 
 @st.composite
@@ -31,30 +30,19 @@ def samples(draw: st.DrawFn) -> list[tuple[float, tuple[int, ...], tuple[int, ..
 def test_the_window_is_the_sum_of_what_was_added_in_it(taken: list) -> None:
     window = AcceptanceWindow(4, SPAN_S)
     for index, (now, totals, _) in enumerate(taken):
-        window.add(now, SpecTotals(totals, NO_COUNTERS))
+        window.add(now, totals)
         recent = [added for at, _, added in taken[1 : index + 1] if at > now - SPAN_S]
         assert window.acceptance(now) == acceptance_from_histograms(recent, 4)
-
-
-@given(st.lists(st.tuples(st.integers(1, 500), st.integers(1, 9), st.integers(1, 90)), min_size=1, max_size=10))
-def test_without_the_plugin_the_length_follows_from_sglangs_counters(requests: list) -> None:
-    window = AcceptanceWindow(4, SPAN_S)
-    total = NO_COUNTERS
-    window.add(0.0, SpecTotals((), total))
-    for second, (tokens, finished, verified) in enumerate(requests, start=1):
-        total = Counters(total.generation_tokens + tokens, 0, total.verify_calls + verified, total.requests + finished)
-        window.add(float(second), SpecTotals((), total))
-    assert window.acceptance(float(len(requests))) == acceptance_from_counters(total, 4)
 
 
 def test_no_acceptance_without_a_verify_step_in_the_last_minute() -> None:
     window = AcceptanceWindow(4)
     assert window.acceptance(0) is None
-    window.add(0, SpecTotals((5, 5, 5, 5), NO_COUNTERS))
+    window.add(0, (5, 5, 5, 5))
     assert window.acceptance(0) is None  # how long ago those steps were is not known
-    window.add(5, SpecTotals((5, 5, 5, 9), NO_COUNTERS))
+    window.add(5, (5, 5, 5, 9))
     assert window.acceptance(5).length == 4.0
-    window.add(10, SpecTotals((5, 5, 5, 9), NO_COUNTERS))
+    window.add(10, (5, 5, 5, 9))
     assert window.acceptance(64).steps == 4
     assert window.acceptance(65) is None
 
@@ -64,22 +52,20 @@ def test_totals_are_read_from_an_exposition() -> None:
 # TYPE kimi_spec_steps_total counter
 kimi_spec_steps_total{accepted="3",model_name="m"} 7
 kimi_spec_steps_total{accepted="0",model_name="m"} 2
-# TYPE sglang:generation_tokens_total counter
-sglang:generation_tokens_total{is_streaming="true"} 20
-sglang:generation_tokens_total{is_streaming="false"} 11
 """
-    assert SpecTotals.of(Reading.parse(text)) == SpecTotals((2, 0, 0, 7), Counters(31, 0, 0, 0))
+    assert spec_steps(Reading.parse(text)) == (2, 0, 0, 7)
+    assert spec_steps(Reading.parse("")) == ()
 
 
 def test_a_restart_counts_all_series_from_zero() -> None:
-    earlier = SpecTotals((3, 10), Counters(50, 0, 13, 2))
-    later = SpecTotals((4, 1), Counters(9, 0, 5, 1))  # the first entry alone would look like growth
-    assert later.since(earlier) == later
-    assert later.since(SpecTotals((), NO_COUNTERS)) == later
+    earlier, later = (3, 10), (4, 1)  # the first entry alone would look like growth
+    assert increase(later, earlier) == later
+    assert increase(later, ()) == later
+    assert increase((), ()) == ()
 
 
 def test_an_unknown_depth_is_read_off_the_series() -> None:
     window = AcceptanceWindow(None, SPAN_S)
-    window.add(0, SpecTotals((0, 0, 0, 0), NO_COUNTERS))
-    window.add(1, SpecTotals((0, 0, 0, 2), NO_COUNTERS))
+    window.add(0, (0, 0, 0, 0))
+    window.add(1, (0, 0, 0, 2))
     assert window.acceptance(1).per_position == pytest.approx((1.0, 1.0, 1.0))

@@ -67,7 +67,7 @@ def test_within_its_interval_a_gain_leaves_the_default(goodput: float, good: flo
     found = plan({"2 x TP 4": goodput}, good)
     assert "default, recipe agent, stays" in found.verdict and found.reasons() == []
     gain = found.gain("2 x TP 4")
-    assert gain.least < 1 < gain.middle < gain.most
+    assert gain.low < 1 < gain.value < gain.high
 
 
 def test_a_default_that_may_meet_the_slo_stays_within_the_interval() -> None:

@@ -18,14 +18,13 @@ from support.null_server import KEY, NUM_PROMPTS, null_server, steps_of
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.prometheus import Reading
 from kimi_w4a8_eagle3.door.computed import Computed
-from kimi_w4a8_eagle3.engine.metrics import scrape
 from kimi_w4a8_eagle3.engine.process import NewProcess
-from kimi_w4a8_lab.base.counters import counted, still
+from kimi_w4a8_lab.base.counters import Counters, counted, scrape, still
 from kimi_w4a8_lab.base.server_under_test import Target
 from kimi_w4a8_lab.report.analysis import Analysis
 from kimi_w4a8_lab.report.tables import print_figures
 from kimi_w4a8_lab.speed import generator
-from kimi_w4a8_lab.speed.generator import read_details, read_result
+from kimi_w4a8_lab.speed.generator import LoadDetails, LoadResult, read_last
 from kimi_w4a8_lab.speed.runs import Run, read_run
 from kimi_w4a8_lab.speed.sampler import summarize
 from kimi_w4a8_lab.speed.single import Texts, bench
@@ -93,8 +92,8 @@ def test_everything_needed_to_repeat_the_run_is_recorded(null_run: Run) -> None:
     assert null_run.result.status == "complete"
     assert "kimi_w4a8_lab.with_sglang.bench_generator" in found.command and "--seed" in found.command
     assert {"versions", "git_commit", "machine", "hardware", "command", "gates", "started"} <= set(record)
-    assert read_result(null_run.folder / found.raw) == found.load
-    assert len(read_details(null_run.folder / found.raw).itls) == NUM_PROMPTS
+    assert read_last(null_run.folder / found.raw, LoadResult) == found.load
+    assert len(read_last(null_run.folder / found.raw, LoadDetails).itls) == NUM_PROMPTS
 
 
 def test_failed_requests_mark_the_measurement(failed_run: tuple[Run, KimiError]) -> None:
@@ -114,12 +113,11 @@ def test_draft_steps_are_those_of_the_time_in_which_requests_ran() -> None:
 
 
 def test_a_wrong_output_length_is_a_problem(null_run: Run) -> None:
-    from kimi_w4a8_eagle3.engine.metrics import Counters
     from kimi_w4a8_lab.speed.measure import _judge
 
     point = with_changes(load_workload("tiny-con2"), num_prompts=NUM_PROMPTS).points()[0]
     found = null_run.result.measurements[0]
-    details = read_details(null_run.folder / found.raw)
+    details = read_last(null_run.folder / found.raw, LoadDetails)
     counted = Counters(0, found.load.total_input_tokens, 0, NUM_PROMPTS)
     assert _judge(point, found.load, details, counted) == ([], [])
     short = details.model_copy(update={"output_lens": [TOKENS - 1, *details.output_lens[1:]]})
@@ -150,12 +148,11 @@ def test_conversations_are_measured_turn_by_turn(null_run: Run, tmp_path: Path) 
 
 
 def test_hits_in_the_prefix_cache_spoil_other_workloads(null_run: Run) -> None:
-    from kimi_w4a8_eagle3.engine.metrics import Counters
     from kimi_w4a8_lab.speed.measure import _judge
 
     found = null_run.result.measurements[0]
     point = with_changes(load_workload("tiny-con2"), num_prompts=NUM_PROMPTS).points()[0]
-    details, tokens = read_details(null_run.folder / found.raw), found.load.total_input_tokens
+    details, tokens = read_last(null_run.folder / found.raw, LoadDetails), found.load.total_input_tokens
     [note], problems = _judge(point, found.load, details, Counters(0, tokens, 0, NUM_PROMPTS, 0.25 * tokens))
     assert "25.0% of the prompt tokens came from the prefix cache" in note and not problems
 
@@ -165,10 +162,10 @@ def test_a_cut_line_is_one_message(null_run: Run, tmp_path: Path) -> None:
     path = tmp_path / "cut.jsonl"
     path.write_text(whole[: len(whole) // 2])
     with pytest.raises(KimiError, match="cannot read"):
-        read_result(path)
+        read_last(path, LoadResult)
     path.write_text("")
     with pytest.raises(KimiError, match="empty result"):
-        read_result(path)
+        read_last(path, LoadResult)
 
 
 def test_a_killed_generator_leaves_an_incomplete_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

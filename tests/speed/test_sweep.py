@@ -148,10 +148,9 @@ def test_the_method_is_the_articles_name(recipe: str, draft: str | None, method:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"conc-start": 4, "conc-end": 64}, "either conc-list"),
-        ({"conc-list": None}, "either conc-list"),
-        ({"conc-list": [0]}, "values above 0"),
-        ({"conc-list": None, "conc-start": 8, "conc-end": 4}, "at most conc-end"),
+        ({"conc-start": 4, "conc-end": 64}, "conc-start"),
+        ({"conc-list": []}, "at least 1 item"),
+        ({"conc-list": [0]}, "greater than 0"),
         ({"spec-decoding": "eagle"}, "spec-decoding"),
         ({"gpus": 8}, "Extra inputs"),
     ],

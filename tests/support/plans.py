@@ -18,7 +18,7 @@ def figures(layout: str, goodput: float, good: float = 0.97, users: int | None =
     times = {"ttft_p50_s": 0.5, "ttft_p95_s": 1.5, "tpot_p50_ms": 20.0, "tpot_p95_ms": 39.0}
     rates = {"goodput_tok_s": goodput, "throughput_tok_s": goodput, "tokens_per_gpu_hour": goodput * 450}
     run = SimulatedRun(layout=BY_NAME[layout], users=users, accept_length=2.7)
-    return TrafficFigures(run=run, requests=100, refused=0, hit_rate=0.9, good=good, cpu_s=1, **times, **rates)
+    return TrafficFigures(run=run, requests=100, refused=0, hit_rate=0.9, good=good, **times, **rates)
 
 
 def plan(goodputs: dict[str, float], good: float | dict[str, float] = 0.97, name: str = "t") -> TracePlan:
