@@ -31,7 +31,11 @@ class BodyReader:
         claimed = headers.get(b"content-length", b"0")
         if claimed.isdigit() and (len(claimed) > 18 or int(claimed) > 2 * limit):  # int() refuses very long numbers
             raise too_large
-        size = 0
+        taken, size = 0, 0
+        # All of a body before any of it: many that grow together would take the memory, and none would get enough.
+        if claimed.isdigit() and int(claimed) <= limit:
+            taken = int(claimed)
+            await take(taken)
         try:
             while True:
                 message = await receive()
@@ -40,7 +44,9 @@ class BodyReader:
                 chunk = message.get("body", b"")
                 size += len(chunk)
                 if size <= limit:
-                    take(len(chunk))
+                    if size > taken:
+                        await take(size - taken)
+                        taken = size
                     chunks.append(chunk)
                 elif (
                     size > 2 * limit

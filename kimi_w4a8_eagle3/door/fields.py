@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from ..base.toml import tomllib
@@ -88,7 +89,11 @@ class Fields:
             if name not in self._logged:
                 self._logged.add(name)
                 logger.info("door: dropped %s of %s, which no endpoint reads", name, where)
-        _counter().labels(name).inc()
+        with _counting:
+            _counter().labels(name).inc()
+
+
+_counting = Lock()  # two threads would make the counter twice, which is an error
 
 
 @cache

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,7 +24,7 @@ from .computed import Computed
 from .large import THREAD_BYTES, THREADS, WORKER_BYTES, WORKER_OBJECTS, large_request, threads
 from .rules import Admitted, RequestRules
 from .settings import DoorSettings, is_loopback
-from .shares import Places, Shares, Take, current_client
+from .shares import ANSWER_S, Places, Shares, Take, current_client
 
 # The public part of /server_info, which sglang-router reads without a key when it registers a worker.
 _PUBLIC_INFO = (
@@ -144,7 +144,7 @@ class Door:
         if pictures:
             await self._admission.require("pictures", [source for _, source in pictures], pictures[0][0])
         scope = {**scope, "headers": _with_length(scope["headers"], len(body))}
-        client = WaitingClient(path if streams and path in WITH_SIGNS else None, body, send)
+        client = WaitingClient(path if streams and path in WITH_SIGNS else None, body, partial(self._counted, send))
         if path not in GENERATING:
             await client.serve(self._app, scope, receive, wrapped)
             return
@@ -156,6 +156,11 @@ class Door:
             await client.serve(self._app, scope, receive, wrapped)
         finally:
             self._running -= 1
+
+    async def _counted(self, send: Send, message: MutableMapping[str, Any]) -> None:
+        """Charge the client for its answer: tokens, choices, tool calls and logprobs."""
+        self._shares.charge(current_client.get(), len(message.get("body", b"")) * ANSWER_S)
+        await send(message)
 
     def _accounts(self, headers: Mapping[bytes, bytes], scope: Scope) -> tuple[str, ...]:
         """Return the key that the client sent, if clients need one, and its connection."""

@@ -10,7 +10,7 @@ import asyncio
 import ctypes
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 
@@ -18,11 +18,12 @@ from .answers import Refusal
 
 _HALF_S = 10.0  # seconds in which what a client has used counts half
 _MAX_ACCOUNTS = 4096  # of the last users
-_QUEUE_S = 10.0
+_QUEUE_S, _POLL_S = 10.0, 0.05
+ANSWER_S = 1e-7  # of the event loop for a byte of an answer: a logprob of 90 bytes takes 4 to 11 µs
 _TRIM_BYTES, _TRIM_S = 2**24, 5.0  # glibc gives memory back that long after so much was released
 
 Client = tuple[str, ...]  # its accounts, that of its key first
-Take = Callable[[int], None]  # may raise Refusal
+Take = Callable[[int], Awaitable[None]]  # may wait, and raise Refusal
 current_client: ContextVar[Client] = ContextVar("current_client", default=("",))
 BODIES = 16  # of the largest size that all requests together may hold
 
@@ -55,14 +56,19 @@ class Shares:
 
     @contextmanager
     def holding(self) -> Iterator[Take]:
-        """Yield a function that takes bytes for this request and its client; all are given back at the end."""
+        """Yield a function that takes bytes for this request and its client; all are given back at the end.
+
+        It waits, 10 s at most, until other requests have given back enough.
+        """
         size = 0
 
-        def take(more: int) -> None:
+        async def take(more: int) -> None:
             nonlocal size
-            left = self._most_bytes - self._total - more
-            if any(self._held[account] + more > left for account in current_client.get()):
-                raise Refusal("bodies of other requests hold the memory for them; try again", status=503)
+            until = time.monotonic() + _QUEUE_S
+            while max(self._held[one] for one in current_client.get()) + 2 * more > self._most_bytes - self._total:
+                if time.monotonic() > until or 2 * more > self._most_bytes:
+                    raise Refusal("bodies of other requests hold the memory for them; try again", status=503)
+                await asyncio.sleep(_POLL_S)
             size += more
             self._add(more)
 
@@ -101,8 +107,7 @@ class Places:
         self._next()
         try:
             await asyncio.wait_for(turn, _QUEUE_S)
-        except BaseException as error:
-            self._waiting.pop(turn, None)
+        except BaseException as error:  # `_next` drops what is done
             if turn.done() and not turn.cancelled():  # given in the same moment
                 self._leave(accounts, time.monotonic())
             if isinstance(error, asyncio.TimeoutError):  # TimeoutError itself since Python 3.11

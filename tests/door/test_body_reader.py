@@ -10,12 +10,18 @@ import pytest
 from kimi_w4a8_eagle3.door.answers import Refusal
 from kimi_w4a8_eagle3.door.bodies import BodyReader
 
+TAKEN = list[int]()
+
 
 def read(reader: BodyReader, pending: list[bytes], claimed: bytes = b"0") -> bytes | None:
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": pending.pop(0), "more_body": bool(pending)}
 
-    return asyncio.run(reader.read({b"content-length": claimed}, receive, lambda size: None))
+    async def take(size: int) -> None:
+        TAKEN.append(size)
+
+    TAKEN.clear()
+    return asyncio.run(reader.read({b"content-length": claimed}, receive, take))
 
 
 def status(reader: BodyReader, pending: list[bytes], claimed: bytes = b"0") -> int:
@@ -26,9 +32,12 @@ def status(reader: BodyReader, pending: list[bytes], claimed: bytes = b"0") -> i
 
 def test_a_body_of_the_largest_size_is_read_and_a_byte_more_is_not() -> None:
     reader = BodyReader(100)
-    assert read(reader, [b"x" * 60, b"x" * 40]) == b"x" * 100
-    assert read(reader, [b"x" * 100], claimed=b"200") == b"x" * 100
+    assert read(reader, [b"x" * 60, b"x" * 40]) == b"x" * 100 and TAKEN == [0, 60, 40]
+    assert read(reader, [b"x" * 100], claimed=b"200") == b"x" * 100 and TAKEN == [100]
+    assert read(reader, [b"x" * 60, b"x" * 40], claimed=b"80") == b"x" * 100 and TAKEN == [80, 20]
     assert status(reader, [b"x" * 101]) == 413
+    assert status(reader, [b"x" * 101], claimed=b"101") == 413 and TAKEN == []
+    assert status(reader, [b"x"], claimed=b"1" * 19) == 413 and status(reader, [b"x"], claimed=b"9" * 18) == 413
 
 
 @pytest.mark.parametrize(("chunks", "left"), [([150, 50], 0), ([201, 4], 1)])

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
+import prometheus_client
 import pytest
 from prometheus_client import REGISTRY
 
+from kimi_w4a8_eagle3.door import fields
 from kimi_w4a8_eagle3.door.access import CHAT, MESSAGES, RESPONSES
 from kimi_w4a8_eagle3.door.answers import Refusal
 from kimi_w4a8_eagle3.door.fields import Fields
@@ -45,3 +50,19 @@ def test_a_field_that_would_change_the_answer_is_refused(name: str, where: str) 
     assert fields.kept({name: 0}, where) == {}
     with pytest.raises(Refusal, match=name):
         fields.kept({name: 1}, where)
+
+
+def test_threads_that_drop_their_first_fields_at_once_share_a_counter(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = prometheus_client.CollectorRegistry()
+
+    def made(*named: str) -> prometheus_client.Counter:
+        time.sleep(0.02)
+        return counter(*named, registry=registry)
+
+    counter = prometheus_client.Counter
+    monkeypatch.setattr(prometheus_client, "Counter", made)
+    monkeypatch.setattr(fields, "_counter", cache(fields._counter.__wrapped__))
+    names = Fields(frozenset(), stop_regex=False)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda name: names.drop(name, CHAT), ("one", "two")))
+    assert registry.get_sample_value("kimi_door_dropped_fields_total", {"field": "two"}) == 1.0

@@ -10,6 +10,7 @@ import pytest
 
 from kimi_w4a8_eagle3.door import shares
 from kimi_w4a8_eagle3.door.answers import Refusal
+from kimi_w4a8_eagle3.door.bodies import BodyReader
 from kimi_w4a8_eagle3.door.shares import Places, Shares, current_client
 
 
@@ -76,15 +77,16 @@ def test_who_waits_too_long_is_refused_and_what_was_used_is_forgotten(
     common.charge(("a",), 1.0)
     assert [common.used(account) for account in "abc"] == [3.0, 2.0, 0.0]
     monkeypatch.setattr(shares, "_MAX_ACCOUNTS", 2)
-    for account in "bcde":
+    for account in "bcdebe":
         common.charge((account,), 1.0)
-    assert list(common._used) == ["d", "e"]
+    assert list(common._used) == ["b", "e"]
 
 
 def test_a_client_never_holds_more_memory_than_it_leaves_free(monkeypatch: pytest.MonkeyPatch) -> None:
     trimmed: list[Any] = []
     monkeypatch.setattr(shares, "_TRIM_BYTES", 1000)
     monkeypatch.setattr(shares, "_TRIM_S", 0.0)
+    monkeypatch.setattr(shares, "_POLL_S", 0.0)
     monkeypatch.setattr(shares.ctypes, "CDLL", lambda _: SimpleNamespace(malloc_trim=trimmed.append))
     common, go = Shares(1000), asyncio.Event()
 
@@ -93,7 +95,7 @@ def test_a_client_never_holds_more_memory_than_it_leaves_free(monkeypatch: pytes
         try:
             with common.holding() as take:
                 for size in sizes:
-                    take(size)
+                    await take(size)
                 await go.wait()
         except Refusal as refusal:
             return refusal.status
@@ -104,12 +106,41 @@ def test_a_client_never_holds_more_memory_than_it_leaves_free(monkeypatch: pytes
         tasks = [asyncio.create_task(hold(*one)) for one in asked]
         await asyncio.sleep(0)
         assert (common._total, common._held["key"], trimmed) == (875, 500, [])
+        monkeypatch.setattr(shares, "_QUEUE_S", -1.0)
+        late = await hold("other 6", 100)
         go.set()
-        statuses = [await task for task in tasks] + [await hold("key 1", 500)]
+        statuses = [await task for task in tasks] + [late, await hold("key 1", 500)]
         assert not common._held and common._total == 0
         while not trimmed:
             await asyncio.sleep(0.001)
         return statuses
 
-    assert asyncio.run(main()) == [200, 503, 503, 200, 200, 200]
+    assert asyncio.run(main()) == [200, 200, 503, 200, 200, 503, 200]  # the second one waited
     assert trimmed == [0] and common._released == 0
+
+
+@pytest.mark.parametrize("key", ["", "key"])
+def test_bodies_that_do_not_fit_together_wait_for_each_other(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    """24 bodies of 28 MB that grew together took all memory, and all got 503. These are a thousandth of it."""
+    monkeypatch.setattr(shares, "_POLL_S", 0.001)
+    common, held = Shares(shares.BODIES * 32), list[int]()
+
+    async def one(connection: int) -> bool:
+        current_client.set((key, str(connection)) if key else (str(connection),))
+        left = [b"x"] * 28
+
+        async def receive() -> dict[str, Any]:
+            await asyncio.sleep(0)
+            return {"type": "http.request", "body": left.pop(), "more_body": bool(left)}
+
+        with common.holding() as take:
+            body = await BodyReader(32).read({b"content-length": b"28"}, receive, take)
+            held.append(common._total)
+            await asyncio.sleep(0.005)
+        return body == b"x" * 28
+
+    async def main() -> list[bool]:
+        return await asyncio.gather(*map(one, range(24)))
+
+    assert asyncio.run(main()) == [True] * 24
+    assert max(held) == 28 * (9 if key else 17)  # as many at once as leave as much free

@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse
 from support.door_app import CHAT, KEYS, Engine, ask, events_of, guarded, message, posted
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from kimi_w4a8_eagle3.door import computed
+from kimi_w4a8_eagle3.door import computed, middleware
 from kimi_w4a8_eagle3.door.answers import Refusal
 from kimi_w4a8_eagle3.door.bodies import BodyReader
 from kimi_w4a8_eagle3.door.computed import Computed
@@ -105,6 +105,14 @@ def test_headers_set_no_field_that_a_body_may_not() -> None:
     assert not [name for name in engine.headers if name.startswith("x-override")]
 
 
+def test_an_answer_is_charged_to_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(middleware, "ANSWER_S", 1000.0)
+    door = guarded(Engine(), KEYS)
+    response = ask(door, "POST", "/v1/chat/completions", json=CHAT, headers={"Authorization": f"Bearer {KEYS.api_key}"})
+    used = [door._shares.used(account) for account in ("the client key", "('192.0.2.7', 4711)", "another")]
+    assert used == pytest.approx([1000.0 * len(response.content)] * 2 + [0.0], rel=0.1)
+
+
 def test_an_answer_passes_piece_by_piece() -> None:
     passed: list[bytes] = []
 
@@ -175,9 +183,11 @@ def test_a_body_that_does_not_end() -> None:
         await asyncio.sleep(3600)
         return {}
 
+    async def take(size: int) -> None: ...
+
     reader = BodyReader(1000, deadline_s=0.01)
     with pytest.raises(Refusal, match="did not arrive within") as refused:
-        asyncio.run(reader.read({}, never, lambda size: None))
+        asyncio.run(reader.read({}, never, take))
     assert refused.value.status == 408
 
 
