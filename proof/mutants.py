@@ -36,6 +36,7 @@ TESTS = {
     "quark/config": ("quark/test_quark_config.py", "quark/test_preflight_target.py", "quark/test_preflight_draft.py"),
     "quark/preflight": ("quark/test_preflight_target.py", "quark/test_preflight_draft.py"),
     "machine/page_guard": ("machine/test_page_guard.py",),
+    "machine/pool": ("machine/test_page_guard.py",),
     "accuracy/judge": ("accuracy/test_eval_judge.py",),
     "accuracy/significance": ("accuracy/test_eval_stats.py",),
     "accuracy/greedy_match": ("accuracy/test_eval_lossless.py",),

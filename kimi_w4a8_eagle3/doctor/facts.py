@@ -8,18 +8,12 @@ from functools import cached_property
 from ..base.errors import KimiError
 from ..base.installed import ROCM, installed_versions
 from ..fetch.hub import HubUnreachable
-from ..machine.hardware import Machine, identified
+from ..machine.hardware import GpuLoad, Machine, gpu_load, identified
 from .needs import Needs
 from .probe import Probe
 
 AMD = "0x1002"
 ACCELERATOR_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")  # display controllers and processing accelerators
-
-
-@dataclass(frozen=True)
-class GpuMemory:
-    total: int
-    used: int
 
 
 @dataclass
@@ -58,10 +52,10 @@ class Facts:
         return len(self.machine.devices)
 
     @cached_property
-    def memory(self) -> list[GpuMemory]:
-        """HBM of each GPU; empty if the driver does not report all of them."""
-        found = [self._sysfs_memory(device.pci) for device in self.machine.devices]
-        return [memory for memory in found if memory] if all(found) else []
+    def loads(self) -> list[GpuLoad]:
+        """Load of each GPU in HIP's order; empty if the driver does not report all of them."""
+        found = [gpu_load(self.probe.root / "sys/bus/pci/devices" / device.pci) for device in self.machine.devices]
+        return [load for load in found if load] if all(found) else []
 
     @cached_property
     def numa_nodes(self) -> list[int] | None:
@@ -78,11 +72,6 @@ class Facts:
             except KimiError as error:
                 return error
         return self._unreachable
-
-    def _sysfs_memory(self, pci: str) -> GpuMemory | None:
-        total = self.probe.read(f"sys/bus/pci/devices/{pci}/mem_info_vram_total")
-        used = self.probe.read(f"sys/bus/pci/devices/{pci}/mem_info_vram_used")
-        return GpuMemory(int(total), int(used)) if total and used and total.isdigit() and used.isdigit() else None
 
 
 def summary(values: list[str]) -> str:

@@ -81,14 +81,14 @@ def partition(facts: Facts) -> Finding:
 def hbm(facts: Facts) -> Finding:
     """Check that every GPU has enough memory and that no other process uses it."""
     needs = facts.needs
-    memory = facts.memory[: needs.gpus]
-    if not memory:
+    loads = facts.loads[: needs.gpus]
+    if not loads:
         return warn("hbm", "the driver does not report free memory", "see `amd-smi metric --mem-usage`")
-    smallest, free = min(gpu.total for gpu in memory), min(gpu.total - gpu.used for gpu in memory)
+    smallest, free = min(gpu.memory_total for gpu in loads), min(gpu.memory_total - gpu.memory_used for gpu in loads)
     found = f"{free / GIB:.1f} of {smallest / GIB:.1f} GiB free on the fullest GPU"
     if smallest < needs.hbm * (1 - TOLERANCE):
         return fail("hbm", f"{found}; {needs.hbm / GIB:.0f} GiB per GPU needed", "use larger GPUs, or another recipe")
-    busy = [f"GPU {index} {gpu.used / GIB:.1f} GiB" for index, gpu in enumerate(memory) if gpu.used > IN_USE]
+    busy = [f"GPU {at} {gpu.memory_used / GIB:.1f} GiB" for at, gpu in enumerate(loads) if gpu.memory_used > IN_USE]
     if busy:
         return fail("hbm", f"in use: {', '.join(busy)}", "find the processes with `amd-smi process` and stop them")
     return ok("hbm", found)

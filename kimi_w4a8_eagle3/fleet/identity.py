@@ -7,7 +7,6 @@ users other answers, or another speed, at random, and nothing else in the stack 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import httpx
 
@@ -39,7 +38,9 @@ def ask_identity(base_url: str, http: httpx.Client) -> Identity:
     answer = http.get(f"{base_url}/model_info")
     answer.raise_for_status()
     try:
-        return _identity(answer.json())
+        info = answer.json()
+        architectures = ",".join(info.get("architectures") or ())
+        return Identity(str(info["served_model_name"]), str(info["weight_version"]), architectures)
     except (ValueError, KeyError, TypeError) as error:
         raise KimiError(
             "this is not an SGLang server",
@@ -47,11 +48,3 @@ def ask_identity(base_url: str, http: httpx.Client) -> Identity:
             expected="served_model_name, weight_version and architectures as SGLang 0.5 returns them",
             remedy="give the address of an engine, not of its metrics or of another program",
         ) from error
-
-
-def _identity(info: dict[str, Any]) -> Identity:
-    return Identity(
-        model=str(info["served_model_name"]),
-        weights=str(info["weight_version"]),
-        architecture=",".join(info.get("architectures") or ()),
-    )

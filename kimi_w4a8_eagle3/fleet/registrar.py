@@ -20,7 +20,7 @@ from ..engine.process import EngineServer
 from ..recipe.router_settings import RouterSettings
 from .identity import Identity, ask_identity
 from .replica import keep
-from .router import RouterControl, RouterEndpoint, Worker, router_process
+from .router import RouterControl, RouterEndpoint, router_process
 
 INTERVAL_S = 0.25
 _READY_S = 60.0
@@ -54,7 +54,7 @@ class Registrar:
         self._expected: Identity | None = None
         self._admitted: set[str] = set()  # weights beside the expected ones
         self._checks: dict[str, _Checked] = {}
-        self._workers: dict[str, Worker] = {}
+        self._workers: dict[str, str] = {}
         self._passed = threading.Condition()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="registrar", daemon=True)
@@ -98,16 +98,17 @@ class Registrar:
     def _mend(self, control: RouterControl) -> None:
         wanted = self._wanted()
         self._checks = {url: check for url, check in self._checks.items() if url in wanted}
-        listed = {worker.url: worker for worker in control.workers()}
+        listed = control.workers()
         accepted = {url for url in sorted(wanted) if self._accepts(url, url in listed)}
         if not accepted and not listed:
             self._expected = None  # the next replica sets the identity anew
-        control.remove(worker for url, worker in listed.items() if url not in accepted)
+        for url in sorted(listed.keys() - accepted):
+            control.remove(listed[url])
         for url in sorted(accepted - listed.keys()):
             control.add(url)
         self._announce_changes(listed)
 
-    def _announce_changes(self, listed: dict[str, Worker]) -> None:
+    def _announce_changes(self, listed: dict[str, str]) -> None:
         for url in sorted(listed.keys() - self._workers.keys()):
             self._events("router", "registered", url)
         for url in sorted(self._workers.keys() - listed.keys()):

@@ -15,7 +15,7 @@ from ..ops.replica_state import FleetView, Phase, ReplicaState
 from ..recipe.router_settings import RouterSettings
 from .checks import ServeOptions, require_ops
 from .registrar import RouterKeeper
-from .router import router_endpoint
+from .router import RouterEndpoint
 from .serve import Terminated, observed, signals_raise
 
 
@@ -35,7 +35,7 @@ def route_foreground(
     facts = {"router": router.model_dump(), "host": host, "port": port, "model": model}
     events = EventLog.begin("route", "", {}, {}, options.runs, console, **facts)
     folder = events.folder
-    keeper = RouterKeeper(router_endpoint(host, port), router, discover, events, model, options.drain_timeout_s)
+    keeper = RouterKeeper(RouterEndpoint(host, port), router, discover, events, model, options.drain_timeout_s)
     try:
         with signals_raise(drain=True), keeper, observed(options, port, router_view(keeper)):
             console.print(f"[bold]kimi-w4a8: routing at {keeper.endpoint.base_url}/v1[/]; log: {folder}")

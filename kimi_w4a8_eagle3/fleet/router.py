@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import secrets
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -18,15 +16,6 @@ from ..recipe.router_settings import RouterSettings
 from .run_router import ARGUMENTS
 
 _TIMEOUT_S = 10.0
-
-
-@dataclass(frozen=True)
-class Worker:
-    """A replica as the router lists it."""
-
-    id: str
-    url: str
-    healthy: bool
 
 
 @dataclass(frozen=True)
@@ -40,7 +29,7 @@ class RouterEndpoint:
 
     host: str
     port: int
-    metrics_port: int
+    metrics_port: int = field(default_factory=free_port)
     control_key: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
 
     @property
@@ -52,11 +41,6 @@ class RouterEndpoint:
     def metrics_url(self) -> str:
         """The router's own Prometheus endpoint, on loopback."""
         return f"http://127.0.0.1:{self.metrics_port}/metrics"
-
-
-def router_endpoint(host: str, port: int) -> RouterEndpoint:
-    """Return an endpoint with a free port for the router's metrics."""
-    return RouterEndpoint(host, port, free_port())
 
 
 def router_process(
@@ -92,24 +76,19 @@ class RouterControl:
             verify=trusted(),
         )
 
-    def workers(self) -> list[Worker]:
-        """Return the replicas that are registered now."""
+    def workers(self) -> dict[str, str]:
+        """Return the ids of the replicas that are registered now, by their base URLs."""
         answer = self._http.get("/workers")
         answer.raise_for_status()
-        return [_worker(entry) for entry in answer.json()["workers"]]
+        return {str(entry["url"]): str(entry["id"]) for entry in answer.json()["workers"]}
 
     def add(self, url: str) -> None:
         """Request the registration of a replica; the router lists it a moment later."""
         self._http.post("/workers", json={"url": url}).raise_for_status()
 
-    def remove(self, workers: Iterable[Worker]) -> None:
-        """Stop sending new requests to these replicas; their running requests continue."""
-        for worker in workers:
-            self._http.delete(f"/workers/{worker.id}").raise_for_status()
+    def remove(self, worker: str) -> None:
+        """Stop sending new requests to the replica with this id; its running requests continue."""
+        self._http.delete(f"/workers/{worker}").raise_for_status()
 
     def close(self) -> None:
         self._http.close()
-
-
-def _worker(entry: dict[str, Any]) -> Worker:
-    return Worker(str(entry["id"]), str(entry["url"]), bool(entry["is_healthy"]))

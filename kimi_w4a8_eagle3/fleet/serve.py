@@ -32,7 +32,7 @@ from ..recipe.schema import Options
 from .checks import ServeOptions, renewed
 from .registrar import RouterKeeper
 from .replica import READY_TIMEOUT_S, Replica, Stalled, keep
-from .router import router_endpoint
+from .router import RouterEndpoint
 
 MAX_FAILED_STARTS = 5  # in a row, of one of several replicas
 _POLL_S = 0.25
@@ -61,7 +61,7 @@ def serve_foreground(front: Launch, options: ServeOptions) -> int:
     router = None
     if not alone:
         settings = front.recipe.router.resolved(front.recipe.prefix_cache)
-        router = RouterKeeper(router_endpoint(front.host, front.port), settings, partial(ready_urls, replicas), events)
+        router = RouterKeeper(RouterEndpoint(front.host, front.port), settings, partial(ready_urls, replicas), events)
     fleet = Fleet(front.name, replicas, events, router, partial(renewed, preflight=options.preflight))
     where = logs[0] if alone else events.folder
     engines = "1 engine" if alone else f"{len(launches)} engines"

@@ -253,10 +253,11 @@ class GpuLoad:
 def gpu_loads(sysfs: Path = Path("/sys")) -> list[GpuLoad]:
     """Return the load of every AMD GPU in the order of its PCI address; none on a machine without one."""
     cards = {path.resolve() for path in (sysfs / "class/drm").glob("card[0-9]*/device")}
-    return [load for card in sorted(cards) if (load := _load(card)) is not None]
+    return [load for card in sorted(cards) if (load := gpu_load(card)) is not None]
 
 
-def _load(card: Path) -> GpuLoad | None:
+def gpu_load(card: Path) -> GpuLoad | None:
+    """Return the load of the GPU with this folder in sysfs; None if it is not AMD's, or its driver reports nothing."""
     used, total = (_number(card / f"mem_info_vram_{what}") for what in ("used", "total"))
     if _text(card / "vendor") != _AMD or used is None or not total:
         return None

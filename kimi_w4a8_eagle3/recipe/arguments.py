@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from ..base.errors import KimiError, UsageError
 from ..base.toml import tomllib
@@ -136,87 +136,54 @@ def allows_code(name: str) -> bool:
     return len(name) > 1 and TRUST.startswith(name)
 
 
-class ValidValues(Protocol):
-    """A set of valid values."""
-
-    @property
-    def expected(self) -> str: ...
-    def __contains__(self, value: object) -> bool: ...
-
-
 @dataclass(frozen=True)
-class NumberValue:
-    """A number from `least` to `most`. auto: "auto" is valid, too, because this package computes the value."""
+class Values:
+    """The values that an argument can have, and these in words. choices: all of them, where they are names."""
 
-    kind: Callable[[str], float] = int
-    least: float = 1
-    most: float = math.inf
-    auto: bool = False
+    expected: str
+    accepts: Callable[[Any], bool]
+    choices: tuple[str, ...] = ()
 
-    def __contains__(self, value: object) -> bool:
-        if value == "auto":
-            return self.auto
-        if isinstance(value, bool | list):
-            return False
+
+def _number(kind: Callable[[str], float] = int, least: float = 1, most: float = math.inf, auto: bool = False) -> Values:
+    """Return the numbers from `least` to `most`. auto: "auto" is valid, too: this package computes the value."""
+
+    def accepts(value: Any) -> bool:
+        if value == "auto" or isinstance(value, bool | list):
+            return auto and value == "auto"
         try:
-            return self.least <= self.kind(str(value)) <= self.most and math.isfinite(float(str(value)))
+            return least <= kind(str(value)) <= most and math.isfinite(float(str(value)))
         except ValueError:
             return False
 
-    @property
-    def expected(self) -> str:
-        kind = "a whole number" if self.kind is int else "a number"
-        return f"{kind} " + (f">= {self.least:g}" if self.most == math.inf else f"from {self.least:g} to {self.most:g}")
+    bounds = f">= {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
+    return Values(f"{'a whole number' if kind is int else 'a number'} {bounds}", accepts)
 
 
-@dataclass(frozen=True)
-class FlagValue:
-    expected: str = "true or false"
-
-    def __contains__(self, value: object) -> bool:
-        return isinstance(value, bool)
+def _choice(*names: str) -> Values:
+    return Values(", ".join(names), lambda value: value in names, names)
 
 
-@dataclass(frozen=True)
-class ChoiceValue:
-    names: tuple[str, ...]
-
-    def __contains__(self, value: object) -> bool:
-        return value in self.names
-
-    @property
-    def expected(self) -> str:
-        return ", ".join(self.names)
+def _text(pattern: str = r".*\S.*", expected: str = "a text") -> Values:
+    return Values(expected, lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None)
 
 
-@dataclass(frozen=True)
-class TextValue:
-    pattern: str = r".*\S.*"
-    expected: str = "a text"
-
-    def __contains__(self, value: object) -> bool:
-        return isinstance(value, str) and re.fullmatch(self.pattern, value) is not None
+def _is_numa(value: Any) -> bool:
+    """True for one node for each GPU of the machine; `check_numa_nodes` compares their number."""
+    nodes = value if isinstance(value, list) else [value]
+    return value == "auto" or (nodes != [] and all(map(_number(least=0).accepts, nodes)))
 
 
-@dataclass(frozen=True)
-class NumaValue:
-    """One node for each GPU of the machine; `check_values` compares their number."""
-
-    expected: str = "auto, or the NUMA node of each GPU, such as [0, 0, 0, 0, 1, 1, 1, 1]"
-
-    def __contains__(self, value: object) -> bool:
-        nodes = value if isinstance(value, list) else [value]
-        return value == "auto" or (nodes != [] and all(node in NumberValue(least=0) for node in nodes))
-
-
-FLAG, TEXT, COUNT = FlagValue(), TextValue(), NumberValue()
-VALUES: dict[str, ValidValues] = {
-    "attention-backend": ChoiceValue(("aiter", "triton", "wave", "torch_native", "flex_attention", "intel_amx")),
-    "base-gpu-id": NumberValue(least=0),
-    "chunked-prefill-size": NumberValue(least=-1),  # -1: whole prompts
+_NUMA = Values("auto, or the NUMA node of each GPU, such as [0, 0, 0, 0, 1, 1, 1, 1]", _is_numa)
+FLAG = Values("true or false", lambda value: isinstance(value, bool))
+TEXT, COUNT = _text(), _number()
+VALUES: dict[str, Values] = {
+    "attention-backend": _choice("aiter", "triton", "wave", "torch_native", "flex_attention", "intel_amx"),
+    "base-gpu-id": _number(least=0),
+    "chunked-prefill-size": _number(least=-1),  # -1: whole prompts
     "context-length": COUNT,
     "cuda-graph-max-bs-decode": COUNT,
-    "device": ChoiceValue(("cuda", "cpu")),
+    "device": _choice("cuda", "cpu"),
     "disable-custom-all-reduce": FLAG,
     "disable-radix-cache": FLAG,
     "disable-shared-experts-fusion": FLAG,
@@ -225,28 +192,28 @@ VALUES: dict[str, ValidValues] = {
     "enable-dp-attention": FLAG,
     "enable-metrics": FLAG,
     "enable-torch-compile": FLAG,
-    "host": TextValue(r"[^\s/]+", "an address, such as 127.0.0.1 or 0.0.0.0"),
-    "load-balance-method": ChoiceValue(("auto", "round_robin", "total_requests", "total_tokens")),
+    "host": _text(r"[^\s/]+", "an address, such as 127.0.0.1 or 0.0.0.0"),
+    "load-balance-method": _choice("auto", "round_robin", "total_requests", "total_tokens"),
     "max-queued-requests": COUNT,
     "max-running-requests": COUNT,
     "max-total-tokens": COUNT,
-    "mem-fraction-static": NumberValue(float, least=0.01, most=0.99, auto=True),
+    "mem-fraction-static": _number(float, least=0.01, most=0.99, auto=True),
     "model-path": TEXT,
-    "numa-node": NumaValue(),
-    "port": NumberValue(most=65535),
-    "reasoning-parser": ChoiceValue(("kimi_k2",)),
+    "numa-node": _NUMA,
+    "port": _number(most=65535),
+    "reasoning-parser": _choice("kimi_k2"),
     "revision": TEXT,
     "served-model-name": TEXT,
     "sleep-on-idle": FLAG,
-    "speculative-algorithm": ChoiceValue(("EAGLE3", "EAGLE")),
+    "speculative-algorithm": _choice("EAGLE3", "EAGLE"),
     "speculative-draft-model-path": TEXT,
     "speculative-eagle-topk": COUNT,
     "speculative-num-draft-tokens": COUNT,
-    "speculative-num-steps": NumberValue(least=0),
-    "tool-call-parser": ChoiceValue(("kimi_k2",)),
+    "speculative-num-steps": _number(least=0),
+    "tool-call-parser": _choice("kimi_k2"),
     "tp-size": COUNT,
     "trust-remote-code": FLAG,
-    "watchdog-timeout": NumberValue(float),
+    "watchdog-timeout": _number(float),
 }
 
 
@@ -257,7 +224,7 @@ def check_values(args: Mapping[str, ArgValue]) -> None:
             continue
         if value == "":
             raise UsageError(f"--{name} has no value", where="engine arguments", expected=_expected(name))
-        if name in VALUES and value not in VALUES[name]:
+        if name in VALUES and not VALUES[name].accepts(value):
             found = " ".join(map(str, value)) if isinstance(value, list) else value
             raise UsageError(
                 f"--{name} {found} is not a valid value", where="engine arguments", expected=_expected(name)

@@ -12,7 +12,7 @@ from support.prometheus import Prometheus, needs_prometheus, prometheus
 
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
-from kimi_w4a8_eagle3.fleet.router import RouterControl, RouterEndpoint, router_endpoint, router_process
+from kimi_w4a8_eagle3.fleet.router import RouterControl, RouterEndpoint, router_process
 from kimi_w4a8_eagle3.ops.endpoint import OpsServer
 from kimi_w4a8_eagle3.recipe.router_settings import RouterSettings
 from proof.tiny.problems import problems
@@ -28,14 +28,14 @@ NEEDS_A_GPU = {"GPU memory used", "GPU power", "GPU temperature", "GPU activity"
 
 @pytest.fixture(scope="module")
 def router(eagle3: EngineServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RouterEndpoint]:
-    endpoint = router_endpoint("127.0.0.1", free_port())
+    endpoint = RouterEndpoint("127.0.0.1", free_port())
     settings = RouterSettings(health_check_interval_secs=2, health_check_timeout_secs=5)
     log = tmp_path_factory.mktemp("router") / "router.log"
     with router_process(endpoint, settings, log) as process, closing(RouterControl(endpoint)) as control:
         process.wait_ready(280)
         control.add(eagle3.base_url)
         deadline = time.monotonic() + 280
-        while not any(worker.healthy for worker in control.workers()):
+        while not any(worker["is_healthy"] for worker in control._http.get("/workers").json()["workers"]):
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.2)
         yield endpoint

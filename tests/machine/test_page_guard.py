@@ -10,15 +10,14 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.machine.aiter_regime import Regime, detect_regime
 from kimi_w4a8_eagle3.machine.page_guard import (
     INT32_MAX,
-    Budget,
     KvShape,
     PagedKernel,
     cap_tokens,
-    decide,
     kv_shape,
     paged_kernels,
     token_limit,
 )
+from kimi_w4a8_eagle3.machine.pool import Budget, decide
 
 GIB = 2**30
 TARGET = {"text_config": {"num_hidden_layers": 61, "kv_lora_rank": 512, "qk_rope_head_dim": 64}}

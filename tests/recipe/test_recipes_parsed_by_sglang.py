@@ -10,7 +10,7 @@ import pytest
 from support.sglang_program import VERSIONS, found
 
 from kimi_w4a8_eagle3.machine.hardware import Machine
-from kimi_w4a8_eagle3.recipe.arguments import VALUES, ChoiceValue, FlagValue, NumberValue
+from kimi_w4a8_eagle3.recipe.arguments import FLAG, VALUES
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, recipe_names, render
 from kimi_w4a8_eagle3.recipe.on_machine import known_faults
 
@@ -66,13 +66,14 @@ def test_our_table_of_values_is_no_wider_than_sglangs_parser(parsed: dict[str, d
     assert named <= {*VALUES, "weight-version"}
     for name, values in VALUES.items():
         found = parsed["described"][name]
-        if isinstance(values, FlagValue):
+        if values is FLAG:
             assert found["values"] == 0, name
-        elif isinstance(values, NumberValue):
-            kinds = {int: ("int", "human_readable_int"), float: ("float",)}
-            assert found["type"] in kinds[values.kind], name
-        elif isinstance(values, ChoiceValue):
-            assert not found["choices"] or set(values.names) <= set(found["choices"]), name
+        elif values.expected.startswith("a whole number"):
+            assert found["type"] in ("int", "human_readable_int"), name
+        elif values.expected.startswith("a number"):
+            assert found["type"] == "float", name
+        elif values.choices:
+            assert not found["choices"] or set(values.choices) <= set(found["choices"]), name
         else:
             assert found["type"] == ("int" if name == "numa-node" else "str") and not found["choices"], name
 
