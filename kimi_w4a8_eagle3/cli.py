@@ -90,7 +90,7 @@ def load(name: str) -> Any:
     """Import a verb with its dependencies and return it as a click command."""
     package = next(package for package, table in tables().items() if name in table)
     module_name = name.replace("-", "_")
-    module = import_module(f"{package}.{module_name}")
+    module = import_module(f"{package}.{module_name}")  # start-up: one verb with its libraries
     if hasattr(module, "app"):
         module.app.rich_markup_mode, module.app._add_completion = app.rich_markup_mode, False
         return _plain(typer.main.get_command(module.app))

@@ -99,10 +99,11 @@ def serve(control: socket.socket) -> Program:
     _require_one_thread()  # torch is imported, and its libraries may start threads
     with lean_imports():
         for name in _MODULES:
-            importlib.import_module(name)
+            importlib.import_module(name)  # once, for all engines that are forked
     _require_one_thread()
     holders = Holders()
     holders.walk()
+    # the template has imported it, and no other program needs it
     vars(importlib.import_module("sglang.srt.plugins.hook_registry"))["_propagate_patch"] = holders.replace
     gc.freeze()  # pages that no collection touches stay shared between all engines
     gc.enable()

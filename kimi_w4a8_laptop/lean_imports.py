@@ -129,4 +129,4 @@ def _call(module: str, name: str, *arguments: Any) -> Any:
 
 def _real(module: str, name: str) -> Any:
     _end_standing_in()
-    return getattr(importlib.import_module(module), name)
+    return getattr(importlib.import_module(module), name)  # heavy: it stood in for this module

@@ -48,6 +48,7 @@ class Bfcl:
                 remedy=f"{pip_install('--no-deps', 'bfcl-eval==2026.3.23')} && {pip_install('mpmath')}",
             )
         self._data = Path(spec.origin).parent / "data"
+        # optional: bfcl-eval
         self._execute = import_module(f"{_EVAL}.multi_turn_utils").execute_multi_turn_func_call
         self._check = import_module(f"{_EVAL}.multi_turn_checker").multi_turn_checker
         backends = import_module("bfcl_eval.constants.executable_backend_config")

@@ -11,17 +11,8 @@ from typing import Any
 _LONGEST = 160  # characters of a text that is kept
 _WORDS = "plain words stand here in place of a longer text. "
 _STRUCTURE = {
-    "pattern",
-    "enum",
-    "const",
-    "$ref",
-    "$schema",
-    "$id",
-    "required",
-    "encrypted_content",
-    "arguments",
-    "data",
-}
+    "pattern", "enum", "const", "$ref", "$schema", "$id", "required", "encrypted_content", "arguments", "data",
+}  # fmt: skip
 _SECRETS = (
     (
         re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"),

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from support.repository import ROOT, tracked
 
-CODE = (".py", ".jinja", ".sh", ".html", ".js", ".css", ".hip", ".cu")
+CODE = (".py", ".jinja", ".sh", ".html", ".js", ".css", ".hip", ".cu", ".c", ".cpp")
+NATIVE = (".c", ".cpp")  # in no sum of lines
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ def loaded_by(call: ast.Call, loaders: set[str]) -> list[ast.expr]:
     function, given = ast.unparse(call.func), [*call.args, *(keyword.value for keyword in call.keywords)]
     if function.split(".")[-1] in loaders or function.endswith("sys.modules.get"):
         return given[:1]
-    if function in ("exec", "eval"):
+    if function in ("exec", "eval") or function.split(".")[-1] in ("module_from_spec", "load_module"):
         return [ast.Name("?")]
     if any(ast.unparse(part).split(".")[-1] in loaders for part in given):  # partial(import_module, ...), map(...)
         return [*(part for part in given if isinstance(part, ast.Constant)), ast.Name("?")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
@@ -21,21 +22,13 @@ LONGEST_FILE, LONGEST_FUNCTION = 400, 70  # lines
 UNTYPED, UNTYPED_WITH_OTHERS = 7, 12  # annotations of a file that are a plain Any; with a library that has no types
 NO_TYPES = {"sglang", "flydsl", "triton"}
 OPTION = re.compile(r"--?[a-z][\w-]*=?")
+LOADS = re.compile(r"(importlib\.|builtins\.)?(import_module|__import__)")
 SENTENCE = re.compile(r"[A-Za-z]{2,}[,:]? [A-Za-z]{2,}|[a-z]{2,}: $(?<!^data: )")
 SHOWN = re.compile(r"debug|print|render|export_text|format_exc")
 READERS = {
-    "startswith",
-    "endswith",
-    "removeprefix",
-    "removesuffix",
-    "split",
-    "partition",
-    "rpartition",
-    "count",
-    "find",
-    "index",
-}
-READERS |= {"search", "match", "fullmatch", "findall", "finditer", "compile", "fnmatch", "fnmatchcase"}
+    "startswith", "endswith", "removeprefix", "removesuffix", "split", "partition", "rpartition", "count", "find",
+}  # fmt: skip
+READERS |= {"index", "search", "match", "fullmatch", "findall", "finditer", "compile", "fnmatch", "fnmatchcase"}
 NAMED = {"namedtuple", "NamedTuple", "TypedDict", "NewType", "Enum", "make_dataclass", "create_model", "type"}
 OPENING = re.compile(
     r"(?i:(What|Who|Whom|Whose|Whether|Which|Where|When|How|Why|Of|That|As|If|Is|Are|Can)\b|[^.`]*\w\?( |$))"
@@ -155,6 +148,8 @@ def module_name(sources: Sources) -> Iterator[str]:
         if path.startswith("tests/") == stem.startswith("test_") and not path.endswith(("__init__.py", "__main__.py")):
             by_name[stem].append((path, folder.split(".")[-1], text))
     for stem, found in by_name.items():
+        if stem in sys.stdlib_module_names:
+            yield from (f"{path}: a module of Python has the same name" for path, *_ in found)
         for (path, folder, text), (other, beside, its) in combinations(found, 2):
             used = {part for target, _ in imports(path, text) | imports(other, its) for part in target.split(".")}
             verb = "commands" in (folder, beside) and stem in used
@@ -167,7 +162,10 @@ def late_import(_: str, text: str) -> Iterator[str]:
     """An import inside of a function says why, in its line or the one above; the next imports share its reason."""
     functions = [node for node in nodes(text) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
     inner = {
-        node.lineno: node for f in functions for node in ast.walk(f) if isinstance(node, (ast.Import, ast.ImportFrom))
+        node.lineno: node
+        for f in functions
+        for node in ast.walk(f)
+        if isinstance(node, (ast.Import, ast.ImportFrom)) or LOADS.fullmatch(ast.unparse(getattr(node, "func", f)))
     }
     lines, ends = text.splitlines(), {node.end_lineno for node in inner.values()}
     for line, node in inner.items():
@@ -286,6 +284,11 @@ def message(node: ast.AST, errors: set[str | None]) -> bool:
 
 def command_words(_: str, text: str) -> Iterator[str]:
     """Words of a command line are made once and not searched for options."""
+    constants = {
+        node.targets[0].id
+        for node in nodes(text)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and option(node.value)
+    }
     for node in nodes(text):
         match node:
             case ast.Compare(left=left, comparators=others):
@@ -299,8 +302,12 @@ def command_words(_: str, text: str) -> Iterator[str]:
             case _:
                 continue
         words = [word for part in parts for word in getattr(part, "elts", [part])]
-        if any(isinstance(word, ast.Constant) and OPTION.fullmatch(str(word.value)) for word in words):
+        if any(option(word) or getattr(word, "id", "") in constants for word in words):
             yield ast.unparse(node)
+
+
+def option(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and bool(OPTION.fullmatch(str(node.value)))
 
 
 def prose_names(path: str, text: str) -> Iterator[str]:
@@ -331,7 +338,7 @@ def budget(sources: Sources) -> Iterator[str]:
 def sums(sources: Sources) -> dict[str, int]:
     found = dict.fromkeys(PACKAGES, 0)
     for path, text in sources.items():
-        found[path.split("/")[0]] += len(text.splitlines())
+        found[path.split("/")[0]] += 0 if path.endswith(packages.NATIVE) else len(text.splitlines())
     for part, whole in packages.SHARED.items():
         found[whole] += found.pop(part)
     return found

@@ -20,22 +20,9 @@ ROOT = Path(__file__).parents[2]
 INSTALL = ROOT / "requirements/install.sh"
 AWAY = "http://127.0.0.1:9/simple"  # the port of `discard`: no service of today listens there
 TOOLS = [
-    "awk",
-    "bash",
-    "cat",
-    "df",
-    "dirname",
-    "du",
-    "env",
-    "g++",
-    "grep",
-    "lscpu",
-    "mktemp",
-    "rm",
-    "sed",
-    "tail",
+    "awk", "bash", "cat", "df", "dirname", "du", "env", "g++", "grep", "lscpu", "mktemp", "rm", "sed", "tail",
     "uname",
-]
+]  # fmt: skip
 
 
 class Machine:

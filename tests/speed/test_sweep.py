@@ -27,20 +27,8 @@ Copies = Callable[..., Run]
 
 def test_the_matrix_is_printed_as_commands() -> None:
     words = [
-        "bench",
-        "sweep",
-        "-r",
-        "w4a8",
-        "-r",
-        "eagle3",
-        "-r",
-        "agent-2x4:plain",
-        "-w",
-        "8k1k",
-        "-c",
-        "4",
-        "--print",
-    ]
+        "bench", "sweep", "-r", "w4a8", "-r", "eagle3", "-r", "agent-2x4:plain", "-w", "8k1k", "-c", "4", "--print",
+    ]  # fmt: skip
     assert CliRunner().invoke(app, words).output.splitlines() == [
         "kimi-w4a8 bench run 8k1k --recipe w4a8 -c 4",
         "kimi-w4a8 bench run 8k1k --recipe eagle3:plain -c 4",

@@ -17,18 +17,10 @@ from .sglang_program import environment
 from .tiny_servers import running, tiny_launch
 
 SETTINGS = (
-    "device=cuda",
-    "attention-backend=aiter",
-    "disable-radix-cache=false",
-    "disable-custom-all-reduce=true",
-    "chunked-prefill-size=8192",
-    "max-queued-requests=256",
-    "max-total-tokens=8192",
-    "max-running-requests=8",
-    "cuda-graph-bs-decode=[1,4,8]",
-    "disable-prefill-cuda-graph=true",
-    "watchdog-timeout=1800",
-)
+    "device=cuda", "attention-backend=aiter", "disable-radix-cache=false", "disable-custom-all-reduce=true",
+    "chunked-prefill-size=8192", "max-queued-requests=256", "max-total-tokens=8192", "max-running-requests=8",
+    "cuda-graph-bs-decode=[1,4,8]", "disable-prefill-cuda-graph=true", "watchdog-timeout=1800",
+)  # fmt: skip
 
 
 @contextmanager
