@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
-import tempfile
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -38,18 +35,25 @@ def assembly(config: Any) -> str:
 
 
 def _compile(config: Any) -> str:
+    """Let the last pass write assembly instead of a code object; FlyDSL's own dump prints and parses all passes."""
+    from flydsl.compiler import jit_function  # optional
+
     _register()
-    with tempfile.TemporaryDirectory(prefix="flydsl-") as dump:
-        with (
-            # Where each operation was written is printed and parsed between all passes, and never changes the code.
-            toolchain.environment(FLYDSL_DEBUG_DUMP_ASM="1", FLYDSL_DUMP_DIR=dump, FLYDSL_DEBUG_MAX_LOC_DEPTH="1"),
-            redirect_stdout(io.StringIO()),
-        ):
-            toolchain.compiled(launcher_of(config))
-        found = list(Path(dump).glob("*/*_final_isa.s"))
-        if len(found) != 1:
-            raise KimiError("FlyDSL compiled a kernel but left no assembly", where=dump)
-        return found[0].read_text()
+    run_pipeline = jit_function._run_pipeline
+
+    def to_assembly(module: Any, fragments: list[str], **options: bool) -> None:
+        fragments[-1] = fragments[-1].replace("format=fatbin", "format=isa")
+        run_pipeline(module, fragments, **options)
+
+    try:
+        jit_function._run_pipeline = to_assembly
+        with toolchain.environment(FLYDSL_DEBUG_MAX_LOC_DEPTH="1"):  # where an operation was written changes no code
+            text = toolchain.compiled(launcher_of(config)).decode()
+    finally:
+        jit_function._run_pipeline = run_pipeline
+    if not text.lstrip().startswith("."):
+        raise KimiError("FlyDSL compiled a kernel but left no assembly", where=repr(config))
+    return text
 
 
 def _register() -> None:
