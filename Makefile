@@ -10,17 +10,20 @@ STAMP := $(VENV)/.installed
 # uv leaves compiling to the first import: it may keep what it compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint docs kernels virtual-mi325x venv audit tiny draft bench eval scale-demo faults soak fuzz mutants clean
+.PHONY: demo test nightly lint docs kernels virtual-mi325x venv audit tiny draft bench eval scale-demo faults soak fuzz mutants clean
 demo: $(DEMO)
 	$(BIN)/python -m proof.demo
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 4 --no-loadscope-reorder
 
-# Compiles the gfx942 kernels, counts their machine code against the saved figures and executes it.
+# The long forms of what `make test` runs in a short one (.github/CONTRIBUTING.md), each night.
+nightly: kernels virtual-mi325x fuzz
+
+# Compiles the gfx942 kernels, counts their machine code against the saved figures and executes all their cases.
 kernels: $(STAMP)
 	$(BIN)/python -m proof.kernels --compare proof/kernel_counts.json
-	$(BIN)/python -m pytest tests/moe/flydsl tests/moe/triton tests/proof/gfx942
+	KIMI_LONG_TESTS=1 $(BIN)/python -m pytest tests/moe/flydsl tests/moe/triton tests/proof/gfx942
 
 # SGLang's HIP path on a virtual gfx942 node (docs/virtual-node.md): planted faults, then servers whose steps are counted.
 virtual-mi325x: $(STAMP)
@@ -69,6 +72,7 @@ soak: $(STAMP)
 # Five minutes of hostile requests, with a healthy client beside them (docs/reliability.md). MINUTES=30 is longer.
 fuzz: $(STAMP)
 	$(BIN)/python -m proof.fuzz --minutes $(or $(MINUTES),5) --seed $(or $(SEED),1)
+	KIMI_LONG_TESTS=1 $(BIN)/python -m pytest tests/e2e/test_fuzzing.py tests/proof/test_fuzz.py tests/door/test_trial.py
 
 # Small faults in the code that decides, each against its module's tests (docs/perf/answers.md). SAMPLE=0: all of them, not 40 a module.
 mutants: $(STAMP)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.extent import extent
 from support.tiny_servers import tiny_launch, with_faults
 
 from kimi_w4a8_eagle3.engine.process import EngineServer
@@ -15,7 +16,7 @@ from proof.fuzz.session import Fuzz, FuzzTarget
 pytestmark = pytest.mark.server
 
 SEED = 1
-REQUESTS = 800  # a quarter of a minute; `make fuzz` sends more of the same
+REQUESTS = extent(400, 4000)
 
 
 @pytest.fixture(scope="module")

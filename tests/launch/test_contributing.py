@@ -65,6 +65,9 @@ def test_the_workflow_runs_what_the_repository_has() -> None:
     workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
     ran = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
     assert ".ci/run" in ran
+    nightly = yaml.safe_load((ROOT / ".github/workflows/nightly.yml").read_text())
+    assert nightly["jobs"]["nightly"]["steps"][-1]["run"] == "make nightly"
+    assert (ROOT / "Makefile").read_text().count("KIMI_LONG_TESTS=1 $(BIN)/python -m pytest") == 2
     programs = {word for line in ran for word in line.split() if word.startswith(".ci/")}
     assert programs == {".ci/run", ".ci/commits"} and all(os.access(ROOT / name, os.X_OK) for name in programs)
 

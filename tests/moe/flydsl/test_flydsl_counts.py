@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.extent import LONG, extent
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.base.errors import KimiError
@@ -18,7 +19,7 @@ from proof.account.blocks import expected_blocks
 from proof.kernels import app
 
 SKIP = toolchain.flydsl_problem() or toolchain.linker_problem()
-KIMI = {tp: MoeShape(384, 7168, 2048 // tp, 8) for tp in (4, 8)}
+KIMI = {tp: MoeShape(384, 7168, 2048 // tp, 8) for tp in extent((8,), (4, 8))}
 
 # The published kernels on the same shapes (TP 8): waves a SIMD, most weight bytes in flight a wave, and the vector
 # unit's clocks a wave with multiplies at quarter rate.
@@ -46,7 +47,7 @@ def rows() -> dict[str, counts.Figures]:
 class TestCompiled:
     def test_unpacking_costs_two_operations_and_no_multiply(self, rows: dict[str, counts.Figures]) -> None:
         stages = {name: row for name, row in rows.items() if " stage" in name}
-        assert len(stages) == 16
+        assert len(stages) == 8 * len(KIMI)
         for name, row in stages.items():
             addresses = int(" stage2 m16 " in name)  # of the rows that it quantizes behind its first weight loads
             others = 0.2 if " stage2 n" in name else 0  # of the low sum, which the count takes for the weights'
@@ -84,14 +85,15 @@ class TestCompiled:
     def test_no_figure_got_worse(self, rows: dict[str, counts.Figures]) -> None:
         """After a deliberate change: python -m proof.kernels --save proof/kernel_counts.json"""
         saved = {name: row for name, row in counts.read_figures(counts.BASELINE).items() if "mxfp4" not in name}
-        assert counts.regressions(rows, saved) == []
+        kept = {name: row for name, row in saved.items() if LONG or name.startswith("tp8 ")}
+        assert counts.regressions(rows, kept) == []
 
     def test_no_figure_of_mxfp4_got_worse(self) -> None:
         """After a deliberate change: python -m proof.kernels --weights mxfp4 --save proof/kernel_counts.json"""
         from proof.kernels import count_kernels
 
         shape = replace(KIMI[8], weights=MXFP4)
-        found = count_kernels(shape, 8, "tp8") | count_kernels(shape, 10240, "tp8")
+        found = count_kernels(shape, 8, "tp8") | (count_kernels(shape, 10240, "tp8") if LONG else {})
         saved = {name: row for name, row in counts.read_figures(counts.BASELINE).items() if name in found}
         assert set(saved) == set(found) and counts.regressions(found, saved) == []
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.extent import extent
 
 from kimi_w4a8_eagle3.gates import STAGE1_TILES
 from kimi_w4a8_eagle3.moe.flydsl import toolchain as toolchain
@@ -46,8 +47,11 @@ def stage2_sums(cfg: Any, layer: Any, ids: torch.Tensor, order: Any = "lockstep"
     return got, exact_sums(layer.w2, rows, ids, per_slot=True).float()
 
 
+TILES = ((16, 64, 256), (32, 32, 128), (64, 128, 128), (128, 64, 128))
+
+
 # 5 and 7 chunks a wave: before, inside and after the rolled loop
-@pytest.mark.parametrize("tile", STAGE1_TILES)
+@pytest.mark.parametrize("tile", extent(TILES, STAGE1_TILES))
 def test_stage1_sums_are_exact(tile: tuple[int, int, int]) -> None:
     layer = Layer(2560 if tile[2] == 128 else 3584, 128)
     got, expected = stage1_sums(Stage1Sums(layer.hidden, 128, TOP_K, *tile), layer, route_ids("ragged"))
@@ -55,7 +59,7 @@ def test_stage1_sums_are_exact(tile: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.parametrize("tile", [(16, 64, 256), (16, 32, 128), (64, 128, 128)])
-@pytest.mark.parametrize("hidden", [512, 1024, 1536])
+@pytest.mark.parametrize("hidden", extent([512, 1536], [512, 1024, 1536]))
 def test_stage1_short_k(tile: tuple[int, int, int], hidden: int) -> None:
     """Fewer chunks than the loop and the ring are made for."""
     layer = Layer(hidden, 128)
@@ -64,7 +68,7 @@ def test_stage1_short_k(tile: tuple[int, int, int], hidden: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ROUTINGS)
-@pytest.mark.parametrize("tile", [(16, 64, 256), (32, 32, 128), (64, 128, 128), (128, 64, 128)])
+@pytest.mark.parametrize("tile", TILES)
 def test_stage1_ragged_routing(tile: tuple[int, int, int], kind: str) -> None:
     layer, by_xcd = Layer(1024, 256), tile[0] >= 64
     cfg = Stage1Sums(1024, 256, TOP_K, *tile, by_xcd=by_xcd)
@@ -91,7 +95,7 @@ STAGE2 = [
 ]
 
 
-@pytest.mark.parametrize("inter,tile_m,tile_n,tile_k", STAGE2)
+@pytest.mark.parametrize("inter,tile_m,tile_n,tile_k", extent(STAGE2[::3], STAGE2))
 def test_stage2_sums_are_exact(inter: int, tile_m: int, tile_n: int, tile_k: int) -> None:
     layer = Layer(1024, inter)
     cfg = Stage2Sums(1024, inter, TOP_K, tile_m, tile_n, tile_k, given=True)
@@ -184,7 +188,7 @@ def test_a_wrong_mask_or_operand_is_found(right: str, wrong: str | None, monkeyp
     assert not torch.equal(got, expected)
 
 
-@pytest.mark.parametrize("columns", [256, 512, 7168])
+@pytest.mark.parametrize("columns", extent([256, 7168], [256, 512, 7168]))
 def test_quantized_rows_equal_the_reference(columns: int) -> None:
     x = special_rows(columns, torch.bfloat16)
     a8, scale, low_sum = Device().quantize(x)
@@ -274,7 +278,7 @@ def test_reduction_skips_absent_slots(dtype: torch.dtype) -> None:
     assert (got - expected).norm() / expected.norm() < 2**-8
 
 
-@pytest.mark.parametrize("tokens", [160, 10240])
+@pytest.mark.parametrize("tokens", extent([160], [160, 10240]))
 def test_the_code_objects_that_serve_kimi(tokens: int) -> None:
     """Real hidden and intermediate size (TP 8) and the table's tiles: the same machine code, for two tokens."""
     configs = FlydslBackend().configs(MoeShape(384, 7168, 256, 8), tokens)

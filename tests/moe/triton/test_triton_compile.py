@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import triton
+from support.extent import extent
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.moe.contract import MoeShape
@@ -26,8 +27,8 @@ pytestmark = pytest.mark.kernels
 
 @pytest.mark.parametrize(
     ("shape", "tokens"),
-    [(TP8, TOKENS), (TP4, TOKENS), (replace(TP8, weights=MXFP4), [10240])],
-    ids=["tp8", "tp4", "tp8, mxfp4, prefill"],
+    [(TP8, TOKENS), (replace(TP8, weights=MXFP4), [10240]), *extent([], [(TP4, TOKENS)])],
+    ids=str,
 )
 def test_gfx942_uses_int8_mfma_without_spills(shape: MoeShape, tokens: list[int]) -> None:
     compiled = compile_moe(shape, "gfx942", tokens)
@@ -44,9 +45,9 @@ def test_gfx942_uses_int8_mfma_without_spills(shape: MoeShape, tokens: list[int]
             assert "buffer_store_dwordx4" in code and "buffer_store_short" not in code
 
 
-@pytest.mark.parametrize("shape", [TP8, TP4], ids=["tp8", "tp4"])
-def test_sm_90_uses_int8_wgmma_without_spills(shape: MoeShape, tmp_path: Path) -> None:
-    for kernel in compile_moe(shape, "sm_90", TOKENS):
+@pytest.mark.parametrize(("shape", "tokens"), extent([(TP8, [8, 10240])], [(TP8, TOKENS), (TP4, TOKENS)]), ids=str)
+def test_sm_90_uses_int8_wgmma_without_spills(shape: MoeShape, tokens: list[int], tmp_path: Path) -> None:
+    for kernel in compile_moe(shape, "sm_90", tokens):
         code = kernel.kernel.asm["ptx"]
         # A block of fewer than 64 columns cannot feed wgmma (64 rows of weights) and takes mma.
         wanted = "wgmma.mma_async" if kernel.constants.get("BN", 0) >= 64 else "mma.sync"
