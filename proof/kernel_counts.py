@@ -26,15 +26,9 @@ CLOCK_GHZ = 2.1  # MI300X and MI325X, peak engine clock
 
 # Figures that may not grow, and figures that may not shrink, without a review noticing.
 COSTS = (
-    "valu_clocks",
-    "mfma",
-    "hot_ratio",
-    "hot_multiplies",
-    "unpack_per_8",
-    "spilled_bytes",
-    "exposed_waits",
+    "valu_clocks", "mfma", "hot_ratio", "hot_multiplies", "unpack_per_8", "spilled_bytes", "exposed_waits",
     "lds_bytes",
-)
+)  # fmt: skip
 GAINS = ("waves_per_simd", "weight_bytes_in_flight")
 
 Figures = dict[str, float]

@@ -21,26 +21,9 @@ MARKERS = (
 )  # fmt: skip
 OPEN, CLOSE, SECTION, SECTION_END, BEGIN, ARGUMENTS, END = MARKERS
 _WORDS = (
-    "a",
-    "the",
-    " ",
-    "\n",
-    "<",
-    "<|",
-    "<|tool",
-    "</th",
-    "Zürich",
-    "東京",
-    "🦉",
-    '"',
-    "\\",
-    "{",
-    "}",
-    "1.5",
-    ":0",
-    "```",
+    "a", "the", " ", "\n", "<", "<|", "<|tool", "</th", "Zürich", "東京", "🦉", '"', "\\", "{", "}", "1.5", ":0", "```",
     "|>",
-)
+)  # fmt: skip
 PARAMETERS = {"search": "query", "get_weather": "city"}
 
 

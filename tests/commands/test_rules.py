@@ -33,17 +33,8 @@ ONE_MEANING = {
 }
 RENAMED = {"--out", "--picture", "--plot", "--prompts", "--backend", "--problems"}  # in some commands, once
 PRINTS_A_TABLE = (
-    "check",
-    "doctor",
-    "trust",
-    "plan",
-    "gates",
-    "recipes",
-    "bench list",
-    "bench compare",
-    "bench predict",
-    "patch",
-)
+    "check", "doctor", "trust", "plan", "gates", "recipes", "bench list", "bench compare", "bench predict", "patch",
+)  # fmt: skip
 
 
 def walk(name: str, command: Any) -> Iterator[tuple[str, Any]]:
