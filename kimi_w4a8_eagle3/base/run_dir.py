@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from rich.console import Console
 
 from .errors import KimiError
 from .files import write_atomic
+from .installed import version_of
 
 DEFAULT_ROOT = Path("runs")
 RECORD = "run.json"
@@ -78,11 +78,8 @@ def record(kind: str, launches: Mapping[str, Any], gates: Mapping[str, str], **f
 
 def installed_versions() -> dict[str, str]:
     """Return the versions of the packages that affect a result; absent ones are left out."""
-    found = {"python": platform.python_version()}
-    for name in _PACKAGES:
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+    versions = {name: version_of(name) for name in _PACKAGES}
+    return {"python": platform.python_version(), **{name: found for name, found in versions.items() if found}}
 
 
 def git_commit() -> str | None:

@@ -17,6 +17,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
+
 from .given_folder import LOCK, NOTES
 
 _PREFIX = "kimi-"  # short: SGLang's sockets lie in the folder, and a socket's path has at most 107 characters
@@ -66,7 +68,7 @@ def remove_orphans() -> list[Path]:
             if not owned:
                 continue
             left = _noted(folder)
-            if not left & shared_memory_of(_all_pids()):  # in use while its engine ends; the next start retries
+            if not left & shared_memory_of(psutil.pids()):  # in use while its engine ends; the next start retries
                 _remove(folder, left)
                 found.append(folder)
     return found
@@ -117,7 +119,3 @@ def _remove(folder: Path, shared_memory: Iterable[Path]) -> None:
     for path in shared_memory:
         path.unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _all_pids() -> Iterator[int]:
-    return (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+import psutil
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..base.errors import KimiError, UsageError
@@ -94,12 +95,12 @@ class Machine:
     def detect(cls, sysfs: Path = Path("/sys")) -> Machine:
         """Read the KFD topology (`class/kfd/kfd/topology/nodes`), whose node order is HIP's device order."""
         nodes = sysfs / "class/kfd/kfd/topology/nodes"
-        found = sorted(nodes.iterdir(), key=_node_number) if nodes.is_dir() else []
+        found = sorted(nodes.glob("[0-9]*"), key=lambda node: int(node.name))
         devices = (_read_device(node, sysfs) for node in found)
         installed = installed_versions()
         there = tuple(device for device in devices if device is not None)
         problem = base_problem(installed) if there else None
-        return cls(there, identified(installed), dict(os.environ), problem, _free_host_bytes())
+        return cls(there, identified(installed), dict(os.environ), problem, psutil.virtual_memory().available)
 
     @property
     def gpu(self) -> Gpu | None:
@@ -119,20 +120,12 @@ class Machine:
         return nodes if nodes and len(nodes) == len(self.devices) else None
 
 
-def _free_host_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
-    lines = meminfo.read_text().splitlines() if meminfo.is_file() else []
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), 0)
-
-
-def _node_number(path: Path) -> int:
-    return int(path.name) if path.name.isdigit() else -1
-
-
 def _read_device(node: Path, sysfs: Path) -> Device | None:
     properties = _read_properties(node / "properties")
     if not properties.get("simd_count"):
         return None  # a CPU node
-    pci = _pci_address(properties.get("domain", 0), properties.get("location_id", 0))
+    domain, location = properties.get("domain", 0), properties.get("location_id", 0)
+    pci = f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
     banks = [_read_properties(bank / "properties") for bank in sorted((node / "mem_banks").glob("*"))]
     return Device(
         arch=_arch(properties.get("gfx_target_version", 0)),
@@ -153,10 +146,6 @@ def _read_properties(path: Path) -> dict[str, int]:
 def _arch(version: int) -> str:
     """Convert 90402 to gfx942: major, minor, stepping have two decimal digits each; stepping is written in hex."""
     return f"gfx{version // 10000}{version // 100 % 100}{version % 100:x}"
-
-
-def _pci_address(domain: int, location: int) -> str:
-    return f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
 
 
 def _read_numa_node(path: Path) -> int | None:

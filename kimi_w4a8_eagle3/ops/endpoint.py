@@ -40,11 +40,6 @@ TIMEOUT_S = 1.5  # in total; a busy engine answers in tens of milliseconds, a st
 Families = tuple[Metric, ...]
 
 
-def new_client() -> httpx.AsyncClient:
-    """Return a client for engines and router, which are near and need no proxy from the environment."""
-    return httpx.AsyncClient(trust_env=False, follow_redirects=True, timeout=None, verify=trusted())  # noqa: S113 - `scrape` bounds all of it
-
-
 async def scrape(client: httpx.AsyncClient, url: str | None, timeout_s: float) -> Families | None:
     """Read the families at `url`; None without a URL, or when no valid exposition came in time."""
     if url is None:
@@ -219,7 +214,9 @@ class OpsServer:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        async with new_client() as self._client:
+        # Engines and router are near and need no proxy from the environment. `scrape` bounds the time.
+        new = httpx.AsyncClient(trust_env=False, follow_redirects=True, timeout=None, verify=trusted())  # noqa: S113
+        async with new as self._client:
             await self._sample()  # so that counting has begun when start() returns
             sampling = asyncio.create_task(self._keep_sampling())
             yield

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from .. import __version__
+from ..base.installed import version_of
 from ..engine.metrics import Acceptance
 from .replica_state import Phase, ReplicaState
 
@@ -35,10 +35,7 @@ def seconds_since_progress(replica: ReplicaState) -> float | None:
 
 
 def _build_info(recipe: str) -> Metric:
-    try:
-        sglang = version("sglang")
-    except PackageNotFoundError:  # `kimi-w4a8 route` runs without an engine
-        sglang = ""
+    sglang = version_of("sglang") or ""  # `kimi-w4a8 route` runs without an engine
     labels = ("version", "sglang", "recipe")
     return _gauge("kimi_build_info", "Always 1; what is running.", labels, [((__version__, sglang, recipe), 1.0)])
 

@@ -200,7 +200,9 @@ def make_plan(
     working = _working(args, tp, target.config)
     sizing = _sizing(budget, target, target_kv, draft_kv, args, recipe.environment)
     most = min(recipe.options.memory_ceiling, int((1 - sum(working.values()) / gpu.hbm_bytes) * 1000) / 1000)
-    verdict = decide(budget, kernels, regime, _ceiling(args, most), sizing)
+    asked = args.get("mem-fraction-static", "auto")
+    ceiling = most if asked == "auto" else number(args, "mem-fraction-static", most, most=1)
+    verdict = decide(budget, kernels, regime, ceiling, sizing)
     return MemoryPlan(recipe.name, gpu, tp, weights, target_kv, draft_kv, budget, sizing, kernels, verdict, working)
 
 
@@ -248,11 +250,6 @@ def _working(args: Mapping[str, ArgValue], tp: int, config: Mapping[str, Any]) -
     if config.get("vision_config"):
         working["picture cache"] = PICTURE_CACHE_BYTES
     return working
-
-
-def _ceiling(args: Mapping[str, ArgValue], most: float) -> float:
-    asked = args.get("mem-fraction-static", "auto")
-    return most if asked == "auto" else number(args, "mem-fraction-static", most, most=1)
 
 
 def _kv_dtype_bytes(args: Mapping[str, ArgValue], name: str) -> int:

@@ -8,8 +8,10 @@ one token.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
@@ -19,7 +21,6 @@ import torch
 from safetensors import safe_open
 
 from ..base.errors import KimiError
-from ..quark.safetensors_header import Checkpoint, read_checkpoint
 from ..quark.weight_format import INT4, WeightFormat
 from .hooks import Feature
 
@@ -52,7 +53,7 @@ def require_as_stored(layer_name: str, layer: FusedMoE, weights: WeightFormat = 
     number = _LAYER.search(layer_name)
     if not _folder or number is None:
         return
-    stored = _Stored(read_once(_folder[0]), int(number[1]), layer)
+    stored = _Stored(_files(_folder[0]), int(number[1]), layer)
     with ThreadPoolExecutor(_READERS) as readers:
         for kind in ("weight_scale", "weight_scale_2", "weight") if weights == INT4 else ("weight_scale", "weight"):
             for _ in readers.map(partial(stored.compare, kind), range(stored.experts)):
@@ -60,18 +61,22 @@ def require_as_stored(layer_name: str, layer: FusedMoE, weights: WeightFormat = 
 
 
 @cache
-def read_once(folder: Path) -> Checkpoint:
-    """Read the headers of the checkpoint's shards."""
+def _files(folder: Path) -> dict[str, Path]:
+    """Return the file of each tensor, of those that SGLang loads."""
     logger.info("MoE layers are compared with %s while they load", folder)
-    return read_checkpoint(folder)
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        return {name: folder / file for name, file in json.loads(index.read_text())["weight_map"].items()}
+    return {name: file for file in folder.glob("*.safetensors") for name in list(_opened(file).keys())}
 
 
 class _Stored:
     """Tensors of one layer of the checkpoint, cut for this rank."""
 
-    def __init__(self, checkpoint: Checkpoint, number: int, layer: FusedMoE) -> None:
-        self.checkpoint, self.layer = checkpoint, layer
-        self.prefix = f"{checkpoint.text_prefix}layers.{number}.mlp.experts."
+    def __init__(self, files: Mapping[str, Path], number: int, layer: FusedMoE) -> None:
+        self.files, self.layer = files, layer
+        wrapper = "language_model." if any(name.startswith("language_model.") for name in files) else ""
+        self.prefix = f"{wrapper}model.layers.{number}.mlp.experts."
         self.rank, self.ranks = layer.moe_tp_rank, layer.moe_tp_size
         local = layer.w13_weight.shape[0]
         self.experts = getattr(layer, "_num_local_routed", local)  # copies of the shared experts follow these
@@ -95,17 +100,18 @@ class _Stored:
     def _read(self, expert: int, part: str, kind: str) -> torch.Tensor:
         """Read this rank's part of a tensor: rows of gate and up, columns of down, all of down's scales of rows."""
         name = f"{self.prefix}{self.first + expert}.{part}.{kind}"
-        info = self.checkpoint.tensors.get(name)
-        if info is None:
+        if name not in self.files:
             raise KimiError(f"the checkpoint has no {part}.{kind} of expert {self.first + expert}", where=self.prefix)
-        file, dimensions = _opened(info.file), len(info.shape)
+        file = _opened(self.files[name])
+        stored = file.get_slice(name)
+        shape = stored.get_shape()
+        dimensions = len(shape)
         if kind == "weight_scale" and dimensions < 2:  # of the first stage
             return file.get_tensor(name).float().reshape(1)
         if part == "down_proj" and dimensions < 2:
             return file.get_tensor(name)
-        stored = file.get_slice(name)
         axis = 1 if part == "down_proj" else 0
-        size = info.shape[axis] // self.ranks
+        size = shape[axis] // self.ranks
         own = slice(self.rank * size, (self.rank + 1) * size)
         return stored[:, own] if axis else stored[own]
 
