@@ -165,7 +165,8 @@ def late_import(_: str, text: str) -> Iterator[str]:
         node.lineno: node
         for f in functions
         for node in ast.walk(f)
-        if isinstance(node, (ast.Import, ast.ImportFrom)) or LOADS.fullmatch(ast.unparse(getattr(node, "func", f)))
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        or (isinstance(node, ast.Call) and LOADS.fullmatch(ast.unparse(node.func)))
     }
     lines, ends = text.splitlines(), {node.end_lineno for node in inner.values()}
     for line, node in inner.items():
