@@ -70,6 +70,8 @@ TOGETHER = {
         "tests/predict/",
         "tests/speed/",
         "tests/commands/test_rules.py",
+        "tests/door/test_trial.py",
+        "tests/fleet/test_two_sockets.py",
         "tests/e2e/test_newest_release.py",
         "tests/recipe/test_recipes_parsed_by_sglang.py",
     ),

@@ -170,7 +170,7 @@ def test_a_token_has_the_same_bits_from_the_kernels_for_few_and_for_many_tokens(
     assert torch.equal(*found)
 
 
-@pytest.mark.parametrize("gates", ["decode", "prefill"])
+@pytest.mark.parametrize("gates", extent(["decode"], ["decode", "prefill"]))
 def test_it_passes_the_gpu_checks_of_kimi_accept(gates: str, tmp_path: Path) -> None:
     serving = Serving(tmp_path, 8, 8, GATES[gates])
     with serving.gpu:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.extent import extent
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
@@ -89,7 +90,9 @@ def test_bad_requests_are_named() -> None:
 
 @pytest.mark.parametrize("kernels", [pytest.param(None, marks=KERNELS)])
 class TestInterpreted:
-    @pytest.mark.parametrize(("tp", "tokens", "gates"), [(8, 2, {}), (8, 70, {}), (8, 8, PREFILL)], ids=str)
+    @pytest.mark.parametrize(
+        ("tp", "tokens", "gates"), [(8, 2, {}), (8, 8, PREFILL), *extent([], [(8, 70, {})])], ids=str
+    )
     def test_forward_is_the_reference(self, kernels: None, tp: int, tokens: int, gates: dict[str, Any]) -> None:
         assert error(InterpretedBackend(gates), shape_of("mxfp4", tp), tokens) < TOLERANCE
 
