@@ -25,11 +25,7 @@ from ..base.prometheus import Reading
 logger = logging.getLogger(__name__)
 
 # SGLang counts some on every decode step and prefill batch, others per finished request; any that moves is progress.
-TOKEN_COUNTERS = (
-    "sglang:realtime_tokens_total",
-    "sglang:generation_tokens_total",
-    "sglang:prompt_tokens_total",
-)
+TOKEN_COUNTERS = ("sglang:realtime_tokens_total", "sglang:generation_tokens_total", "sglang:prompt_tokens_total")
 RUNNING, QUEUED = ("sglang:num_running_reqs",), ("sglang:num_queue_reqs",)
 PROBE_TIMEOUT_S = 30.0  # SGLang itself ends a health check after 20 s
 

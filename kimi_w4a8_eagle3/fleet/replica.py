@@ -141,11 +141,7 @@ class Replica:
         state, processes, lost = self.state, EngineProcesses(server.pid), None
         pulse, loop = Pulse(server.folder), Pulse(server.folder, LOOP)
         watchdog = Watchdog(
-            state.base_url,
-            state.progress_timeout_s,
-            stalled.set,
-            pid=server.pid,
-            on_progress=state.progressed,
+            state.base_url, state.progress_timeout_s, stalled.set, pid=server.pid, on_progress=state.progressed
         )
         with watchdog:
             while server.poll() is None and (lost := processes.lost()) is None:

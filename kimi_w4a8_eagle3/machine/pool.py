@@ -56,11 +56,7 @@ class PoolDecision:
 
 
 def decide(
-    budget: Budget,
-    kernels: Iterable[PagedKernel],
-    regime: Regime,
-    ceiling: float = 0.90,
-    engine: Budget | None = None,
+    budget: Budget, kernels: Iterable[PagedKernel], regime: Regime, ceiling: float = 0.90, engine: Budget | None = None
 ) -> PoolDecision:
     """Return the largest pool that fits `ceiling` of the memory and the engine's own budget, and overflows no kernel.
 

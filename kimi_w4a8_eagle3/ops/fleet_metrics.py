@@ -17,10 +17,7 @@ Series = Iterable[tuple[Sequence[str], float]]
 
 
 def fleet_families(
-    recipe: str,
-    replicas: Sequence[ReplicaState],
-    recent: Mapping[str, Acceptance | None],
-    answering: Collection[str],
+    recipe: str, replicas: Sequence[ReplicaState], recent: Mapping[str, Acceptance | None], answering: Collection[str]
 ) -> list[Metric]:
     """Return the families of all replicas.
 

@@ -152,11 +152,7 @@ class CanaryWatch:
     """
 
     def __init__(
-        self,
-        view: FleetView,
-        recent: Recent,
-        connect: Connect = EngineClient,
-        policy: CanaryPolicy = CanaryPolicy(),
+        self, view: FleetView, recent: Recent, connect: Connect = EngineClient, policy: CanaryPolicy = CanaryPolicy()
     ) -> None:
         self._recent, self._connect, self._policy = recent, connect, policy
         self._end = threading.Event()

@@ -150,11 +150,7 @@ class Launch:
         """Return the launch as JSON types, for display and for a run's record."""
         names = ("argv", "env", "model", "draft", "base_url", "overrides")
         facts = {name: getattr(self, name) for name in names}
-        return {
-            "recipe": self.name,
-            **facts,
-            "notes": [asdict(note) for note in self.notes],
-        }
+        return {"recipe": self.name, **facts, "notes": [asdict(note) for note in self.notes]}
 
     def server(self, log_path: Path, name: str | None = None) -> EngineServer:
         """Return the engine's process, not started."""

@@ -260,9 +260,7 @@ def _explain(error: ValidationError, where: str, kind: type[KimiError]) -> KimiE
     if first["type"] == "extra_forbidden":
         valid = _valid_keys(location[:-1])
         return kind(
-            f"unknown key {dotted!r}{nearest(location[-1], valid)}",
-            where=where,
-            expected="one of " + ", ".join(valid),
+            f"unknown key {dotted!r}{nearest(location[-1], valid)}", where=where, expected="one of " + ", ".join(valid)
         )
     if first["type"] == "missing":
         return kind(f"the key {dotted!r} is missing", where=where)

@@ -254,21 +254,6 @@ def require_trusted(launch: Launch, record: TrustRecord | None = None, cache: Pa
     return replace(launch, args=args, env={**launch.env, "HF_HUB_OFFLINE": "1"}, notes=[*launch.notes, note])
 
 
-def require_trusted_tokenizer(name: str, record: TrustRecord | None = None, cache: Path | None = None) -> None:
-    """Raise KimiError when loading the tokenizer `name` would run code that is not recorded, or download it.
-
-    Load generators always allow a tokenizer's code, and take its name from the server that they measure.
-    """
-    record, cache = record or TrustRecord.load(), cache or Path(constants.HF_HUB_CACHE)
-    try:
-        source = locate(name, "main", cache)
-    except KimiError as error:
-        error.remedy = f"hf download {name} --include '*.json' '*.py' '*.model' '*.jinja'"
-        raise
-    if problem := untrusted(code_of(source, cache), record, [name]):
-        raise problem
-
-
 def _references(folder: Path) -> set[str]:
     """Return all class references in the `auto_map` tables of a checkpoint, however deep."""
     found: set[str] = set()

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FEATURE = Feature(
-    "the check of loaded weights",
-    remove_when="never: SGLang does not compare what it loaded with the checkpoint",
+    "the check of loaded weights", remove_when="never: SGLang does not compare what it loaded with the checkpoint"
 )
 _READERS = 8  # threads; one would need 100 s for the 63 GB of a rank of Kimi-K2.5
 _LAYER = re.compile(r"layers\.(\d+)\.")

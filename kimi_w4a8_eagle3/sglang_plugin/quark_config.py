@@ -27,10 +27,7 @@ FEATURE = Feature(
 
 # Fused modules of Kimi's text model that SGLang's model class does not map to their parts. Without this mapping the
 # excluded dense and shared-expert MLPs would not be recognised as excluded.
-_FUSED = {
-    "gate_up_proj": ["gate_proj", "up_proj"],
-    "fused_qkv_a_proj_with_mqa": ["q_a_proj", "kv_a_proj_with_mqa"],
-}
+_FUSED = {"gate_up_proj": ["gate_proj", "up_proj"], "fused_qkv_a_proj_with_mqa": ["q_a_proj", "kv_a_proj_with_mqa"]}
 
 
 class W4A8QuarkConfig(QuarkConfig):

@@ -18,8 +18,8 @@ from kimi_w4a8_eagle3.base.files import lines
 from kimi_w4a8_eagle3.base.finding import Finding, checked
 from kimi_w4a8_eagle3.base.installed import operator_dir
 from kimi_w4a8_eagle3.base.next_step import pip_install
-from kimi_w4a8_eagle3.recipe.trusted_code import require_trusted_tokenizer
 
+from ..base.data_file import require_trusted_tokenizer
 from .recorder import Answer
 from .tool_scores import message_of, wrong
 

@@ -1,4 +1,4 @@
-"""Files of texts or requests that a command reads: on this disk, or in a data set on the Hub."""
+"""Files that a command reads: texts or requests on this disk or in a data set on the Hub, and tokenizers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rich.console import Console
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.fetch.download import Repository, fetch
 from kimi_w4a8_eagle3.fetch.progress import ByteProgress
+from kimi_w4a8_eagle3.recipe.trusted_code import TrustRecord, code_of, locate, untrusted
 
 HUB_PREFIX = "hf://datasets/"
 
@@ -33,3 +34,18 @@ def data_file(name: str, instead: str) -> Path:
         return fetch(wanted, lambda *what: ByteProgress(console, *what), path=path).snapshot.folder / path
     except KimiError as error:
         raise KimiError(f"{path} could not be downloaded: {error.what}", where=name, remedy=instead) from None
+
+
+def require_trusted_tokenizer(name: str, record: TrustRecord | None = None, cache: Path | None = None) -> None:
+    """Raise KimiError when loading the tokenizer `name` would run code that is not recorded, or download it.
+
+    Load generators always allow a tokenizer's code, and take its name from the server that they measure.
+    """
+    record, cache = record or TrustRecord.load(), cache or Path(constants.HF_HUB_CACHE)
+    try:
+        source = locate(name, "main", cache)
+    except KimiError as error:
+        error.remedy = f"hf download {name} --include '*.json' '*.py' '*.model' '*.jinja'"
+        raise
+    if problem := untrusted(code_of(source, cache), record, [name]):
+        raise problem

@@ -29,10 +29,4 @@ class Verdict(str, Enum):
         return "MEASURED, NOT JUDGED" if self is Verdict.MEASURED else self.value.upper()
 
 
-_EXIT_CODES = {
-    Verdict.PASS: 0,
-    Verdict.FAIL: 3,
-    Verdict.INVALID: 4,
-    Verdict.INCONCLUSIVE: 5,
-    Verdict.MEASURED: 6,
-}
+_EXIT_CODES = {Verdict.PASS: 0, Verdict.FAIL: 3, Verdict.INVALID: 4, Verdict.INCONCLUSIVE: 5, Verdict.MEASURED: 6}

@@ -51,9 +51,7 @@ class _WorkloadGroup(TyperGroup):
 
 
 app = typer.Typer(
-    cls=_WorkloadGroup,
-    no_args_is_help=True,
-    help="Measure a server: `kimi-w4a8 bench con2`, or another workload.",
+    cls=_WorkloadGroup, no_args_is_help=True, help="Measure a server: `kimi-w4a8 bench con2`, or another workload."
 )
 
 

@@ -155,11 +155,7 @@ def examine_text(server: Server, point: Point, folder: Path, found: Measurement)
     if acceptance and (detail := acceptance_from_histograms(histograms, server.facts.num_draft_tokens or 1)):
         acceptance = replace(acceptance, per_position=detail.per_position)
     return found.model_copy(
-        update={
-            "text": repetition.measure(prompts, outputs),
-            "acceptance": acceptance,
-            "probes": len(answers),
-        }
+        update={"text": repetition.measure(prompts, outputs), "acceptance": acceptance, "probes": len(answers)}
     )
 
 

@@ -15,8 +15,8 @@ from kimi_w4a8_eagle3.base.installed import require
 from kimi_w4a8_eagle3.base.run_dir import RECORD, new_run_dir, write_json
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.machine.hardware import Machine
-from kimi_w4a8_eagle3.recipe.trusted_code import require_trusted_tokenizer
 
+from ..base.data_file import require_trusted_tokenizer
 from ..base.experiment import continuable
 from ..base.server_under_test import Say, Server, Target, record_of
 from .measure import Measurement, examine_text, measure

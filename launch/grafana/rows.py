@@ -151,12 +151,7 @@ def latency() -> list[Any]:
             "TTFT by replica",
             "Median. One replica apart from the others is a fault of that machine.",
             "s",
-            [
-                (
-                    f"histogram_quantile(0.5, sum by (instance, replica, le) ({rate(of(TTFT + '_bucket'))}))",
-                    REPLICA,
-                )
-            ],
+            [(f"histogram_quantile(0.5, sum by (instance, replica, le) ({rate(of(TTFT + '_bucket'))}))", REPLICA)],
         ),
     ]
 
@@ -283,10 +278,7 @@ def concurrency() -> list[Any]:
             "none",
             [
                 (by_replica(of("sglang:num_retracted_reqs")), "retracted now " + REPLICA),
-                (
-                    by_replica(added(of("sglang:num_aborted_requests_total"), "1m")),
-                    "aborted per minute " + REPLICA,
-                ),
+                (by_replica(added(of("sglang:num_aborted_requests_total"), "1m")), "aborted per minute " + REPLICA),
             ],
         ),
     ]

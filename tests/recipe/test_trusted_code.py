@@ -25,8 +25,8 @@ from kimi_w4a8_eagle3.recipe.trusted_code import (
     code_of,
     record_path,
     require_trusted,
-    require_trusted_tokenizer,
 )
+from kimi_w4a8_lab.base.data_file import require_trusted_tokenizer
 
 NAME = "org/kimi"
 CODE = b"""
