@@ -16,7 +16,7 @@ python=${PYTHON:-python3}
 backend=${TORCH_BACKEND:-cpu}
 pip=$venv/bin/pip
 uv_release=uv==0.13.9
-newest=(sglang==0.5.23 transformers==5.19.0 tokenizers==0.23.2 xgrammar==0.2.7 openai==2.8.0)  # as its own metadata pins them
+newest=(sglang==0.5.23 transformers==5.19.0 tokenizers==0.23.2 xgrammar==0.2.7 openai==2.8.0 anthropic==2.14.0)  # as its own metadata pins the first four
 aiter=(amd-aiter==0.1.7.post2.dev18 pybind11)  # compiled nowhere; the image's own is newer
 
 die() { # WHAT REMEDY [CODE]

@@ -14,6 +14,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _RETRY_AFTER_S = 1
+_FAILED_EVENT = b'data: {"error"'
 _GRAMMAR_FAULT = b"Grammar accept_token failed"
 CONTEXT_EXCEEDED = "context_length_exceeded"  # OpenAI's code, by which clients know that they must shorten the prompt
 # The messages of `request_guard`, which are Anthropic's.
@@ -44,15 +45,8 @@ class Refusal(Exception):
 
 
 async def answer(scope: Scope, send: Send, refusal: Refusal) -> None:
-    """Send the refusal in the form that the endpoint's clients read: OpenAI's, or Anthropic's for /v1/messages."""
-    kind = _ERROR_TYPES.get(refusal.status, "server_error" if refusal.status >= 500 else "invalid_request_error")
-    error = {"message": refusal.message, "type": kind}
-    if scope["path"].removeprefix(scope.get("root_path", "")).startswith("/v1/messages"):
-        error["type"] = _ANTHROPIC.get(refusal.status, kind)
-        content: dict[str, Any] = {"type": "error", "error": error}
-    else:
-        content = {"error": {**error, "param": refusal.param, "code": refusal.code}}
-    body = json.dumps(content).encode()
+    """Send the refusal in the form that the endpoint's clients read."""
+    body = _content(scope, refusal)
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if refusal.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
@@ -64,37 +58,47 @@ async def answer(scope: Scope, send: Send, refusal: Refusal) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
+def _content(scope: Scope, refusal: Refusal) -> bytes:
+    """Return the error in OpenAI's form, or in Anthropic's for /v1/messages."""
+    kind = _ERROR_TYPES.get(refusal.status, "server_error" if refusal.status >= 500 else "invalid_request_error")
+    error = {"message": refusal.message, "type": kind}
+    if scope["path"].removeprefix(scope.get("root_path", "")).startswith("/v1/messages"):
+        error["type"] = _ANTHROPIC.get(refusal.status, kind)
+        return json.dumps({"type": "error", "error": error}).encode()
+    return json.dumps({"error": {**error, "param": refusal.param, "code": refusal.code}}).encode()
+
+
 def only(names: tuple[str, ...], send: Send) -> Send:
     """Wrap `send` to pass only these members of a JSON object; an answer other than 200 passes whole."""
     start: MutableMapping[str, Any] = {}
-    chunks: list[bytes] = []
+    body = b""
 
     async def filtered(message: MutableMapping[str, Any]) -> None:
+        nonlocal body
         if message["type"] == "http.response.start":
             start.update(message)
             return
-        chunks.append(message.get("body", b""))
+        body += message.get("body", b"")
         if message.get("more_body", False):
             return
-        if start["status"] != HTTPStatus.OK:
-            await send(start)
-            await send({"type": "http.response.body", "body": b"".join(chunks)})
-            return
-        try:
-            answer = json.loads(b"".join(chunks))
-            body = json.dumps({name: answer[name] for name in names if name in answer}).encode()
-        except (ValueError, TypeError):
-            body = b"{}"
-        kept = [(name, value) for name, value in start["headers"] if name.lower() != b"content-length"]
-        await send({**start, "headers": [*kept, (b"content-length", str(len(body)).encode())]})
+        if start["status"] == HTTPStatus.OK:
+            try:
+                answer = json.loads(body)
+                body = json.dumps({name: answer[name] for name in names if name in answer}).encode()
+            except (ValueError, TypeError):
+                body = b"{}"
+            kept = [(name, value) for name, value in start["headers"] if name.lower() != b"content-length"]
+            start["headers"] = [*kept, (b"content-length", str(len(body)).encode())]
+        await send(start)
         await send({"type": "http.response.body", "body": body})
 
     return filtered
 
 
 def with_vendors_errors(scope: Scope, send: Send) -> Send:
-    """Wrap `send` to give SGLang's errors the form of the endpoint's vendor; other answers pass message by message.
+    """Wrap `send` to give SGLang's errors, also those in streams, the form of the endpoint's vendor.
 
+    Other answers pass message by message.
     A grammar that no token can follow is the client's fault: SGLang answers 500, because only decoding shows it.
     """
     status = 0
@@ -104,6 +108,11 @@ def with_vendors_errors(scope: Scope, send: Send) -> Send:
         nonlocal status, body
         status = message.get("status", status)
         if status < HTTPStatus.BAD_REQUEST:
+            event = message.get("body", b"")
+            if event.startswith(_FAILED_EVENT):
+                code = json.loads(event[6:])["error"].get("code")
+                refusal = _refusal(code if isinstance(code, int) else 500, event[6:])
+                message = {**message, "body": b"data: %b\n\n" % _content(scope, refusal)}
             await send(message)
             return
         body += message.get("body", b"")

@@ -39,10 +39,7 @@ OPEN = {
 }
 _DROPPED = names(_FILE["dropped"]["fields"])
 _MEANT = frozenset().union(*OPEN.values(), *map(names, _FILE["refused"].values())) - _DROPPED
-_MOST_NAMES, _LONGEST_NAME = (
-    64,
-    60,
-)  # different names of dropped fields that are logged and counted: clients choose them
+_MOST_NAMES = 64  # different names of dropped fields that are logged and counted: clients choose them
 
 
 @dataclass(frozen=True)

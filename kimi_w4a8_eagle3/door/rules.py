@@ -35,6 +35,7 @@ _CHARACTERS_PER_TOKEN = 16
 _BATCH_CHARACTERS = 2**20  # allowed for many prompts together; one prompt may not have more than its own limit
 _BYTES_PER_TOKEN = 4  # of ordinary text: an estimate of its tokens before they are counted
 _MAX_LABEL = 1024
+_ANY_MODEL = "default"  # what SGLang fills in; a LoRA adapter is asked for as `model:adapter`
 _MAX_STOPS = 64
 # Least and largest values that Moonshot's API takes for Kimi-K2.5, by its own verifier (tests/params).
 _MOONSHOT: dict[str, tuple[float, float]] = {
@@ -96,13 +97,14 @@ class RequestRules:
     """Checks for bodies of the endpoints in `access.CHECKED`.
 
     models: the engine's model of each endpoint. sampling: that of /generate's sampling_params. context: in tokens.
-    counted: dropped fields are logged and counted.
+    served: the model's name where other names are refused. counted: dropped fields are logged and counted.
     """
 
     settings: DoorSettings
     models: Mapping[str, RequestModel]
     sampling: RequestModel
     context: int
+    served: str | None = None
     counted: bool = True
     _fields: Fields = field(init=False, repr=False)
 
@@ -124,6 +126,10 @@ class RequestRules:
         prompts, characters = self._check_size(path, body, check_sources(pictures))
         admitted = orjson.dumps(body)
         _check_types(model, admitted)
+        asked = body.get("model") or _ANY_MODEL
+        if self.served and asked not in (self.served, _ANY_MODEL) and asked.partition(":")[0] != self.served:
+            why = f"The model {asked!r} does not exist; this server serves {self.served!r}"
+            raise Refusal(why, 404, "model", "model_not_found")
         if path in DETOKENIZE:
             _check_token_ids(body.get("tokens"), "tokens")
         elif path == GENERATE:

@@ -14,7 +14,6 @@ import os
 import signal
 
 from ..base.errors import or_end
-from ..gates import read_gates
 from . import hooks
 
 
@@ -43,7 +42,6 @@ def _register() -> None:
         load_check,
         local_store,
         metrics_hook,
-        model_name_hook,
         nan_logits,
         orphans,
         page_guard_hook,
@@ -59,8 +57,6 @@ def _register() -> None:
         local_store, nan_logits, page_guard_hook, pulse_hook, quark_config, shared_memory,
     )  # fmt: skip
     features = [metrics_hook.ENGINE, metrics_hook.REQUESTS, *(part.FEATURE for part in parts)]
-    if read_gates(os.environ).check_model_name:
-        features.append(model_name_hook.FEATURE)
     if multiprocessing.parent_process() is None:  # schedulers and detokenizers do not need the HTTP server's imports
         # SGLang's import order: its parsers and HTTP server
         from . import (

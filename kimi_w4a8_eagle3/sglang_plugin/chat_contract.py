@@ -7,6 +7,7 @@ own, except where it reports a call as complete that is not.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ..chat.calls import number_calls
@@ -15,11 +16,12 @@ from .answer_parsers import PARSER
 from .hooks import Feature
 
 if TYPE_CHECKING:
-    from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
+    from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, UsageInfo
     from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 
 _CHAT = "sglang.srt.entrypoints.openai.serving_chat"
 _RESPONSES = "sglang.srt.entrypoints.openai.serving_responses.OpenAIServingResponses"
+_ANSWERS = ("Response", "StreamResponse")  # names of SGLang's models that contain a UsageInfo
 FEATURE = Feature(
     "Kimi's conversations",
     remove_when=(
@@ -86,6 +88,25 @@ async def finish_stream(
     index, _, parsers, _, _, has_calls = given[:6]
     if getattr(getattr(parsers.get(index), "detector", None), "incomplete_tool_call_indices", None):
         has_calls[index] = False
+
+
+@FEATURE.after("sglang.srt.entrypoints.openai.usage_processor.UsageProcessor.calculate_token_usage")
+def count_thinking(usage: UsageInfo, *args: object, **named: object) -> None:
+    """Count thinking where OpenAI's clients look for it. SGLang 0.5.23 does so itself."""
+    if usage.reasoning_tokens and getattr(usage, "completion_tokens_details", None) is None:
+        _declare_details()
+        usage.completion_tokens_details = {"reasoning_tokens": usage.reasoning_tokens}
+
+
+@cache
+def _declare_details() -> None:
+    from pydantic.fields import FieldInfo  # start-up: only an engine needs these
+    from sglang.srt.entrypoints.openai import protocol
+
+    details = FieldInfo(annotation=dict[str, int] | None, default=None)
+    protocol.UsageInfo.model_fields["completion_tokens_details"] = details
+    for name in ("UsageInfo", *(f"{kind}{end}" for kind in ("ChatCompletion", "Completion") for end in _ANSWERS)):
+        getattr(protocol, name).model_rebuild(force=True)
 
 
 @FEATURE.after("sglang.srt.utils.weight_versions.build_endpoint_weight_version_metadata")

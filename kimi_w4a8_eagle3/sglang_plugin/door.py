@@ -16,6 +16,7 @@ from ..door.rules import RequestRules
 from ..door.settings import read_door
 from ..door.shares import BODIES, Shares
 from ..door.trial import Compile, grammars_of, tried, workers
+from ..gates import read_gates
 from . import request_guard
 from .door_models import request_models, sampling_model
 from .hooks import Feature
@@ -88,7 +89,8 @@ def _stand_in_front(server_args: ServerArgs, tokenizer_manager: TokenizerManager
         if not hasattr(pkgutil.resolve_name(target), "__wrapped__"):
             raise KimiError("another plugin replaced a function that the door hooks", where=target)
     settings = read_door(os.environ)
-    rules = RequestRules(settings, request_models(), sampling_model(), tokenizer_manager.context_len)
+    served = tokenizer_manager.served_model_name if read_gates(os.environ).check_model_name else None
+    rules = RequestRules(settings, request_models(), sampling_model(), tokenizer_manager.context_len, served)
     app, host = http_server.app, server_args.host
     encode = getattr(tokenizer_manager.tokenizer, "encode", None)  # no tokenizer with --skip-tokenizer-init
     shares = Shares(BODIES * settings.max_body_bytes)

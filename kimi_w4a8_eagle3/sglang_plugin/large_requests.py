@@ -33,7 +33,6 @@ _valid: dict[bytes, None] = {}  # digests of schemas
 
 
 @FEATURE.around(
-    # not of their base class, which model_name_hook hooks: SGLang warns of two hooks around one function
     f"{_ENTRY}.openai.serving_chat.OpenAIServingChat.handle_request",
     f"{_ENTRY}.openai.serving_completions.OpenAIServingCompletion.handle_request",
     f"{_ENTRY}.openai.serving_tokenize.OpenAIServingTokenize.handle_request",

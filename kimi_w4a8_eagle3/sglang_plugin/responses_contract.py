@@ -156,6 +156,14 @@ def unseal(original: Callable[..., str | None], blob: object) -> str | None:
     return unsealed(blob)
 
 
+@FEATURE.after(f"{_SERVING}._merge_consecutive_assistant_messages")
+def keep_instructions_apart(messages: list[Any], *args: object) -> list[Any]:
+    """Keep a system message where it is, as on the other APIs. SGLang 0.5.20 joins all that are dicts at the top."""
+    from sglang.srt.entrypoints.openai.protocol import ChatCompletionMessageGenericParam  # SGLang's import order
+
+    return [ChatCompletionMessageGenericParam(**one) if one["role"] == "system" else one for one in messages]
+
+
 @FEATURE.after(f"{_PROTOCOL}.ResponsesRequest.to_sampling_params")
 def keep_limit(
     params: dict[str, Any], request: ResponsesRequest, default_max_tokens: int | None = None, *args: Any, **named: Any

@@ -96,6 +96,17 @@ def test_a_grammar_that_no_token_follows_is_the_clients_fault() -> None:
     assert b"no token of this model can follow" in sent[1]["body"]
 
 
+def test_an_error_in_a_stream_has_the_vendors_code() -> None:
+    sent: list[Any] = []
+    error = {"object": "error", "message": "why", "type": "BadRequestError", "param": None, "code": 400}
+    parts = [b'data: {"id": "1"}\n\n', b"data: %b\n\n" % json.dumps({"error": error}).encode(), b"data: [DONE]\n\n"]
+    through(with_vendors_errors(posted("/v1/chat/completions"), _into(sent)), 200, *parts)
+    assert (sent[1]["body"], sent[3]["body"]) == (parts[0], parts[2])
+    assert json.loads(sent[2]["body"].removeprefix(b"data: ")) == {
+        "error": {"message": "why", "type": "invalid_request_error", "param": None, "code": "bad_request"}
+    }
+
+
 @pytest.mark.parametrize(
     ("status", "body", "message", "openai", "anthropic"),
     [

@@ -1,6 +1,6 @@
 """Fields and turns of other vendors' clients, through the door and SGLang's endpoints: the prompt, or the refusal.
 
-OpenAI's own models, of the two versions that the two releases of SGLang need, read each answer, event and error.
+The vendors' own models, openai's and anthropic's in two versions, read each answer, event and error.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def schema(value: Any, strict: bool = False, **more: Any) -> dict[str, Any]:
     return {"tools": [{"type": "function", "function": {"name": "f", "parameters": parameters, "strict": strict}}]}
 
 
-# Endpoint, turns, other fields, and a text of the prompt; with "400 " before it a text of the refusal.
+# Endpoint, turns, other fields, and a text of the prompt; with its status before it a text of the refusal.
 CASES: dict[str, Case] = {
     "document": (M, [said({"type": "document", "source": PDF, "title": "a.pdf"}), *DONE], {}, line("document a.pdf")),
     "document, asked": (M, [said({"type": "document", "source": PDF})], {}, "400 'document' is not supported"),
@@ -56,6 +56,7 @@ CASES: dict[str, Case] = {
     "is_error": (M, [*USED, result("nope")], {}, "\nError: nope<"),
     "is_error, said": (M, [*USED, result("<tool_use_error>no")], {}, "\n<tool_use_error>no<"),
     "developer": (C, [SHORT, USER], {}, "<|im_system|>system<|im_middle|>Be short.<"),
+    "developer, later": (R, [USER, *DONE, SHORT, USER], {}, "?<|im_end|><|im_system|>system<|im_middle|>Be short.<"),
     "prefill": (M, [USER, {"role": "assistant", "content": "I"}], {}, "400 does not support assistant message prefill"),
     "last answer": (C, [USER, DONE[0]], {}, "assistant<|im_middle|><think></think>ok<|im_end|><|im_assistant|>"),
     "continued": (C, [USER, DONE[0]], {"continue_final_message": True, "thinking": {"type": "disabled"}}, "</think>ok"),
@@ -66,6 +67,9 @@ CASES: dict[str, Case] = {
     "a stored response": (R, [USER], {"previous_response_id": "resp_1"}, "400 store"),
     "a stored item": (R, [USER, {"type": "item_reference", "id": "rs_1"}, USER], {}, "400 {store: false}"),
     "seed": (M, [USER], {"seed": 3}, "400 /v1/messages has no field 'seed'"),
+    **{f"another model, {path}": (path, [USER], {"model": "gpt"}, "404 The model 'gpt' does not exist")
+       for path in (C, R, M)},
+    "an adapter": (M, [USER], {"model": "kimi-k2.5-tiny:a"}, "user<|im_middle|>?<"),
     "\\p{L}": (C, [USER], schema({"type": "string", "pattern": "^\\p{L}+$"}), "tool_declare"),
     "emoji": (C, [USER], schema({"pattern": "^(\\p{Extended_Pictographic}|\\p{Emoji_Component})+$"}), "tool_declare"),
     "tuple": (C, [USER], schema({"items": [{"type": "string"}], "additionalItems": False}), "tool_declare"),
@@ -76,32 +80,45 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 PROGRAM = """
 import asyncio, json
+from anthropic.types import ErrorResponse, Message, RawMessageStreamEvent
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from openai.types.shared import ErrorObject
 from pydantic import TypeAdapter
 from support.engineless import client, prompts, text_of
 
-FIELDS = {"/v1/chat/completions": "messages", "/v1/responses": "input", "/v1/messages": "messages"}
-SHAPES = {"/v1/chat/completions": ChatCompletion, "/v1/responses": Response}
-EVENTS = {"/v1/chat/completions": TypeAdapter(ChatCompletionChunk), "/v1/responses": TypeAdapter(ResponseStreamEvent)}
+C, R, M = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+SHAPES = {C: ChatCompletion, R: Response, M: Message}
+EVENTS = {C: ChatCompletionChunk, R: ResponseStreamEvent, M: RawMessageStreamEvent}
+
+def body_of(path, turns, more):
+    limit = {} if path == R else {"max_tokens": 8}
+    return {"model": "kimi-k2.5-tiny", "input" if path == R else "messages": turns, **limit, **more}
+
+def read(kind, text):
+    TypeAdapter(kind).validate_json(text, strict=True)  # other fields are allowed
 
 async def main():
     got = {}
     async with client(8192) as server:
         for name, (path, turns, more, _) in json.loads(%r).items():
-            limit = {} if path.endswith("responses") else {"max_tokens": 8}
-            body = {"model": "kimi-k2.5-tiny", FIELDS[path]: turns, **limit, **more}
-            answer = await server.post(path, json=body, headers={"x-number": "0"})
-            refused = answer.status_code == 400
-            if path != "/v1/messages":
-                said = answer.json()
-                ErrorObject.model_validate(said["error"]) if refused else SHAPES[path].model_validate(said)
-            got[name] = f"400 {answer.text}" if refused else text_of(prompts["0"])
+            answer = await server.post(path, json=body_of(path, turns, more), headers={"x-number": "0"})
+            refused = answer.status_code >= 400
+            if refused and path != M:
+                read(ErrorObject, json.dumps(answer.json()["error"]))
+            else:
+                read(ErrorResponse if refused else SHAPES[path], answer.text)
+            got[name] = f"{answer.status_code} {answer.text}" if refused else text_of(prompts["0"])
         for path, event in EVENTS.items():
-            body = {"model": "kimi-k2.5-tiny", FIELDS[path]: [{"role": "user", "content": "?"}], "stream": True}
-            for line in (await server.post(path, json=body)).text.splitlines():
-                line[:7] == "data: {" and event.validate_json(line[6:])
+            usage = {"stream_options": {"include_usage": True}} if path == C else {}
+            body = body_of(path, [{"role": "user", "content": "?"}], {"stream": True, **usage})
+            lines = (await server.post(path, json=body)).text.splitlines()
+            events = [line[6:] for line in lines if line[:7] == "data: {"]
+            assert len(events) > 2
+            for text in events:
+                read(event, text)
+            if path == C:
+                got["usage"] = json.loads(events[-1])["usage"]["completion_tokens_details"]
     return got
 
 print(json.dumps(asyncio.run(main())))
@@ -111,6 +128,8 @@ print(json.dumps(asyncio.run(main())))
 @BOTH
 def test_each_is_right_or_refused_and_never_silent(newest: bool) -> None:
     got = found(PROGRAM % json.dumps(CASES), newest)
+    assert got.pop("usage") == {"reasoning_tokens": 1}
     for name, (*_, expected) in CASES.items():
-        *_, words = expected.rpartition("400 ")
-        assert got[name].startswith("400 ") == (words != expected) and words in got[name], (name, got[name])
+        status, _, words = expected.partition(" ") if expected[:1] == "4" else ("", "", expected)
+        refused = got[name][:4] in ("400 ", "404 ")
+        assert refused == bool(status) and got[name].startswith(status) and words in got[name], (name, got[name])

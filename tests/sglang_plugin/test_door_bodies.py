@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.door_app import ANYTHING, CLOSED
-from support.door_bodies import CHAT, CONTEXT, MESSAGE, REFUSED, image, properties, sampling, schema, tool, tools
+from support.door_bodies import CHAT, CONTEXT, MESSAGE, PATHS, REFUSED, image, properties, sampling, schema, tool, tools
 from support.pictures import noise, picture
 from support.sglang_program import BOTH, found
 
@@ -57,65 +57,37 @@ TALK = {
 HINT = {"properties": {"id": {"pattern": "^(" + "[0-9a-f]{4}-?" * 40 + ")$", "default": {"type": "plus"}}}}
 LARGE = picture(noise(300, 300))  # of more characters than the text of a body may have
 PICTURE = {"type": "base64", "media_type": "image/png", "data": LARGE.partition(",")[2]}
+C, P, M, R, G = PATHS
 # What clients send, and what of it the engine reads; None: all of it.
 ACCEPTED: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
     "chat": ("/v1/chat/completions", CHAT, None),
     "numbers": ("/v1/chat/completions", {**CHAT, "temperature": 1, "top_p": 0.9, "logit_bias": {"5": -1}}, None),
     "tool call": ("/v1/chat/completions", TALK, None),
-    "fields that no endpoint reads": (
-        "/v1/chat/completions",
-        {**CHAT, "metadata": {"a": "b"}, "store": True, "prediction": None, "client_metadata": {"a": {"b": 1}}},
-        CHAT,
-    ),
+    "fields that no endpoint reads": (C,
+     {**CHAT, "metadata": {"a": "b"}, "store": True, "prediction": None, "client_metadata": {"a": {"b": 1}}}, CHAT),
     "codex": ("/v1/responses", {"input": "x", "client_metadata": {"a": "b"}, "prompt_cache_key": "x"}, {"input": "x"}),
     "a schema that is not compiled": ("/v1/chat/completions", {**CHAT, **tools(HINT)}, None),
-    "a schema that is not compiled, forced": (
-        "/v1/chat/completions",
-        {**CHAT, **tools(HINT), "tool_choice": "required"},
-        None,
-    ),
+    "a schema that is not compiled, forced": (C, {**CHAT, **tools(HINT), "tool_choice": "required"}, None),
     "many optional properties": ("/v1/messages", {**MESSAGE, "tools": [tool(200, 4)]}, None),
-    "a whole form": (
-        "/v1/completions",
-        {"prompt": "x", "rid": None, "bootstrap_host": None, "n": None, "lora_path": "", "return_hidden_states": False},
-        {"prompt": "x"},
-    ),
+    "a whole form": (P,
+     {"prompt": "x", "rid": None, "bootstrap_host": None, "n": None, "lora_path": "", "return_hidden_states": False},
+     {"prompt": "x"}),
     "null in sampling_params": ("/generate", sampling(n=None, temperature=0), sampling(temperature=0)),
-    "a whole native form": (
-        "/generate",
-        {
-            **GENERATE,
-            "return_hidden_states": False,
-            "lora_path": None,
-            "logprob_start_len": -1,
-            "return_logprob": False,
-        },
-        {**GENERATE, "logprob_start_len": -1, "return_logprob": False},
-    ),
+    "a whole native form": (G,
+     {**GENERATE, "return_hidden_states": False, "lora_path": None, "logprob_start_len": -1, "return_logprob": False},
+     {**GENERATE, "logprob_start_len": -1, "return_logprob": False}),
     "batch": ("/v1/completions", {"prompt": ["a"] * 256, "n": 2}, None),
     "ids": ("/generate", {"input_ids": [[1, 2], [3]], "sampling_params": [{"n": 1}, {"n": 1}]}, None),
     "image": ("/v1/chat/completions", image({"url": LARGE}), None),
-    "image of a message": (
-        "/v1/messages",
-        {**MESSAGE, "messages": [{"role": "user", "content": [{"type": "image", "source": PICTURE}]}]},
-        None,
-    ),
-    "template": (
-        "/v1/chat/completions",
-        {**CHAT, "chat_template_kwargs": {"thinking": False}},
-        {**CHAT, "chat_template_kwargs": {"thinking": False, "enable_thinking": False}},
-    ),
-    "a tool that the server would run": (
-        "/v1/responses",
-        {"input": "x", "tools": [{"type": "mcp", "server_url": "http://x"}]},
-        {"input": "x", "tools": []},
-    ),
+    "image of a message": (M,
+     {**MESSAGE, "messages": [{"role": "user", "content": [{"type": "image", "source": PICTURE}]}]}, None),
+    "template": (C, {**CHAT, "chat_template_kwargs": {"thinking": False}},
+     {**CHAT, "chat_template_kwargs": {"thinking": False, "enable_thinking": False}}),
+    "a tool that the server would run": (R, {"input": "x", "tools": [{"type": "mcp", "server_url": "http://x"}]},
+     {"input": "x", "tools": []}),
     "effort": ("/v1/chat/completions", {**CHAT, "reasoning": {"effort": "high"}}, None),
-    "schema": (
-        "/v1/chat/completions",
-        schema({**properties(500), "required": [f"{i:04}" for i in range(480)], "additionalProperties": False}),
-        None,
-    ),
+    "schema": (C,
+     schema({**properties(500), "required": [f"{i:04}" for i in range(480)], "additionalProperties": False}), None),
     "a length": ("/v1/chat/completions", schema({"type": "string", "maxLength": 2**31 - 1}), None),
     "pattern": ("/v1/completions", {"prompt": "x", "regex": "[0-9]{3}-[a-z]+"}, None),
     "pattern of an address": ("/v1/completions", {"prompt": "x", "regex": r"(?:\d{1,3}\.){3}[(\d{]{1,3}"}, None),
@@ -145,29 +117,20 @@ ACCEPTED: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
         None,
     ),
     # As sglang-router 0.3.2 passes them on.
-    "chat, routed": (
-        "/v1/chat/completions",
-        {**CHAT, **ROUTED, "continue_final_message": False, "separate_reasoning": True, "return_hidden_states": False},
-        {**CHAT, **ROUTED, "continue_final_message": False, "separate_reasoning": True},
-    ),
-    "generate, routed": (
-        "/generate",
-        {**GENERATE, "model": "m", "log_metrics": True, "background": False, "no_logs": False, "return_bytes": False},
-        {**GENERATE, "log_metrics": True},
-    ),
-    "responses, routed": (
-        "/v1/responses",
-        {"input": "x", "stream": None, "temperature": 1.0, "priority": 0, "top_k": -1, "min_p": 0.0},
-        {"input": "x", "temperature": 1.0, "top_k": -1, "min_p": 0.0},
-    ),
+    "chat, routed": (C,
+     {**CHAT, **ROUTED, "continue_final_message": False, "separate_reasoning": True, "return_hidden_states": False},
+     {**CHAT, **ROUTED, "continue_final_message": False, "separate_reasoning": True}),
+    "generate, routed": (G,
+     {**GENERATE, "model": "m", "log_metrics": True, "background": False, "no_logs": False, "return_bytes": False},
+     {**GENERATE, "log_metrics": True}),
+    "responses, routed": (R,
+     {"input": "x", "stream": None, "temperature": 1.0, "priority": 0, "top_k": -1, "min_p": 0.0},
+     {"input": "x", "temperature": 1.0, "top_k": -1, "min_p": 0.0}),
     "tokenize": ("/v1/tokenize", {"model": "m", "messages": CHAT["messages"]}, None),
     "detokenize": ("/v1/detokenize", {"tokens": [1, 2]}, None),
-    "logprobs of a prompt": (
-        "/generate",
-        {"input_ids": [1] * 8000, "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 8},
-        None,
-    ),
-}
+    "logprobs of a prompt": (G,
+     {"input_ids": [1] * 8000, "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 8}, None),
+}  # fmt: skip
 # Where the operator opened stop_regex, and takes the values of Moonshot's API only.
 OPENED: dict[str, tuple[str, dict[str, Any], int]] = {
     "stop pattern": ("/v1/chat/completions", {**CHAT, "stop_regex": "a+"}, 200),

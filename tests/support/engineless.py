@@ -50,7 +50,7 @@ def client(
             prompts[http.headers.get("x-number", "")] = given
         text = words()
         meta = {"id": request.rid, "finish_reason": {"type": "stop", "matched": None}, "prompt_tokens": len(given)}
-        meta |= {"completion_tokens": 1, "cached_tokens": 0, "weight_version": "default"}
+        meta |= {"completion_tokens": 1, "reasoning_tokens": 1, "cached_tokens": 0, "weight_version": "default"}
         yield {"text": text, "output_ids": manager.tokenizer.encode(text), "meta_info": meta, "index": 0}
 
     manager.generate_request = engine

@@ -23,26 +23,20 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "presence": {"temperature": 0, "presence_penalty": 1.5},
     "repetition": {"temperature": 0, "repetition_penalty": 1.3},
     "all penalties": {
-        "temperature": 1.0,
-        "seed": 5,
-        "frequency_penalty": 0.7,
-        "presence_penalty": -0.3,
-        "repetition_penalty": 1.1,
+        "temperature": 1.0, "seed": 5, "frequency_penalty": 0.7, "presence_penalty": -0.3, "repetition_penalty": 1.1,
         "min_tokens": 30,
     },
     "bias": {"temperature": 1.5, "seed": 6, "logit_bias": {"100": 3.0, "200": -5.0}},
     "stop string": {"temperature": 1.5, "seed": 7, "stop": ["th"], "frequency_penalty": 0.5},
     "choices": {"temperature": 1.8, "seed": 8, "n": 3, "presence_penalty": 0.5},
     "schema": {
-        "temperature": 1.5,
-        "seed": 9,
-        "frequency_penalty": 0.4,
+        "temperature": 1.5, "seed": 9, "frequency_penalty": 0.4,
         "response_format": {
             "type": "json_schema",
             "json_schema": {"name": "sum", "schema": {"type": "object", "properties": {"sum": {"type": "integer"}}}},
         },
     },
-}
+}  # fmt: skip
 BODIES = [
     {"messages": [{"role": "user", "content": question}], **params}
     for params in REQUESTS.values()
