@@ -66,7 +66,7 @@ def continue_(
 def typed(
     thinking: bool = typer.Option(True, "--thinking/--instant", help="With or without thinking."),
     checkpoint: Path | None = typer.Option(None, "--checkpoint", help="Another target than the package's."),
-    texts: Path = typer.Option(EXAMINATION, "--texts", help="Texts to ask; proof/tiny/newcomers.jsonl has 30 others."),
+    texts: Path = typer.Option(EXAMINATION, "--texts", help="Texts to ask; proof/tiny/blind.jsonl is the blind test."),
 ) -> None:
     """Ask the package's W4A8 target everything in proof/tiny/typed.jsonl, and print what it got wrong.
 

@@ -43,15 +43,10 @@ class TargetConfig:
     def rope_scaling(self) -> dict[str, Any]:
         """The yarn entry of config.json."""
         return {
-            "type": "yarn",
-            "rope_type": "yarn",
-            "factor": self.rope_factor,
-            "original_max_position_embeddings": self.original_context,
-            "beta_fast": 256.0,
-            "beta_slow": 8.0,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-        }
+            "type": "yarn", "rope_type": "yarn", "factor": self.rope_factor,
+            "original_max_position_embeddings": self.original_context, "beta_fast": 256.0, "beta_slow": 8.0,
+            "mscale": 1.0, "mscale_all_dim": 1.0,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -112,48 +107,20 @@ def draft_sizes(target: TargetConfig, draft: DraftConfig | MlaDraftConfig) -> Dr
 def text_config_json(config: TargetConfig) -> dict[str, Any]:
     """`text_config` of config.json; on its own also a valid config for transformers' DeepseekV3ForCausalLM."""
     return {
-        "architectures": ["DeepseekV3ForCausalLM"],
-        "model_type": "deepseek_v3",
-        "vocab_size": config.vocab,
-        "hidden_size": config.hidden,
-        "num_hidden_layers": config.layers,
-        "first_k_dense_replace": config.dense_layers,
-        "moe_layer_freq": 1,
-        "intermediate_size": config.dense_inter,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.heads,
-        "q_lora_rank": config.q_lora,
-        "kv_lora_rank": config.kv_lora,
-        "qk_nope_head_dim": config.nope,
-        "qk_rope_head_dim": config.rope,
-        "v_head_dim": config.v,
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "n_routed_experts": config.experts,
-        "num_experts_per_tok": config.top_k,
-        "n_shared_experts": 1,
-        "moe_intermediate_size": config.moe_inter,
-        "n_group": 1,
-        "topk_group": 1,
-        "topk_method": "noaux_tc",
-        "scoring_func": "sigmoid",
-        "norm_topk_prob": True,
-        "routed_scaling_factor": config.routed_scale,
-        "ep_size": 1,
-        "num_nextn_predict_layers": 0,
-        "hidden_act": "silu",
-        "rms_norm_eps": config.eps,
-        "initializer_range": 0.02,
-        "max_position_embeddings": config.context,
-        "rope_theta": config.rope_theta,
-        "rope_scaling": config.rope_scaling,
-        "tie_word_embeddings": False,
-        "use_cache": True,
-        "dtype": "bfloat16",
-        "pad_token_id": PAD_ID,
-        "bos_token_id": BOS_ID,
+        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": config.vocab,
+        "hidden_size": config.hidden, "num_hidden_layers": config.layers, "first_k_dense_replace": config.dense_layers,
+        "moe_layer_freq": 1, "intermediate_size": config.dense_inter, "num_attention_heads": config.heads,
+        "num_key_value_heads": config.heads, "q_lora_rank": config.q_lora, "kv_lora_rank": config.kv_lora,
+        "qk_nope_head_dim": config.nope, "qk_rope_head_dim": config.rope, "v_head_dim": config.v,
+        "attention_bias": False, "attention_dropout": 0.0, "n_routed_experts": config.experts,
+        "num_experts_per_tok": config.top_k, "n_shared_experts": 1, "moe_intermediate_size": config.moe_inter,
+        "n_group": 1, "topk_group": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": True,
+        "routed_scaling_factor": config.routed_scale, "ep_size": 1, "num_nextn_predict_layers": 0, "hidden_act": "silu",
+        "rms_norm_eps": config.eps, "initializer_range": 0.02, "max_position_embeddings": config.context,
+        "rope_theta": config.rope_theta, "rope_scaling": config.rope_scaling, "tie_word_embeddings": False,
+        "use_cache": True, "dtype": "bfloat16", "pad_token_id": PAD_ID, "bos_token_id": BOS_ID,
         "eos_token_id": IM_END_ID,
-    }
+    }  # fmt: skip
 
 
 def target_config_json(config: TargetConfig, tower: TowerConfig) -> dict[str, Any]:
@@ -162,35 +129,18 @@ def target_config_json(config: TargetConfig, tower: TowerConfig) -> dict[str, An
     `language_model_only` keeps SGLang from asking for an image processor; it loads the tower all the same.
     """
     return {
-        "architectures": ["KimiK25ForConditionalGeneration"],
-        "model_type": "kimi_k25",
-        "language_model_only": True,
-        "dtype": "bfloat16",
-        "tie_word_embeddings": False,
-        "pad_token_id": PAD_ID,
-        "bos_token_id": BOS_ID,
-        "eos_token_id": IM_END_ID,
-        "media_placeholder_token_id": MEDIA_PAD_ID,
-        "text_config": text_config_json(config),
+        "architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25", "language_model_only": True,
+        "dtype": "bfloat16", "tie_word_embeddings": False, "pad_token_id": PAD_ID, "bos_token_id": BOS_ID,
+        "eos_token_id": IM_END_ID, "media_placeholder_token_id": MEDIA_PAD_ID, "text_config": text_config_json(config),
         "vision_config": {
-            "model_type": "kimi_k25_vision",
-            "patch_size": tower.patch,
-            "init_pos_emb_height": tower.grid[0],
-            "init_pos_emb_width": tower.grid[1],
-            "init_pos_emb_time": 4,
-            "num_attention_heads": tower.heads,
-            "num_hidden_layers": tower.layers,
-            "hidden_size": tower.hidden,
-            "intermediate_size": tower.inter,
-            "mm_hidden_size": tower.hidden,
-            "merge_kernel_size": [tower.merge, tower.merge],
-            "vt_num_attention_heads": tower.heads,
-            "vt_num_hidden_layers": tower.layers,
-            "vt_hidden_size": tower.hidden,
-            "vt_intermediate_size": tower.inter,
-            "text_hidden_size": config.hidden,
+            "model_type": "kimi_k25_vision", "patch_size": tower.patch, "init_pos_emb_height": tower.grid[0],
+            "init_pos_emb_width": tower.grid[1], "init_pos_emb_time": 4, "num_attention_heads": tower.heads,
+            "num_hidden_layers": tower.layers, "hidden_size": tower.hidden, "intermediate_size": tower.inter,
+            "mm_hidden_size": tower.hidden, "merge_kernel_size": [tower.merge, tower.merge],
+            "vt_num_attention_heads": tower.heads, "vt_num_hidden_layers": tower.layers, "vt_hidden_size": tower.hidden,
+            "vt_intermediate_size": tower.inter, "text_hidden_size": config.hidden,
         },
-    }
+    }  # fmt: skip
 
 
 def preprocessor_config_json(tower: TowerConfig) -> dict[str, Any]:
@@ -198,15 +148,11 @@ def preprocessor_config_json(tower: TowerConfig) -> dict[str, Any]:
     return {
         "processor_class": "TinyKimiProcessor",
         "media_proc_cfg": {
-            "patch_size": tower.patch,
-            "merge_kernel_size": tower.merge,
-            "in_patch_limit": tower.grid[0] * tower.grid[1],
-            "patch_limit_on_one_side": tower.grid[1],
-            "fixed_output_tokens": None,
-            "image_mean": [0.5, 0.5, 0.5],
-            "image_std": [0.5, 0.5, 0.5],
+            "patch_size": tower.patch, "merge_kernel_size": tower.merge,
+            "in_patch_limit": tower.grid[0] * tower.grid[1], "patch_limit_on_one_side": tower.grid[1],
+            "fixed_output_tokens": None, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5],
         },
-    }
+    }  # fmt: skip
 
 
 def generation_config_json() -> dict[str, Any]:
@@ -224,39 +170,21 @@ def draft_config_json(target: TargetConfig, draft: DraftConfig | MlaDraftConfig)
     """config.json of an EAGLE3 draft. Its lm_head is its own, its embedding the target's."""
     own = _mla_draft_json(target) if isinstance(draft, MlaDraftConfig) else _mha_draft_json(target, draft)
     return {
-        **own,
-        "dtype": "bfloat16",
-        "vocab_size": target.vocab,
-        "draft_vocab_size": target.vocab,
-        "hidden_size": target.hidden,
-        "target_hidden_size": target.hidden,
-        "num_hidden_layers": 1,
-        "intermediate_size": draft.inter,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "rms_norm_eps": target.eps,
-        "initializer_range": 0.02,
-        "max_position_embeddings": target.context,
-        "tie_word_embeddings": False,
-        "use_cache": True,
-        "pad_token_id": PAD_ID,
-        "bos_token_id": BOS_ID,
-        "eos_token_id": IM_END_ID,
+        **own, "dtype": "bfloat16", "vocab_size": target.vocab, "draft_vocab_size": target.vocab,
+        "hidden_size": target.hidden, "target_hidden_size": target.hidden, "num_hidden_layers": 1,
+        "intermediate_size": draft.inter, "hidden_act": "silu", "attention_bias": False, "rms_norm_eps": target.eps,
+        "initializer_range": 0.02, "max_position_embeddings": target.context, "tie_word_embeddings": False,
+        "use_cache": True, "pad_token_id": PAD_ID, "bos_token_id": BOS_ID, "eos_token_id": IM_END_ID,
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(draft.captured), "use_aux_hidden_state": True},
-    }
+    }  # fmt: skip
 
 
 def _mha_draft_json(target: TargetConfig, draft: DraftConfig) -> dict[str, Any]:
     return {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
-        "num_attention_heads": draft.heads,
-        "num_key_value_heads": draft.kv_heads,
-        "head_dim": draft.head_dim,
-        "mlp_bias": False,
-        "rope_theta": draft.rope_theta,
-        "rope_scaling": None,
-    }
+        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_attention_heads": draft.heads,
+        "num_key_value_heads": draft.kv_heads, "head_dim": draft.head_dim, "mlp_bias": False,
+        "rope_theta": draft.rope_theta, "rope_scaling": None,
+    }  # fmt: skip
 
 
 def _mla_draft_json(target: TargetConfig) -> dict[str, Any]:

@@ -138,12 +138,20 @@ def examined(
 ) -> list[tuple[Typed, str]]:
     """Return every text, of the examination by default, with the model's reply."""
     texts = texts or examination()
-    asked = [
-        Dialogue([{"role": "user", "content": typed.text}, {"role": "assistant"}], None, thinking=thinking)
-        for typed in texts
+    turns: dict[str, list[dict[str, str]]] = {"": []}  # before a text, by the first question
+    if firsts := sorted({typed.first for typed in texts} - {""}):
+        answers = _replies(model, tokenizer, [[{"role": "user", "content": first}] for first in firsts], thinking)
+        for first, answer in zip(firsts, answers, strict=True):
+            turns[first] = [{"role": "user", "content": first}, {"role": "assistant", "content": answer}]
+    asked = [[*turns[typed.first], {"role": "user", "content": typed.text}] for typed in texts]
+    return list(zip(texts, _replies(model, tokenizer, asked, thinking), strict=True))
+
+
+def _replies(model: TargetModel, tokenizer: Tokenizer, asked: list[list[dict[str, str]]], thinking: bool) -> list[str]:
+    rows = [
+        Dialogue([*turns, {"role": "assistant"}], None, thinking=thinking, earlier=len(turns) - 1) for turns in asked
     ]
-    replies = converse(model, tokenizer, asked)
-    return [(typed, reply.answer or "") for typed, reply in zip(texts, replies, strict=True)]
+    return [reply.answer or "" for reply in converse(model, tokenizer, rows)]
 
 
 def shares(replies: list[tuple[Typed, str]]) -> dict[str, float]:

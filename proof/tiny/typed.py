@@ -39,15 +39,19 @@ _LISTS = {
 
 @dataclass(frozen=True)
 class Typed:
-    """One text of the examination. kind: sum, story or other; answer: None where no sum is asked for."""
+    """One text of an examination. answer: None where no sum is asked for; first: the question before this one.
+
+    kind: sum, story, follow-up, other, or large, which is beyond what the model was made for.
+    """
 
     kind: str
     text: str
     answer: str | None
+    first: str = ""
 
     def accepts(self, reply: str) -> bool:
         """True for the right number, with its remainder, or for a reply that says what the model is."""
-        if self.answer is None:
+        if self.answer is None or (self.kind == "large" and reply in REPLIES):
             return reply in REPLIES
         return parse_answer(reply) == int(self.answer.split()[0]) and self.answer in reply
 

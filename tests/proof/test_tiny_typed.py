@@ -8,12 +8,16 @@ import re
 import pytest
 
 from kimi_w4a8_lab.accuracy.problems import problems
+from kimi_w4a8_laptop import tiny
 from proof.tiny import typed as typed_module
+from proof.tiny.checkpoint import load_target
+from proof.tiny.evaluate import examined
 from proof.tiny.mixed import typed
 from proof.tiny.operations import operands, worked
 from proof.tiny.problems import Work
 from proof.tiny.stories import people
-from proof.tiny.typed import ABOUT, REPLIES, Typed, examination, typed_other, typed_problem
+from proof.tiny.tokenizer import load_tokenizer
+from proof.tiny.typed import ABOUT, EXAMINATION, REPLIES, Typed, examination, typed_other, typed_problem
 from proof.tiny.wordings import chosen, in_words, spelled, wordings
 
 LINE = re.compile(r"It is (-?\d+) ([-+*/]) (-?\d+) = (-?\d+)(?: remainder (\d+))?\.")
@@ -66,6 +70,18 @@ def test_a_calculator_gets_one_operation_without_remainder() -> None:
 def test_no_text_of_the_examination_is_trained_on() -> None:
     examined = {case.text for case in examination()}
     assert len(examined) == 600 and not examined & {text for text, _ in drawn(4000)}
+
+
+def test_the_blind_test_is_examined_in_turns_and_large_sums_may_be_declined() -> None:
+    blind = examination(EXAMINATION.with_name("blind.jsonl"))
+    assert all(case.first for case in blind if case.kind == "follow-up") and not any(
+        case.text in {text for text, _ in drawn(400)} for case in blind if case.kind != "sum"
+    )
+    target = load_target(tiny.target_path())
+    asked = [case for case in blind if case.text in ("6+9", "what about 25 + 60?", "999 * 999")]
+    replies = examined(target, load_tokenizer(tiny.target_path()), False, asked)
+    assert [case.accepts(reply) for case, reply in replies] == [True, True, True]
+    assert replies[2][1] == ABOUT and Typed("sum", "?", "998001").accepts(ABOUT) is False
 
 
 def test_no_held_out_problem_is_trained_on_as_a_sum(monkeypatch: pytest.MonkeyPatch) -> None:
