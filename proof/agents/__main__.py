@@ -1,11 +1,13 @@
 """Sessions of real agents against a real server: recorded for the tests, or written by the engine itself.
 
+    python -m proof.agents                               # recorded and newest versions; writes docs/clients.md
     python -m proof.agents record --clients FOLDER       # writes tests/support/agents/
     python -m proof.agents live --clients FOLDER         # codex, claude-code and opencode, with and without EAGLE3
     python -m proof.agents traces FOLDER                 # the recorded sessions as AgentX and Mooncake traces
 
-`record` puts the model's words into the server without its engine, so all sessions take minutes. `live` lets the engine
-write the words, which a grammar forces; everything else is as in service. docs/clients.md says how to install clients.
+Without a command and in `record` the server has the model's words without its engine, so all sessions take minutes.
+`live` lets the engine write the words, which a grammar forces; everything else is as in service. docs/clients.md says
+how to install clients.
 """
 
 from __future__ import annotations
@@ -32,16 +34,55 @@ from kimi_w4a8_laptop import tiny
 
 from . import words
 from .clean import cleaned
-from .clients import CLIENTS, SessionPlace
+from .clients import CLIENTS, PRODUCTS, TASK
+from .matrix import NODE, MatrixRow, install_npm, installed, pinned, rows_of, session, table
 from .mcp_tools import tool_lists
-from .proxy import recording
 from .traces import write_traces
 
 CORPUS = Path(__file__).parents[2] / "tests" / "support" / "agents"
 _LIVE = ("codex", "claude-code", "opencode")
 _CONTEXT = 131072  # of the recipe `agent`
 _READY_S = 600.0
-app = typer.Typer(pretty_exceptions_enable=False)
+_PAGE = Path(__file__).parents[2] / "docs" / "clients.md"
+_BEGIN, _END = "<!-- matrix: begin (python -m proof.agents) -->\n", "<!-- matrix: end -->"
+app = typer.Typer(pretty_exceptions_enable=False, invoke_without_command=True)
+
+
+@app.callback(invoke_without_command=True)
+def matrix(
+    context: typer.Context,
+    only: list[str] = typer.Option([], help="These clients, as the table names them; the page stays."),
+    here: bool = typer.Option(False, help="Take the Python packages of this environment, and install nothing."),
+) -> None:
+    """Run the clients of docs/clients.md in the recorded and in the newest version, and write their table."""
+    if context.invoked_subcommand:
+        return
+    versions = json.loads((CORPUS / "versions.json").read_text())
+    rows: list[MatrixRow] = []
+    with (
+        tempfile.TemporaryDirectory() as name,
+        _server(Path(name), "tiny", _CONTEXT, pictures=True) as (server, script),
+    ):
+        node = Path(name) / "node22"
+        if not here:
+            install_npm(node, [NODE], node)
+        for product in PRODUCTS if not only else [one for one in PRODUCTS if one["name"] in only]:
+            for packages in [[]] if here else [pinned(product, versions), product["packages"]]:
+                try:
+                    with installed(product["folder"], packages, node) as clients:
+                        found = rows_of(product, clients, server.base_url, script)
+                except subprocess.SubprocessError as error:
+                    lines = str(getattr(error, "stderr", None) or error).strip().splitlines()
+                    found = [MatrixRow(product["name"], packages[0], why=[lines[-1]])]
+                rows += [row for row in found if row not in rows]
+                for row in found:
+                    print(row.line(), *row.why, sep="\n  ", flush=True)
+    if not only:
+        page, after = _PAGE.read_text().split(_BEGIN)
+        ran = f"Run on {time.strftime('%Y-%m-%d', time.gmtime())}:\n\n{table(rows)}"
+        _PAGE.write_text(page + _BEGIN + ran + after[after.index(_END) :])
+    print(table(rows))
+    raise typer.Exit(0 if all(row.good for row in rows) else 1)
 
 
 @app.command()
@@ -161,35 +202,20 @@ def _session(
 ) -> tuple[list[dict[str, Any]], str]:
     """Run one client to its end; returns its requests and its version. Raises RuntimeError if the task is not done."""
     client = CLIENTS[name]
-    with tempfile.TemporaryDirectory() as folder, recording(base_url) as (url, recorder):
-        place = SessionPlace(clients, Path(folder) / "home", Path(folder) / "project", url)
-        place.home.mkdir()
-        place.work.mkdir()
+    with session(clients, base_url) as running:
+        place = running.place
         script.write_text(json.dumps({"engine": engine, "steps": client.steps(place)}))
-        recorder.file = Path(folder) / "requests.jsonl"
-        command, environ = client.start(place)
-        done = subprocess.run(
-            command,
-            env=environ,
-            cwd=place.work,
-            input=client.stdin,
-            capture_output=True,
-            text=True,
-            timeout=limit,
-            check=False,
-        )
-        version = subprocess.run(
-            client.version(place), env=environ, capture_output=True, text=True, timeout=60, check=False
-        )
+        command, environ = client.start(place, TASK, False)
+        said = {"input": client.settings.get("stdin", ""), "capture_output": True, "text": True}
+        done = subprocess.run(command, env=environ, cwd=place.work, timeout=limit, check=False, **said)
         script.write_text("{}")
-        refused = recorder.file.with_suffix(".refused")
-        if done.returncode or refused.exists() or client.proves not in done.stdout:
-            why = refused.read_text()[:1000] if refused.exists() else done.stderr[-1000:]
+        refused = "\n".join(running.refused())[:1000]
+        if done.returncode or refused or client.proves not in done.stdout:
+            why = refused or done.stderr[-1000:]
             raise RuntimeError(f"{name} ended with {done.returncode}: {done.stdout[-500:]}\n{why}")
         places = [(place.work, "/home/user/project"), (place.home, "/home/user"), (clients, "/home/user/clients")]
-        rows = [json.loads(line) for line in recorder.file.read_text().splitlines()]
-        kept = [{"path": row["path"], "body": cleaned(row["body"], places)} for row in rows if row["body"]]
-        return kept, version.stdout.strip().splitlines()[-1]
+        kept = [{"path": row["path"], "body": cleaned(row["body"], places)} for row in running.requests()]
+        return kept, client.version(place).splitlines()[-1]
 
 
 def _answers(requests: list[dict[str, Any]]) -> list[Any]:

@@ -1,7 +1,7 @@
-"""Sessions of agent libraries: `python sessions.py LIBRARY URL` asks a question with two tools and prints the answer.
+"""Sessions of agent libraries: `python sessions.py SESSION URL [QUESTION...]` asks, and prints the answers.
 
-This file runs in the environment of the libraries, so it imports nothing else. The scripted model calls `search`, then
-`add` twice, and answers.
+This file runs in the environment of the libraries, so it imports nothing else. The scripted model calls
+`search` and `add`, and answers.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ import asyncio
 import importlib
 import json
 import sys
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 MODEL = "kimi-k2.5-tiny"
 QUESTION = "How many apples do Mia and Tom have? Search for both, then add."
 PICTURE = "iVBORw0KGgoAAAANSUhEUgAAABwAAAAcCAAAAABXZoBIAAAAFElEQVR4nGP4jwcwjEqOSo5KwgAA0FYNHk8YRIwAAAAASUVORK5CYII="
 FACTS = {"Mia": 33, "Tom": 14}
+Items = list[Any]
 
 
 def search(name: str, limit: int = 5) -> str:
@@ -29,33 +32,54 @@ def add(a: float, b: float) -> str:
 
 
 TOOLS: dict[str, Any] = {"search": search, "add": add}
+_NAME = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+_NUMBERS = {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}}
+SCHEMAS = {"search": _NAME, "add": _NUMBERS}
 
 
-def agents_sdk(url: str, responses: bool, stream: bool) -> str:
+def _converse(questions: Sequence[str], turns: Items, ask: Callable[[Items], tuple[str, Items]], *more: Any) -> Items:
+    """Ask each question until an answer needs no results of tools. more: parts of the first question after its text."""
+    said: Items = []
+    for question in questions:
+        turns.append({"role": "user", "content": [*more] if more and not said else question})
+        for _ in range(6):
+            text, results = ask(turns)
+            turns += results
+            if not results:
+                break
+        said.append(text)
+    return said
+
+
+def agents_sdk(url: str, questions: Sequence[str], api: str, stream: bool) -> Items:
     agents: Any = importlib.import_module("agents")
     from openai import AsyncOpenAI
 
     agents.set_tracing_disabled(True)
-    client = AsyncOpenAI(base_url=f"{url}/v1", api_key="any")
-    model = (agents.OpenAIResponsesModel if responses else agents.OpenAIChatCompletionsModel)(MODEL, client)
+    kind = agents.OpenAIChatCompletionsModel if api == "chat" else agents.OpenAIResponsesModel
+    model = kind(MODEL, AsyncOpenAI(base_url=f"{url}/v1", api_key="any"))
     tools = [agents.function_tool(search), agents.function_tool(add)]
     agent = agents.Agent("notes", instructions="Use the tools.", model=model, tools=tools)
 
-    async def session() -> str:
-        if not stream:
-            first = await agents.Runner.run(agent, QUESTION)
-            return (
-                await agents.Runner.run(agent, [*first.to_input_list(), {"role": "user", "content": "Thanks."}])
-            ).final_output
-        running = agents.Runner.run_streamed(agent, QUESTION)
-        async for _ in running.stream_events():
-            pass
-        return running.final_output
+    async def session() -> Items:
+        turns: Items = []
+        said = []
+        for question in questions:
+            turns.append({"role": "user", "content": question})
+            if stream:
+                running = agents.Runner.run_streamed(agent, turns)
+                async for _ in running.stream_events():
+                    pass
+            else:
+                running = await agents.Runner.run(agent, turns)
+            turns = running.to_input_list()
+            said.append(running.final_output)
+        return said
 
     return asyncio.run(session())
 
 
-def pydantic_ai(url: str, api: str, stream: bool) -> str:
+def pydantic_ai(url: str, questions: Sequence[str], api: str) -> Items:
     from pydantic import BaseModel
     from pydantic_ai import Agent
 
@@ -75,61 +99,70 @@ def pydantic_ai(url: str, api: str, stream: bool) -> str:
         kind = OpenAIChatModel if api == "chat" else OpenAIResponsesModel
         model = kind(MODEL, provider=OpenAIProvider(base_url=f"{url}/v1", api_key="any"))
     agent = Agent(model, instructions="Use the tools.", tools=[search, add])
-
-    async def session() -> str:
-        if stream:
-            async with agent.run_stream(QUESTION) as running:
-                text = "".join([piece async for piece in running.stream_text(delta=True)])
-            return text
-        first = await agent.run(QUESTION)
-        return (await agent.run("Thanks.", message_history=first.all_messages())).output
-
-    answer = asyncio.run(session())
-    if api == "chat" and not stream:  # an output type forces a call of its own tool
+    history: Items = []
+    said = []
+    for question in questions:
+        done = agent.run_sync(question, message_history=history)
+        history = done.all_messages()
+        said.append(done.output)
+    if api == "chat" and QUESTION in questions:  # an output type forces a call of its own tool
         try:
             Agent(model, output_type=Apples).run_sync("33 and 14 apples")
         except Exception as error:
             print(f"structured: {type(error).__name__}", file=sys.stderr)
-    return answer
+    return said
 
 
-def langchain(url: str, responses: bool, stream: bool) -> str:
+def langchain(url: str, questions: Sequence[str], api: str, stream: bool) -> Items:
     from langchain.agents import create_agent
     from langchain_openai import ChatOpenAI
 
-    model = ChatOpenAI(model=MODEL, base_url=f"{url}/v1", api_key="any", use_responses_api=responses, streaming=stream)
+    more = {"use_responses_api": api == "responses", "streaming": stream}
+    model = ChatOpenAI(model=MODEL, base_url=f"{url}/v1", api_key="any", **more)
     agent = create_agent(model, [search, add], system_prompt="Use the tools.")
-    said = agent.invoke({"messages": [{"role": "user", "content": QUESTION}]})
-    said = agent.invoke({"messages": [*said["messages"], {"role": "user", "content": "Thanks."}]})
-    return str(said["messages"][-1].content)
+    turns: Items = []
+    said = []
+    for question in questions:
+        turns = agent.invoke({"messages": [*turns, {"role": "user", "content": question}]})["messages"]
+        said.append(turns[-1].text)
+    return said
 
 
-def litellm(url: str, stream: bool) -> str:
-    import litellm as library
+def chat(url: str, questions: Sequence[str], stream: bool, library: str = "openai") -> Items:
+    """With the library's own client; litellm gives the same objects."""
+    client: Any = importlib.import_module(library)
+    more = {"strict": stream}  # the client reads a stream of strict tools only
+    functions = [{"name": name, "description": name, "parameters": schema, **more} for name, schema in SCHEMAS.items()]
+    request: dict[str, Any] = {"tools": [{"type": "function", "function": function} for function in functions]}
+    if library == "openai":
+        client = client.OpenAI(base_url=f"{url}/v1", api_key="any")
+        request["model"] = MODEL
+    else:
+        request |= {"model": f"openai/{MODEL}", "api_base": f"{url}/v1", "api_key": "any", "stream": stream}
 
-    messages: list[Any] = [{"role": "user", "content": QUESTION}]
-    schema = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
-    numbers = {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}}
-    tools = [
-        {"type": "function", "function": {"name": "search", "description": "Search.", "parameters": schema}},
-        {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": numbers}},
-    ]
-    for _ in range(6):
-        answer = library.completion(
-            model=f"openai/{MODEL}", api_base=f"{url}/v1", api_key="any", messages=messages, tools=tools, stream=stream
-        )
-        answer = library.stream_chunk_builder(list(answer)) if stream else answer
+    def ask(turns: Items) -> tuple[str, Items]:
+        if library != "openai":
+            answer = client.completion(messages=turns, **request)
+            answer = client.stream_chunk_builder(list(answer)) if stream else answer
+        elif stream:
+            with client.chat.completions.stream(messages=turns, **request) as running:
+                for _ in running:
+                    pass
+                answer = running.get_final_completion()
+        else:
+            answer = client.chat.completions.create(messages=turns, **request)
         message = answer.choices[0].message
-        messages.append(message.model_dump())
-        if not message.tool_calls:
-            break
-        for call in message.tool_calls:
-            result = TOOLS[call.function.name](**json.loads(call.function.arguments))
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
-    return str(message.content)
+        turns.append(message.model_dump(exclude_none=True))
+        results = [(call, TOOLS[call.function.name]) for call in message.tool_calls or ()]
+        return message.content, [
+            {"role": "tool", "tool_call_id": call.id, "content": tool(**json.loads(call.function.arguments))}
+            for call, tool in results
+        ]
+
+    return _converse(questions, [], ask)
 
 
-def smolagents(url: str) -> str:
+def smolagents(url: str, questions: Sequence[str]) -> Items:
     from smolagents import OpenAIServerModel, ToolCallingAgent, tool
 
     @tool
@@ -142,95 +175,92 @@ def smolagents(url: str) -> str:
         return search(name)
 
     model = OpenAIServerModel(MODEL, api_base=f"{url}/v1", api_key="any")
-    return str(ToolCallingAgent(tools=[lookup], model=model, max_steps=3, verbosity_level=0).run(QUESTION))
+    agent = ToolCallingAgent(tools=[lookup], model=model, max_steps=3, verbosity_level=0)
+    return [agent.run(question, reset=False) for question in questions]
 
 
-def anthropic(url: str, stream: bool) -> str:
+def anthropic(url: str, questions: Sequence[str], stream: bool) -> Items:
     from anthropic import Anthropic
 
     client = Anthropic(base_url=url, api_key="any")
-    name = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
-    numbers = {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}}
-    tools = [
-        {"name": "search", "description": "Search.", "input_schema": name, "cache_control": {"type": "ephemeral"}},
-        {"name": "add", "description": "Add.", "input_schema": numbers},
-    ]
+    tools: Items = [{"name": name, "description": name, "input_schema": schema} for name, schema in SCHEMAS.items()]
+    tools[0]["cache_control"] = {"type": "ephemeral"}
     picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PICTURE}}
-    first = [{"type": "text", "text": QUESTION, "cache_control": {"type": "ephemeral"}}, picture]
-    messages: list[Any] = [{"role": "user", "content": first}]
+    first = {"type": "text", "text": questions[0], "cache_control": {"type": "ephemeral"}}
     request: dict[str, Any] = {"model": MODEL, "max_tokens": 2048, "tools": tools, "system": "Use the tools."}
     request["thinking"] = {"type": "enabled", "budget_tokens": 1024}
-    for _ in range(6):
+
+    def ask(turns: Items) -> tuple[str, Items]:
         if stream:
-            with client.messages.stream(messages=messages, **request) as running:
+            with client.messages.stream(messages=turns, **request) as running:
                 answer = running.get_final_message()
         else:
-            answer = client.messages.create(messages=messages, **request)
-        messages.append(
-            {"role": "assistant", "content": [block.model_dump(exclude_none=True) for block in answer.content]}
-        )
+            answer = client.messages.create(messages=turns, **request)
+        blocks = [block.model_dump(exclude_none=True) for block in answer.content]
+        turns.append({"role": "assistant", "content": blocks})
         results = [
             {"type": "tool_result", "tool_use_id": block.id, "content": TOOLS[block.name](**block.input)}
             for block in answer.content
             if block.type == "tool_use"
         ]
-        if not results:
-            break
-        messages.append({"role": "user", "content": results})
-    return "".join(block.text for block in answer.content if block.type == "text")
+        text = "".join(block.text for block in answer.content if block.type == "text")
+        return text, [{"role": "user", "content": results}] if results else []
+
+    return _converse(questions, [], ask, first, picture)
 
 
-def openai_responses(url: str, stream: bool) -> str:
+def openai_responses(url: str, questions: Sequence[str], stream: bool) -> Items:
     from openai import OpenAI
 
     client = OpenAI(base_url=f"{url}/v1", api_key="any")
-    name = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
-    numbers = {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}}
-    tools: list[Any] = [
-        {"type": "function", "name": "search", "description": "Search.", "parameters": name, "strict": False},
-        {"type": "function", "name": "add", "description": "Add.", "parameters": numbers, "strict": False},
+    tools: Items = [
+        {"type": "function", "name": name, "description": name, "parameters": schema, "strict": False}
+        for name, schema in SCHEMAS.items()
     ]
-    picture = {"type": "input_image", "image_url": f"data:image/png;base64,{PICTURE}", "detail": "auto"}
-    items: list[Any] = [{"role": "user", "content": [{"type": "input_text", "text": QUESTION}, picture]}]
-    for _ in range(6):
-        request: dict[str, Any] = {"model": MODEL, "input": items, "tools": tools, "store": False}
-        request["include"] = ["reasoning.encrypted_content"]
+    request: dict[str, Any] = {"model": MODEL, "tools": tools, "store": False}
+    request["include"] = ["reasoning.encrypted_content"]
+
+    def ask(turns: Items) -> tuple[str, Items]:
         if stream:
-            with client.responses.stream(**request) as running:
+            with client.responses.stream(input=turns, **request) as running:
                 for _event in running:
                     pass
                 answer = running.get_final_response()
         else:
-            answer = client.responses.create(**request)
-        items += [item.model_dump(exclude_none=True) for item in answer.output]
+            answer = client.responses.create(input=turns, **request)
+        turns += [item.model_dump(exclude_none=True) for item in answer.output]
         calls = [item for item in answer.output if item.type == "function_call"]
-        if not calls:
-            break
-        for call in calls:
-            result = TOOLS[call.name](**json.loads(call.arguments))
-            items.append({"type": "function_call_output", "call_id": call.call_id, "output": result})
-    return answer.output_text
+        results = [(call.call_id, TOOLS[call.name](**json.loads(call.arguments))) for call in calls]
+        return answer.output_text, [
+            {"type": "function_call_output", "call_id": name, "output": result} for name, result in results
+        ]
+
+    picture = {"type": "input_image", "image_url": f"data:image/png;base64,{PICTURE}", "detail": "auto"}
+    return _converse(questions, [], ask, {"type": "input_text", "text": questions[0]}, picture)
 
 
-SESSIONS: dict[str, Any] = {
-    "openai-agents-chat": lambda url: agents_sdk(url, responses=False, stream=False),
-    "openai-agents-chat-streamed": lambda url: agents_sdk(url, responses=False, stream=True),
-    "openai-agents-responses": lambda url: agents_sdk(url, responses=True, stream=False),
-    "openai-agents-responses-streamed": lambda url: agents_sdk(url, responses=True, stream=True),
-    "pydantic-ai-chat": lambda url: pydantic_ai(url, "chat", stream=False),
-    "pydantic-ai-responses": lambda url: pydantic_ai(url, "responses", stream=False),
-    "pydantic-ai-messages": lambda url: pydantic_ai(url, "messages", stream=False),
-    "langchain-chat": lambda url: langchain(url, responses=False, stream=False),
-    "langchain-responses": lambda url: langchain(url, responses=True, stream=False),
-    "langchain-streamed": lambda url: langchain(url, responses=False, stream=True),
-    "litellm": lambda url: litellm(url, stream=False),
-    "litellm-streamed": lambda url: litellm(url, stream=True),
+SESSIONS: dict[str, Callable[[str, Sequence[str]], Items]] = {
+    "openai-agents-chat": partial(agents_sdk, api="chat", stream=False),
+    "openai-agents-chat-streamed": partial(agents_sdk, api="chat", stream=True),
+    "openai-agents-responses": partial(agents_sdk, api="responses", stream=False),
+    "openai-agents-responses-streamed": partial(agents_sdk, api="responses", stream=True),
+    "pydantic-ai-chat": partial(pydantic_ai, api="chat"),
+    "pydantic-ai-responses": partial(pydantic_ai, api="responses"),
+    "pydantic-ai-messages": partial(pydantic_ai, api="messages"),
+    "langchain-chat": partial(langchain, api="chat", stream=False),
+    "langchain-responses": partial(langchain, api="responses", stream=False),
+    "langchain-streamed": partial(langchain, api="chat", stream=True),
+    "litellm": partial(chat, stream=False, library="litellm"),
+    "litellm-streamed": partial(chat, stream=True, library="litellm"),
     "smolagents": smolagents,
-    "anthropic": lambda url: anthropic(url, stream=False),
-    "anthropic-streamed": lambda url: anthropic(url, stream=True),
-    "openai-responses": lambda url: openai_responses(url, stream=False),
-    "openai-responses-streamed": lambda url: openai_responses(url, stream=True),
+    "anthropic": partial(anthropic, stream=False),
+    "anthropic-streamed": partial(anthropic, stream=True),
+    "openai-chat": partial(chat, stream=False),
+    "openai-chat-streamed": partial(chat, stream=True),
+    "openai-responses": partial(openai_responses, stream=False),
+    "openai-responses-streamed": partial(openai_responses, stream=True),
 }
 
 if __name__ == "__main__":
-    print(SESSIONS[sys.argv[1]](sys.argv[2]))
+    asked = sys.argv[3:] or ([QUESTION] if sys.argv[1] == "smolagents" else [QUESTION, "Thanks."])
+    print(json.dumps(SESSIONS[sys.argv[1]](sys.argv[2], asked)))

@@ -91,6 +91,5 @@ def _number(steps: list[Mapping[str, Any]], head: str) -> int:
     """Return the number of the step that follows `head`: one call a step, or one answer if the session has no tools."""
     if not any(step.get("calls") for step in steps):
         return head.count(_ANSWER)
-    number = min(head.count("<|tool_call_begin|>"), len(steps) - 1)
-    answered = not steps[number].get("calls") and str(steps[number].get("text")) in head
-    return number + answered
+    answered = sum(not step.get("calls") and str(step.get("text")) in head for step in steps)
+    return head.count("<|tool_call_begin|>") + answered
