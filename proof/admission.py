@@ -4,9 +4,8 @@
     python -m proof.admission pairs           # latency and throughput of plain chats, with the door and without it
     python -m proof.admission connections     # the engine's memory while 1,000 connections misbehave, and afterwards
     python -m proof.admission hostile         # the TTFT of a healthy client, alone and beside a hostile one
-    python -m proof.admission tokenizers      # how long a tokenizer stops the event loop from its thread
 
-Each command but the last starts the built-in model. Figures are worth something on an idle machine.
+Each command starts the built-in model. Figures are worth something on an idle machine.
 """
 
 from __future__ import annotations
@@ -16,10 +15,9 @@ import json
 import multiprocessing
 import random
 import statistics
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -33,7 +31,6 @@ import typer
 from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
 from proof.fuzz.resources import NO_KERNEL_CACHE
-from proof.vocabulary import vocabulary
 
 CONTEXT = 262_144  # Kimi's
 _LINE = "The quick brown fox, jumped over 13 lazy dogs; and then (slowly) it went home.\n"
@@ -271,14 +268,17 @@ def _tell(when: str, held: dict[str, float]) -> None:
     print(f"{when}: {sum(held.values()):.0f} MiB ({parts})", flush=True)
 
 
-async def _plain(url: str, number: int) -> list[float]:
-    """Return the seconds to the first token of plain chats, one after the other."""
+async def _plain(url: str, number: int, grammar: str = "") -> list[float]:
+    """Return the seconds to the first token of chats, one after the other; each with a new grammar of this name."""
     body = {"model": MODEL, **_says("Tom has 3 apples and buys 4 more. How many apples?"), "stream": True}
     seconds = []
     async with httpx.AsyncClient(base_url=url, timeout=600, trust_env=False) as http:
-        for _ in range(number):
+        for index in range(number):
+            schema = {"type": "object", "properties": {f"{grammar}{index}": {"type": "integer"}}}
+            wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
             start = time.perf_counter()
-            async with http.stream("POST", _CHAT, json=body) as answer:
+            asked = body | {"response_format": wanted} if grammar else body
+            async with http.stream("POST", _CHAT, json=asked) as answer:
                 async for line in answer.raise_for_status().aiter_lines():
                     if line.startswith("data:"):
                         seconds.append(time.perf_counter() - start)
@@ -310,44 +310,19 @@ def hostile(
     with _engine(f"context-length={CONTEXT}", **_LONG) as server:
         asyncio.run(_plain(server.base_url, 8))
         idle = asyncio.run(_plain(server.base_url, number))
+        asyncio.run(_plain(server.base_url, 1, "first"))
         attackers = [multiprocessing.Process(target=_attack, args=(server.base_url, seed)) for seed in range(clients)]
         for attacker in attackers:
             attacker.start()
         try:
             beside = asyncio.run(_plain(server.base_url, number))
+            new = asyncio.run(_plain(server.base_url, 20, "beside"))
         finally:
             for attacker in attackers:
                 attacker.kill()
         alone_ms, beside_ms = (statistics.quantiles(seconds, n=100)[98] * 1000 for seconds in (idle, beside))
+        print(f"20 new grammars beside {clients} hostile clients: the slowest after {max(new):.2f} s; 2 s allowed")
         print(f"p99 TTFT: {alone_ms:.0f} ms alone, {beside_ms:.0f} ms beside ({beside_ms / alone_ms:.2f}x; 2x allowed)")
-
-
-@app.command()
-def tokenizers() -> None:
-    """Print the longest time that a tokenizer stops the interpreter while a thread reads 4 MB of text."""
-    import tiktoken
-    from tokenizers import Tokenizer
-
-    text = _LINE * 51_000
-    ours = Tokenizer.from_file("kimi_w4a8_laptop/tiny/weights/target-w4a8/tokenizer.json")
-    ranks = {token: rank for rank, token in enumerate(vocabulary())}
-    like_kimi = tiktoken.Encoding(
-        "like Kimi's", pat_str=r"\p{L}+|\p{N}{1,3}|.|\s", mergeable_ranks=ranks, special_tokens={}
-    )
-    pieces = [text[start : start + 400_000] for start in range(0, len(text), 400_000)]
-    held = [ours.encode_batch([text])]
-    _stop_ms("the built-in model's, to free its tokens", held.clear)
-    _stop_ms("one of tiktoken", lambda: [like_kimi.encode(piece) for piece in pieces])
-
-
-def _stop_ms(name: str, work: Callable[[], object]) -> None:
-    thread, longest, last = threading.Timer(0.1, work), 0.0, time.perf_counter()
-    thread.start()
-    while thread.is_alive():
-        time.sleep(0.0005)
-        now = time.perf_counter()
-        longest, last = max(longest, now - last), now
-    print(f"{name}: {longest * 1000:.0f} ms")
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ TESTS = {
     "door/answers": ("door/test_answers.py", "sglang_plugin/test_door.py", "sglang_plugin/test_door_keys.py"),
     "door/bodies": ("door/test_body_reader.py", "door/test_security_page.py", "sglang_plugin/test_door.py"),
     "door/computed": ("sglang_plugin/test_door.py",),
-    "door/connections": ("door/test_header_deadline.py", "door/test_security_page.py", "sglang_plugin/test_door.py"),
+    "door/connections": ("door/test_security_page.py", "sglang_plugin/test_door.py"),
     "door/dialects": ("door/test_dialects.py",),
     "door/enforceable": ("door/test_enforceable.py", "sglang_plugin/test_door_bodies.py"),
     "door/fields": ("door/test_fields.py", "sglang_plugin/test_door_bodies.py"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import typer
@@ -11,10 +12,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..base.console import table_console
-from ..base.errors import KimiError
+from ..base.errors import KimiError, UsageError
+from ..door.settings import client_key
+from ..engine import startup_check
+from ..engine.client import EngineClient
+from ..fleet.checks import weights_digest
 from ..quark.preflight import PreflightReport, preflight
 from ..quark.target_checks import Problem
 from ..recipe.trusted_code import Source, TrustRecord, code_of, untrusted
+from .options import KEY_FILE
 
 
 def check(
@@ -22,11 +28,23 @@ def check(
     draft: Path = typer.Option(None, "--draft", help="Directory of the EAGLE3 draft to check against the target."),
     tp: int = typer.Option(1, "--tp", min=1, help="Tensor-parallel size that must divide the shapes."),
     as_json: bool = typer.Option(False, "--json", help="Print the report as JSON instead of tables."),
+    record: Path = typer.Option(None, "--record", help="Write the canary's answers of a server to this file."),
+    base_url: str = typer.Option(None, "--base-url", help="The server, which serves this checkpoint."),
+    key_file: Path = KEY_FILE,
 ) -> None:
     """Check a checkpoint by configs, headers and small tensors.
 
-    No weight matrix is read. The exit status is 0 if the checkpoint can be served, and 1 if there are problems.
+    No weight matrix is read. The exit status is 0 if the checkpoint can be served, and 1 if there are problems. With
+    --record, a recipe's lines that hold later servers to these files and answers are printed instead.
     """
+    if record is not None:
+        if base_url is None:
+            raise UsageError("no server was named", where="--record", expected="--base-url URL")
+        with EngineClient(base_url, client_key(key_file, os.environ)) as client:
+            answers = startup_check.recorded(client, startup_check.require_answers(client))
+        record.write_text(json.dumps(answers) + "\n")
+        typer.echo(f'[model]\nrepo = "{model}"\nsha256 = "{weights_digest(model)}"\nanswers = "{record}"')
+        return
     report = preflight(model, draft, tp)
     report.problems += _code_problems([path for path in (model, draft) if path is not None and path.is_dir()])
     if as_json:

@@ -32,6 +32,7 @@ class Generation:
     token_ids: tuple[int, ...]
     finish_reason: str
     accepted_histogram: tuple[int, ...]
+    prompt_ids: tuple[int, ...] = ()
 
 
 @dataclass
@@ -90,6 +91,12 @@ class EngineClient:
             accepted_histogram=tuple(meta.get("spec_correct_drafts_histogram") or ()),
         )
 
+    def score(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Return the log probability of each token of each prompt but its first."""
+        asked = {"input_ids": prompts, "sampling_params": {"max_new_tokens": 1}, "return_logprob": True}
+        answers = self._call("POST", "/generate", {**asked, "logprob_start_len": 0})
+        return [[one[0] for one in answer["meta_info"]["input_token_logprobs"][1:]] for answer in answers]
+
     def chat(self, content: str, max_tokens: int, **sampling: Any) -> Generation:
         """Answer one user message through the chat template; greedy unless `temperature` is given."""
         return self.reply([{"role": "user", "content": content}], max_tokens, **sampling)[1]
@@ -111,6 +118,7 @@ class EngineClient:
             token_ids=tuple(choice.get("response_token_ids") or ()),
             finish_reason=choice["finish_reason"],
             accepted_histogram=tuple(details.get("spec_correct_drafts_histogram") or ()),
+            prompt_ids=tuple(choice.get("prompt_token_ids") or ()),
         )
 
     def chat_all(self, contents: Sequence[str], max_tokens: int, concurrency: int, **more: Any) -> list[Generation]:
@@ -139,15 +147,14 @@ class EngineClient:
     def _served(self) -> str:
         return self.model_name()
 
-    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         try:
             response = self._http.request(method, path, json=body)
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
         if response.status_code != 200:
             raise _refused(response)
-        answer: dict[str, Any] = response.json()
-        return answer
+        return response.json()
 
     def _unreachable(self, error: httpx.HTTPError) -> KimiError:
         return KimiError(

@@ -7,9 +7,11 @@ are NaN, and the answers are empty.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import suppress
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 from ..base.errors import KimiError
@@ -39,6 +41,7 @@ _KIND_TOKENS = 8  # the first of a prefill, the others of verify or decode steps
 _TRIES = 3  # a client's bad request ends the requests in its batch, so one failure proves nothing
 _MAX_TOKENS = 48
 _OPENING = 4  # tokens that are compared; later ones may differ, because a GPU rounds differently in another batch
+_BAND = 0.05  # nats
 FLOOR = 1.0  # accept length at which drafts only cost time
 
 Openings = tuple[tuple[int | str, ...], ...]
@@ -91,6 +94,41 @@ def fault_of(answers: Sequence[Generation], recorded: Openings | None) -> str | 
     if recorded is not None and 2 * sum(map(tuple.__eq__, found, recorded)) < len(recorded):
         return "the answers to the canary prompts are not those of its start"
     return None
+
+
+def recorded(client: EngineClient, answers: Sequence[Generation]) -> dict[str, Any]:
+    """Return what later servers of the same checkpoint must answer, and the log probabilities of these tokens."""
+    asked = answers[: len(PROMPTS)]
+    prompts, tokens = [answer.prompt_ids for answer in asked], [answer.token_ids for answer in asked]
+    return {"band": _BAND, "prompts": prompts, "answers": tokens, "logprobs": _logprobs(client, prompts, tokens)}
+
+
+def _logprobs(client: EngineClient, prompts: Sequence[Any], answers: Sequence[Any]) -> list[list[float]]:
+    scores = client.score([[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)])
+    return [score[-len(answer) :] for score, answer in zip(scores, answers, strict=True)]
+
+
+def require_recorded(client: EngineClient, answers: Sequence[Generation], file: Path) -> None:
+    """Raise KimiError where a server does not answer as the file of `recorded` says.
+
+    Another batch or number of GPUs changes the log probability of a token by rounding, but the mean by less than the
+    file's band.
+    """
+    known = json.loads(file.read_text())
+    why = fault_of(answers[: len(PROMPTS)], tuple(tuple(tokens[:_OPENING]) for tokens in known["answers"]))
+    found = _logprobs(client, known["prompts"], known["answers"])
+    apart = [abs(a - b) for one, other in zip(found, known["logprobs"], strict=True) for a, b in zip(one, other)]  # noqa: B905
+    if [list(answer.prompt_ids) for answer in answers[: len(PROMPTS)]] != known["prompts"]:
+        why = "its tokenizer or chat template gives other tokens"
+    elif not (mean := sum(apart) / len(apart)) <= known["band"]:
+        why = f"log probabilities of known answers differ by {mean:.3g} on average, more than {known['band']:g}"
+    if why is not None:
+        raise KimiError(
+            f"the model does not answer as this checkpoint did: {why}",
+            where=f"{client.base_url}, compared with {file}",
+            expected="the recorded answers of the checkpoint that the recipe names",
+            remedy="check the files with `kimi-w4a8 fetch --verify`, then the kernels with `kimi-w4a8 accept`",
+        )
 
 
 def acceptance_of(answers: Sequence[Generation], num_draft_tokens: int) -> Acceptance | None:

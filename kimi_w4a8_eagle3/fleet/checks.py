@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import os
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -105,10 +106,10 @@ def checked_weights(launch: Launch, preflight: bool = True) -> str | None:
     """Check the launch's checkpoints and return their fingerprint; None when they are not on this disk yet."""
     model = local_folder(launch, launch.model, "revision")
     draft = local_folder(launch, launch.draft, "speculative-draft-model-revision")
-    wanted = launch.recipe.draft.sha256 if launch.recipe.draft else ""
-    if draft is not None and wanted and (found := weights_digest(draft)) != wanted:
-        what = f"the draft is another one: sha256 {found}"
-        raise KimiError(what, str(draft), wanted, "correct draft.repo or draft.sha256 in the recipe")
+    for name, folder, known in (("model", model, launch.recipe.model), ("draft", draft, launch.recipe.draft)):
+        if folder and known and known.sha256 and (found := weights_digest(folder)) != known.sha256:
+            what = f"the {name} is another one: sha256 {found}"
+            raise KimiError(what, str(folder), known.sha256, f"correct {name}.repo or {name}.sha256 in the recipe")
     if model is not None and preflight:
         preflight_files(model, draft, launch.tensor_parallel).raise_for_problems()
     if model is None or (launch.draft is not None and draft is None):
@@ -168,13 +169,18 @@ def fingerprint(*checkpoints: Path) -> str:
 
 
 def weights_digest(folder: Path) -> str:
-    """Return the SHA-256 of a checkpoint's config and all weights, which takes seconds for a draft."""
+    """Return the SHA-256 of those of a checkpoint's config and of each weight file, which threads read."""
+    with ThreadPoolExecutor(os.cpu_count()) as readers:
+        digests = readers.map(_digest, (folder / "config.json", *sorted(folder.glob("*.safetensors"))))
+        return hashlib.sha256(b"".join(digests)).hexdigest()
+
+
+def _digest(path: Path) -> bytes:
     digest = hashlib.sha256()
-    for path in (folder / "config.json", *sorted(folder.glob("*.safetensors"))):
-        with path.open("rb") as file:
-            while block := file.read(1 << 24):
-                digest.update(block)
-    return digest.hexdigest()
+    with path.open("rb") as file:
+        while block := file.read(1 << 24):
+            digest.update(block)
+    return digest.digest()
 
 
 def _add_samples(digest: hashlib._Hash, path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..base.errors import KimiError
+from ..base.installed import operator_dir
 from ..base.run_dir import WANTED, EventLog
 from ..door.presence import require_door
 from ..engine import startup_check
@@ -128,6 +129,9 @@ class Replica:
         self._enter(Phase.CHECKING, "canary prompts")
         with EngineClient(state.base_url, key, state.progress_timeout_s) as client:
             answers = startup_check.require_answers(client, state.groups)
+            if known := self.launch.recipe.model.answers:
+                packaged = operator_dir("launch/answers") / f"{known}.json"
+                startup_check.require_recorded(client, answers, packaged if packaged.is_file() else Path(known))
         state.openings = startup_check.openings(answers)
         if self.launch.draft is not None and state.num_draft_tokens is not None:
             state.canary = startup_check.require_acceptance(

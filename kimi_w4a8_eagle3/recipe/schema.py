@@ -33,7 +33,8 @@ class RecipeCheckpoint(_Strict):
     repo: str
     revision: str = "main"
     card: str | None = Field(default=None, description="architecture facts in launch/models/<card>.json")
-    sha256: str = Field(default="", description="of a draft's config and weights; `kimi-w4a8 draft train` writes it")
+    sha256: str = Field(default="", description="of config and weights; `check` and `draft train` print it")
+    answers: str = Field(default="", description="file of `kimi-w4a8 check --record`, or its name in launch/answers")
 
     @property
     def pinned(self) -> bool:
@@ -177,7 +178,7 @@ def with_settings(recipe: Recipe, settings: dict[str, Any]) -> Recipe:
     A setting also replaces an improvement of the same name. Raises the errors of `load_recipe`.
     """
     table = recipe.model_dump(exclude={"name"}, exclude_none=True)
-    for key, value in settings.items():
+    for key, value in sorted(settings.items(), key=lambda setting: not setting[0].endswith(".repo")):
         section, _, rest = key.partition(".")
         if not rest:
             raise UsageError(f"setting {key!r} has no section", where="--set", expected="SECTION.KEY=VALUE")
@@ -240,8 +241,8 @@ def _resolve(path: Path, depth: int) -> dict[str, Any]:
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Merge tables key by key and replace everything else."""
-    merged = dict(base)
+    """Merge tables key by key and replace everything else. What is known of a repository is not of another one."""
+    merged = {key: value for key, value in base.items() if "repo" not in over or key not in ("sha256", "answers")}
     for key, value in over.items():
         both_tables = isinstance(value, dict) and isinstance(merged.get(key), dict)
         merged[key] = _merge(merged[key], value) if both_tables else value

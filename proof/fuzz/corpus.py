@@ -37,6 +37,7 @@ _PICTURES = {
 _LETTERS = {"type": "regex", "pattern": "(a|b)*"}
 _REPEATS = {"type": "repeat", "min": 16, "max": 16, "content": {"type": "star", "content": _LETTERS}}
 _LOGPROBS = {"prompt": "Tom has 3 apples. " * 50, "echo": True, "logprobs": 100, "n": 100}
+_SPACES = {"max_new_tokens": 2000, "regex": r"<\|tool_call_begin\|> {1900}"}
 _AGENT = {"role": "assistant", "content": "Tom"}
 _DEEP = '{"items":' * 880 + "{}" + "}" * 880
 _ANSWER_LOGPROBS = {"logprobs": True, "top_logprobs": 128, "max_tokens": 400}
@@ -80,24 +81,18 @@ def _opens_the_door(model: str, port: int, keyed: bool) -> list[Case]:
         "/flush_cache": {},
     }
     forged = [
-        Case(
-            "2 claimed address",
-            path,
-            (
-                wire_request(
-                    "POST", path, [*claimed, *OUTSIDER], json.dumps(body).encode(), held_from=f"127.0.0.{number + 3}"
-                ),
-            ),
-            refused=True,
+        wire_request(
+            "POST", path, [*claimed, *OUTSIDER], json.dumps(closed[path]).encode(), held_from=f"127.0.0.{number}"
         )
-        for number, (path, body) in enumerate(closed.items())
+        for number, path in enumerate(closed, 3)
     ]
     chat = wire_request("POST", CHAT, claimed, json.dumps(question(model)).encode(), held_from="127.0.0.2")
     ajar = [
         Case("6 no door", path, (HttpRequest("POST", path, b"{}", JSON + OUTSIDER, key=False),), refused=True)
         for path in closed
     ]
-    return [*forged, Case("2 claimed address", f"{CHAT} without a key", (chat,), refused=keyed), *ajar]
+    held = [Case("2 claimed address", path, (wire,), refused=True) for path, wire in zip(closed, forged, strict=True)]
+    return [*held, Case("2 claimed address", f"{CHAT} without a key", (chat,), refused=keyed), *ajar]
 
 
 @cache
@@ -147,15 +142,22 @@ def _breaks_an_answer(model: str) -> list[Case]:
     numbered = json.loads("[1," + "[" * 400 + "]" * 400 + "]")
     generate: dict[str, Any] = {"text": "Tom", "sampling_params": {"max_new_tokens": 2}}
     parts: tuple[list[Any], ...] = ([{"type": []}], [{}], [{"type": {}}])
-    messages = [_case(8, f"part {part}", CHAT, question(model, messages=[_says(part)])) for part in parts]
-    anthropic = [
-        _case(8, f"part {part}", "/v1/messages", {"model": model, "max_tokens": 2, "messages": [_says(part)]})
+    said = [
+        _case(8, f"part {part}", path, {"model": model, "max_tokens": 2, "messages": [_says(part)]})
+        for path in (CHAT, "/v1/messages")
         for part in parts
     ]
     wrong_key = HttpRequest("POST", "/flush_cache", b"", (("authorization", "Bearer not-a-key"), *OUTSIDER), key=False)
+    probes = (HttpRequest("GET", f"/health?{number}", leave_after_s=0.01, key=False) for number in range(20))
+    ids = {**generate, "return_logprob": True, "token_ids_logprob": [1, 2]}
+    sealed = [{"type": "reasoning", "summary": [], "encrypted_content": "A" * 4000}] * 84
     return [
-        *messages,
-        *anthropic,
+        *said,
+        Case("8 answers", "probes that leave", tuple(probes)),
+        Case("8 answers", "/metrics is posted", (HttpRequest("POST", "/metrics", key=False),), refused=True),
+        _case(8, "logprobs of token ids", "/generate", ids),
+        _case(8, "thinking that nobody signed", RESPONSES, {"input": [*sealed, _says("Tom")], "max_output_tokens": 2}),
+        _case(8, "spaces behind a marker", "/generate", {"text": "Tom", "sampling_params": _SPACES}),
         _case(8, "n is null", "/generate", {"text": "Tom", "sampling_params": {"n": None}}),
         _case(8, "a number before 400 levels", "/generate", {**generate, "input_ids": numbered}),
         _case(8, "a number before 400 levels", CHAT, question(model, stop=numbered)),

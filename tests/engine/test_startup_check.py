@@ -1,9 +1,13 @@
 """Drafts that are never accepted or never made are an error; any acceptance passes."""
 
+import json
+from pathlib import Path
+
 import pytest
 from support.scripted_server import scripted_server, whole
 
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.engine import startup_check
 from kimi_w4a8_eagle3.engine.client import EngineClient, Generation
 from kimi_w4a8_eagle3.engine.metrics import Acceptance
 from kimi_w4a8_eagle3.engine.startup_check import PROMPTS, ask, fault_of, require_acceptance, require_answers
@@ -90,3 +94,34 @@ def test_a_model_that_computes_nonsense_is_not_served(content: str, nan: int) ->
         client._served = "m"  # so that /metrics is the only request without a body
         with pytest.raises(KimiError, match="3 rows of logits were NaN" if nan else "are empty"):
             require_answers(client)
+
+
+@pytest.mark.parametrize(
+    ("moved", "tokens", "fault"),
+    [
+        (0.04, (1, 2, 3, 4, 5), None),
+        (0.06, (1, 2, 3, 4, 5), "known answers differ by 0.06 on average, more than 0.05"),
+        (float("nan"), (1, 2, 3, 4, 5), "known answers differ by nan"),
+        (0.0, (1, 2, 3, 9, 5), "are not those of its start"),
+    ],
+)
+def test_a_known_checkpoint_answers_as_recorded(
+    tmp_path: Path, moved: float, tokens: tuple[int, ...], fault: str | None
+) -> None:
+    class Client:
+        base_url, moved = "http://engine", 0.0
+
+        def score(self, prompts: list[list[int]]) -> list[list[float]]:
+            return [[-9.0, *(-1.0 - self.moved for _ in prompt[2:])] for prompt in prompts]  # the prompt's do not count
+
+    client, file = Client(), tmp_path / "answers.json"
+    answers = [Generation("", (1, 2, 3, 4, 5), "stop", (), (7, 8)) for _ in PROMPTS]
+    file.write_text(json.dumps(startup_check.recorded(client, answers)))  # type: ignore[arg-type]
+    client.moved = moved
+    found = [Generation("", tokens, "stop", (), (7, 8)) for _ in range(8)]
+    if fault is None:
+        startup_check.require_recorded(client, found, file)  # type: ignore[arg-type]
+        found[0] = Generation("", tokens, "stop", (), (7, 9))
+        fault = "its tokenizer or chat template gives other tokens"
+    with pytest.raises(KimiError, match=fault):
+        startup_check.require_recorded(client, found, file)  # type: ignore[arg-type]

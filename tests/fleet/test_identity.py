@@ -78,14 +78,23 @@ def test_an_error_of_the_engine_is_no_identity():
         ask_identity("http://engine", http)
 
 
-def test_a_pinned_draft_is_served_and_no_other(tmp_path):
-    shutil.copytree(tiny.draft_path(), tmp_path / "draft")
-    pinned = [f"draft.repo={tmp_path / 'draft'}", f"draft.sha256={weights_digest(tiny.draft_path())}"]
-    assert checked_weights(render(load_recipe("tiny"), pinned)) == fingerprint(tiny.target_path(), tmp_path / "draft")
-    with (tmp_path / "draft" / "config.json").open("a") as file:
-        file.write(" ")
-    with pytest.raises(KimiError, match="the draft is another one"):
-        checked_weights(render(load_recipe("tiny"), pinned))
+@pytest.mark.parametrize(("part", "built_in"), [("model", tiny.target_path), ("draft", tiny.draft_path)])
+def test_a_pinned_checkpoint_is_served_and_no_other(tmp_path, part, built_in):
+    folder = shutil.copytree(built_in(), tmp_path / part)
+    pinned = [f"{part}.sha256={weights_digest(built_in())}", f"{part}.repo={folder}"]
+    assert checked_weights(render(load_recipe("tiny"), pinned), preflight=False)
+    file = max(folder.glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    with pytest.raises(KimiError, match=f"the {part} is another one"):
+        checked_weights(render(load_recipe("tiny"), pinned), preflight=False)
+    assert checked_weights(
+        render(load_recipe("tiny"), pinned[1:]), preflight=False
+    )  # of another folder nothing is known
+
+
+def test_the_recipe_of_the_built_in_model_names_its_content():
+    recipe = load_recipe("tiny")
+    assert (recipe.model.sha256, recipe.model.answers) == (weights_digest(tiny.target_path()), "tiny")
 
 
 def test_a_rolling_restart_serves_the_draft_that_is_there_now_or_restarts_nothing(tmp_path):

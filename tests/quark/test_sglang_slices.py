@@ -136,12 +136,12 @@ def packed_words_exchanged(layer: Any) -> None:
     ("fault", "found"),
     [
         (None, ""),
-        (scale_off_by_a_percent, "expert 3 did not load as it is stored: w2_weight_scale_2"),
-        (experts_exchanged, "expert 0 did not load as it is stored: w13_weight_scale"),
-        (gate_and_up_exchanged, "expert 0 did not load as it is stored: w13_weight_scale_2"),
-        (first_stage_scale_of_up_for_gate, "expert 0 did not load as it is stored: w13_weight_scale"),
-        (a_nibble_flipped, "expert 2 did not load as it is stored: w2_weight"),
-        (packed_words_exchanged, "expert 0 did not load as it is stored: w13_weight"),
+        (scale_off_by_a_percent, "w2_weight_scale_2 of expert 3 did not load as it is stored"),
+        (experts_exchanged, "w13_weight_scale of expert 0 did not load as it is stored"),
+        (gate_and_up_exchanged, "w13_weight_scale_2 of expert 0 did not load as it is stored"),
+        (first_stage_scale_of_up_for_gate, "w13_weight_scale of expert 0 did not load as it is stored"),
+        (a_nibble_flipped, "w2_weight of expert 2 did not load as it is stored"),
+        (packed_words_exchanged, "w13_weight of expert 0 did not load as it is stored"),
     ],
 )
 def test_the_load_check_finds_weights_that_the_files_lack(
@@ -161,10 +161,61 @@ def test_the_load_check_finds_weights_that_the_files_lack(
             fault(layer)
             with pytest.raises(KimiError) as caught:
                 load_check.require_as_stored("model.layers.1.mlp.experts", layer)
-            assert caught.value.what == found and f"rank {rank} of {tp}" in str(caught.value.where)
+            assert caught.value.what == found and f"(rank {rank})" in str(caught.value.where)
     finally:
         load_check.note_folder(("", [], False))
     load_check.require_as_stored("model.layers.1.mlp.experts", layer)  # weights from no file: nothing to compare
+
+
+# A parameter, how a rank of two cuts it, and the tensors that it is made of.
+M, A, V, D = "language_model.model.", f"{LAYER[:-13]}.self_attn.", "vision_tower.blocks.0.", "midlayer.self_attn."
+HELD = {
+    f"{M}embed_tokens.weight": ("rows", f"{M}embed_tokens.weight"),
+    f"{A}fused_qkv_a_proj_with_mqa.weight": ("whole", f"{A}q_a_proj.weight {A}kv_a_proj_with_mqa.weight"),
+    f"{A}o_proj.weight": ("columns", f"{A}o_proj.weight"),
+    f"{M}layers.0.mlp.gate_up_proj.weight": (
+        "rows",
+        f"{M}layers.0.mlp.gate_proj.weight {M}layers.0.mlp.up_proj.weight",
+    ),
+    f"{M}layers.1.mlp.gate.e_score_correction_bias": ("whole", f"{M}layers.1.mlp.gate.e_score_correction_bias"),
+    f"{V}attn.qkv_proj.weight": ("thirds", f"{V}wqkv.weight"),
+    f"{V}attn.proj.weight": ("columns", f"{V}wo.weight"),
+    "vision_tower.patch_embed.proj.weight": ("whole", "vision_tower.patch_embed.proj.weight"),
+    "model.layers.0.self_attn.qkv_proj.weight": ("rows", f"{D}q_proj.weight {D}k_proj.weight {D}v_proj.weight"),
+    "model.fc.weight": ("whole", "fc.weight"),
+}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_compares_every_parameter_outside_the_experts(
+    fused_moe: type[torch.nn.Module], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    from sglang.srt import distributed
+
+    from kimi_w4a8_eagle3.sglang_plugin import load_check
+
+    monkeypatch.setattr(distributed, "get_tensor_model_parallel_rank", lambda: rank)
+    stored, loaded = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
+    for name, (cut, tensors) in HELD.items():
+        names = tensors.split()
+        shape = (6,) if "bias" in name else (6, 4, 2, 2) if "patch" in name else (6, 4)
+        stored |= {one: torch.randn(shape, dtype=torch.bfloat16) for one in names}
+        whole = [part for one in names for part in stored[one].chunk(3 if cut == "thirds" else 1)]
+        whole = [one if cut == "whole" else one.chunk(2, int(cut == "columns"))[rank] for one in whole]
+        loaded[name] = torch.cat([part[:1] for part in whole] if cut == "thirds" else whole).float()
+    save_file(stored, tmp_path / "model.safetensors")
+    monkeypatch.setattr(load_check, "_folder", [tmp_path])
+    model: Any = SimpleNamespace(named_parameters=lambda: [(n, torch.nn.Parameter(one)) for n, one in loaded.items()])
+    load_check.require_all_as_stored(model)
+    for name, parameter in loaded.items():
+        loaded[name] = parameter.roll(1, 0)
+        with pytest.raises(KimiError, match="did not load as it is stored") as caught:
+            load_check.require_all_as_stored(model)
+        assert (
+            caught.value.what.startswith(name)
+            and str(caught.value.where) == f"{HELD[name][1].split()[0]} (rank {rank})"
+        )
+        loaded[name] = parameter
 
 
 @pytest.mark.parametrize("padded_loading", [True, False], ids=["cpu", "gpu"])
@@ -187,7 +238,7 @@ def test_every_rank_loads_its_blocks_of_mxfp4(
             load(layer, tensors, suffixes=("", "_scale"))
             load_check.require_as_stored("model.layers.1.mlp.experts", layer, MXFP4)
             layer.w2_weight_scale[2, 5, 0] += 1
-            with pytest.raises(KimiError, match="expert 2 did not load as it is stored: w2_weight_scale"):
+            with pytest.raises(KimiError, match="w2_weight_scale of expert 2 did not load as it is stored"):
                 load_check.require_as_stored("model.layers.1.mlp.experts", layer, MXFP4)
     finally:
         load_check.note_folder(("", [], False))
