@@ -27,7 +27,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple, TypeGuard
 
-from kimi_w4a8_eagle3.engine.process import Command, NewProcess, Process, Program, die_with_parent
+from kimi_w4a8_eagle3.engine.process import Command, NewProcess, Process, Program, dying_with_parent
 
 FORK_SERVER = "kimi_w4a8_laptop.forked_engine"
 READY, GO = b"ready", b"go"
@@ -110,14 +110,13 @@ class ForkServer:
             # A child dies with the thread that started it. This thread ends with the process.
             process = _starter.submit(
                 subprocess.Popen,
-                Program(FORK_SERVER, (str(theirs.fileno()),)).argv,
+                dying_with_parent(Program(FORK_SERVER, (str(theirs.fileno()),)).argv),
                 env=dict(environ),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=die_with_parent,
             ).result()
         return cls(process, control)
 

@@ -7,7 +7,9 @@ SGLang, which takes ten seconds of a core. On a CPU kimi-w4a8-laptop forks one t
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -84,13 +86,12 @@ class NewProcess:
 
     def engine(self, command: Command, environ: Mapping[str, str], log: int) -> Process:
         return subprocess.Popen(
-            words(command),
+            dying_with_parent(words(command)),
             env=dict(environ),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=die_with_parent,
         )
 
     def program(self, program: Program, changes: Mapping[str, str], log: int) -> Process:
@@ -116,6 +117,21 @@ _prctl = ctypes.CDLL(None).prctl  # before any fork: a thread may hold the loade
 def die_with_parent() -> None:
     """In a new child: end when the process that started it dies, for whatever reason (Linux)."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+_DIE_WITH_PARENT = f"""
+import ctypes, os, sys
+ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {signal.SIGTERM:d})
+if os.getppid() == int(sys.argv[1]):
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+def dying_with_parent(command: Sequence[str]) -> list[str]:
+    """Return a command line that does so and becomes `command`: `preexec_fn` may deadlock where threads run."""
+    if shutil.which(command[0]) is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
+    return [sys.executable, "-IS", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
 
 
 _STOP_GRACE_S = 20.0
