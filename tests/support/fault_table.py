@@ -24,7 +24,7 @@ from rich.console import Console
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.process import EngineServer
-from kimi_w4a8_eagle3.engine.startup_check import FLOOR, measure
+from kimi_w4a8_eagle3.engine.startup_check import FLOOR, acceptance_of, ask
 from kimi_w4a8_eagle3.moe.contract import MoeShape
 from kimi_w4a8_eagle3.moe.layer_check import require_layer
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
@@ -180,7 +180,7 @@ def gate(server: EngineServer, folder: Path) -> str:
 
 def canary(server: EngineServer) -> str:
     with EngineClient(server.base_url) as client:
-        found = measure(client, 4)
+        found = acceptance_of(ask(client), 4)
     assert found is not None
     return f"{found.length:.2f}, {'found' if found.length <= FLOOR else 'passes'}"
 
