@@ -52,10 +52,10 @@ def register_hooks() -> None:
     """Hook what has no device here, and the scheduler where a file for its counts is named."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # SGLang's import order: after `install`
 
-    from ..cpu import dp_controller, nccl  # start-up: SGLang
-    from . import step_counts  # start-up: it loads the device
+    from ..cpu import dp_controller  # start-up: SGLang
+    from . import rccl, step_counts  # start-up: they load the device
 
-    HookRegistry.register(nccl.TARGET, nccl.find_nccl_library, HookType.REPLACE)
+    HookRegistry.register(rccl.TARGET, rccl.Gloo, HookType.REPLACE)
     HookRegistry.register(dp_controller.TARGET, dp_controller.event_loop, HookType.REPLACE)
     if step_counts.wanted():
         HookRegistry.register(step_counts.TARGET, step_counts.begin, HookType.BEFORE)

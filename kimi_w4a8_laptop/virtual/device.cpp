@@ -33,8 +33,6 @@ std::recursive_mutex lock;  // of everything below that is not thread-local
 enum Kind { kLaunch, kAllocation, kSynchronization, kPageableCopy, kHostCopy, kKinds };
 const char* const kNames[] = {"launch", "allocation", "synchronization", "pageable copy", "host copy"};
 std::map<std::string, uint64_t> counts[kKinds];
-using Notice = void (*)(int kind, const char* name);
-Notice notice = nullptr;
 bool capturing = false;
 thread_local bool replaying = false;  // a graph is one launch
 
@@ -44,7 +42,6 @@ void count(Kind kind, const std::string& name) {
               "stream is capturing: ", kNames[kind], " in ", name);
   std::lock_guard<std::recursive_mutex> guard(lock);
   ++counts[kind][name];
-  if (notice) notice(kind, name.c_str());
 }
 
 // ---- streams: a vector clock for each, and one for the host ---------------------------------------------------
@@ -530,7 +527,6 @@ bool vg_synchronize(int64_t event, const char* name) {
   std::lock_guard<std::recursive_mutex> guard(lock);
   if (capturing) return false;
   ++counts[kSynchronization][name];
-  if (notice) notice(kSynchronization, name);
   if (event >= 0) join(host, events[event]);
   else if (-1 - event < kStreams) join(host, clocks[-1 - event]);
   else for (const auto& clock : clocks) join(host, clock);
@@ -543,7 +539,6 @@ void vg_launch(const char* name, int device) {
   count(kLaunch, name);
 }
 
-void vg_notice(Notice function) { notice = function; }
 void vg_reset() {
   std::lock_guard<std::recursive_mutex> guard(lock);
   for (auto& kind : counts) kind.clear();

@@ -15,6 +15,7 @@ import torch
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 
+DRAW = "KIMI_VIRTUAL_DRAW"  # "reference": numpy draws, as on a CPU, because the interpreter takes 50 ms a row
 SOURCE = Path(__file__).with_name("device.cpp")
 _SIZE = 1 << 20  # bytes of a report
 

@@ -219,20 +219,21 @@ def _constant(value: object) -> Callable[..., object]:
     return lambda *_, **__: value
 
 
-def _memory() -> dict[str, object]:
-    names = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
-    return dict.fromkeys(names, _constant(0))
-
-
 def install() -> None:
     """Load the device and give torch the API of a ROCm build."""
     torch.version.hip, torch.version.cuda = "7.2.26015", None
+    memory = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
+    nothing = ("init", "_lazy_init", "empty_cache", "ipc_collect", "reset_peak_memory_stats")
+    yes = ("is_available", "is_initialized", "is_bf16_supported", "can_device_access_peer")
     own: dict[str, object] = {
-        **_memory(),
-        "is_available": _constant(True),
-        "is_initialized": _constant(True),
-        "init": _nothing,
-        "_lazy_init": _nothing,
+        **dict.fromkeys(memory, _constant(0)),
+        **dict.fromkeys(nothing, _nothing),
+        **dict.fromkeys(yes, _constant(True)),
+        **dict.fromkeys(("stream", "StreamContext"), StreamContext),
+        **dict.fromkeys(("device", "device_of"), DeviceContext),
+        **dict.fromkeys(
+            ("manual_seed", "manual_seed_all"), lambda seed: torch.default_generator.manual_seed(seed) and None
+        ),
         "device_count": _constant(DEVICES),
         "current_device": index_of,
         "set_device": lambda device: library.load().vg_set_device(index_of(device)),
@@ -243,40 +244,27 @@ def install() -> None:
         "get_arch_list": _constant(["gfx942"]),
         "mem_get_info": _constant((250 * _GIB, 256 * _GIB)),
         "memory_stats": _constant(defaultdict(int)),
-        "empty_cache": _nothing,
-        "ipc_collect": _nothing,
-        "reset_peak_memory_stats": _nothing,
         "current_stream": current_stream,
         "default_stream": default_stream,
         "set_stream": set_stream,
-        "stream": StreamContext,
-        "StreamContext": StreamContext,
         "Stream": Stream,
         "Event": DeviceEvent,
-        "device": DeviceContext,
-        "device_of": DeviceContext,
         "CUDAGraph": DeviceGraph,
         "graph_pool_handle": _constant((0, 0)),
         "is_current_stream_capturing": lambda: library.load().vg_capturing(),
-        "is_bf16_supported": _constant(True),
-        "manual_seed": lambda seed: torch.default_generator.manual_seed(seed) and None,
-        "manual_seed_all": lambda seed: torch.default_generator.manual_seed(seed) and None,
-        "can_device_access_peer": _constant(True),
     }
     for name, value in own.items():
         setattr(torch.cuda, name, value)
     library.load()
-    accelerator = ("synchronize", "empty_cache", "device_count", "current_stream", *_memory())
-    for name in accelerator:
+    for name in ("synchronize", "empty_cache", "device_count", "current_stream", *memory):
         setattr(torch.accelerator, name, own[name])
-    torch.get_device_module = _device_module(torch.get_device_module)  # type: ignore[assignment]
+    module = torch.get_device_module
+    vars(torch)["get_device_module"] = lambda device=None: (
+        torch.cuda if device is None or "cuda" in str(device) else module(device)
+    )
     torch._C._host_emptyCache = _nothing  # called before a capture
     torch.Tensor.record_stream = _nothing  # type: ignore[method-assign]
     _gloo_for_nccl()
-
-
-def _device_module(original: Callable[..., object]) -> Callable[..., object]:
-    return lambda device=None: torch.cuda if device is None or "cuda" in str(device) else original(device)
 
 
 def _gloo_for_nccl() -> None:

@@ -2,8 +2,8 @@
 
     PYTHONPATH=tests python -m support.virtual_steps [--save]
 
-Counts steps without new requests, plain at batch 1 and 40 and with drafts at batch 1. It compares the counts with
-virtual_steps.json, or writes them there. Draws of 160 rows take too long in Triton's interpreter.
+Counts steps without new requests, plain and with drafts, at batch 1 and 40. It compares the counts with
+virtual_steps.json, or writes them there. Draws are by the reference: 160 rows take Triton's interpreter seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 
 from kimi_w4a8_eagle3.engine.process import EngineServer
-from kimi_w4a8_laptop.virtual import step_counts
+from kimi_w4a8_laptop.virtual import library, step_counts
 
 from .virtual_servers import virtual_server
 
@@ -72,9 +72,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         file = Path(name) / "steps"
         file.touch()
-        for title, requests in (("plain", 1), ("plain", 40), ("drafts", 1)):
+        for title, requests in (("plain", 1), ("plain", 40), ("drafts", 1), ("drafts", 40)):
             settings = ("max-running-requests=40", f"cuda-graph-bs-decode=[{requests}]")
-            with virtual_server(title == "drafts", Path(name), *settings, **{step_counts.FILE: str(file)}) as server:
+            environ = {step_counts.FILE: str(file), library.DRAW: "reference"}
+            with virtual_server(title == "drafts", Path(name), *settings, **environ) as server:
                 found[title][str(requests)] = measure(server, file, requests)
                 print(title, requests, json.dumps(found[title][str(requests)]), flush=True)
     if "--save" in sys.argv:

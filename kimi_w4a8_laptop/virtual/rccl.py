@@ -1,0 +1,58 @@
+"""NCCL's library (RCCL on ROCm) for SGLang's PyNcclCommunicator: gloo moves the memory that its pointers name.
+
+A call is one launch, so a graph records it and a replay communicates again. An operation that is not here fails.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+import torch
+import torch.distributed as dist
+
+from .kernel_launch import launch
+
+TARGET = "sglang.srt.distributed.device_communicators.pynccl_wrapper.NCCLLibrary"
+_TYPES = (
+    torch.int8, torch.uint8, torch.int32, torch.uint32, torch.int64, torch.uint64, torch.float16, torch.float32,
+    torch.float64, torch.bfloat16,
+)  # fmt: skip
+_Pointer = ctypes.c_void_p
+
+
+class Gloo:
+    """The methods of SGLang's NCCLLibrary that are called on the path of the recipes."""
+
+    def __init__(self, so_file: str | None = None) -> None:
+        self.ncclGetRawVersion, self.ncclGetVersion = (lambda: 22703), (lambda: "2.27.3")
+
+    def ncclGetUniqueId(self) -> ctypes.Structure:
+        from sglang.srt.distributed.device_communicators.pynccl_wrapper import ncclUniqueId  # SGLang's import order
+
+        unique: ctypes.Structure = ncclUniqueId.from_buffer_copy(os.urandom(ctypes.sizeof(ncclUniqueId)))
+        return unique
+
+    def ncclCommInitRank(self, world_size: int, unique_id: ctypes.Structure, rank: int) -> object:
+        store = dist.PrefixStore(bytes(unique_id).hex(), dist.distributed_c10d._get_default_store())
+        return dist.ProcessGroupGloo(store, rank, world_size, dist.default_pg_timeout)
+
+    def ncclAllReduce(
+        self, source: _Pointer, target: _Pointer, count: int, kind: int, op: int, group: dist.ProcessGroup, _: object
+    ) -> None:
+        read, written = _memory(source, count, kind), _memory(target, count, kind)
+        if op:
+            raise NotImplementedError(f"ncclAllReduce with operation {op} has no stand-in")
+        launch("ncclAllReduce", lambda: group.allreduce([written.copy_(read)]).wait())
+
+    def ncclAllGather(
+        self, source: _Pointer, target: _Pointer, count: int, kind: int, group: dist.ProcessGroup, _: object
+    ) -> None:
+        read, parts = _memory(source, count, kind), _memory(target, count * group.size(), kind).chunk(group.size())
+        launch("ncclAllGather", lambda: group.allgather([list(parts)], [read]).wait())
+
+
+def _memory(pointer: _Pointer, count: int, kind: int) -> torch.Tensor:
+    """Return a CPU tensor over the memory of a device pointer, which is the CPU's here. kind: a number of nccl.h."""
+    size = count * _TYPES[kind].itemsize
+    return torch.frombuffer((ctypes.c_char * size).from_address(pointer.value or 0), dtype=_TYPES[kind])
