@@ -13,7 +13,8 @@ The formats of the weights differ only in the accumulator. With w the integers o
 MXFP4's row scale sw[n] is a power of two and shift is 0..11 (`quark.packing`). A block's sum is at most 32*127*12,
 and the sum of 2**shift over a row's blocks is at most MOST_STEPS, so |acc| < 2**31: the sum is exact in any order, and
 shifts may be applied to the weights, to a block's sum or to a group of sums. 2**shift * w fits INT8 for shifts up to 3.
-float32 rounds acc once.
+float32 rounds acc once. If a layer has rows that do not fit, its weights have several parts with the same codes. A part
+leaves the blocks of the others out (shift ABSENT), and y is the sum of the parts' y, added in order in float32.
 
 Every backend is deterministic. The output of a token depends on its row, its experts and their weights, never on the
 rest of the batch, the tiles or the run. Its slots are therefore added in an order that the token alone fixes, without
@@ -30,6 +31,8 @@ from ..quark.weight_format import INT4, WeightFormat
 
 if TYPE_CHECKING:
     import torch
+
+    from ..quark.packing import Part
 
 INT8_MAX = 127
 
@@ -54,6 +57,7 @@ class QuarkMoeWeights:
     w2: codes of [E, H, I].
     s13: float32 [E, 2*I] and s2: float32 [E, H], the checkpoint's scales folded to one a row.
     shift13: uint8 [E, 2*I, H/32] and shift2: uint8 [E, H, I/32], a block's left shift; None for INT4.
+    more: the next part of the weights, if one does not hold all blocks.
     """
 
     shape: MoeShape
@@ -63,12 +67,22 @@ class QuarkMoeWeights:
     s2: torch.Tensor
     shift13: torch.Tensor | None = None
     shift2: torch.Tensor | None = None
+    more: QuarkMoeWeights | None = None
+
+    @classmethod
+    def of(cls, shape: MoeShape, w13: torch.Tensor, w2: torch.Tensor, parts: list[tuple[Part, ...]]) -> QuarkMoeWeights:
+        """Return a layer of the parts that `packing.fold_layer` returns."""
+        ((shift13, s13), (shift2, s2)), *others = parts
+        more = cls.of(shape, w13, w2, others) if others else None
+        return cls(shape, w13, w2, s13, s2, shift13, shift2, more)
 
     def experts(self, first: int, last: int) -> QuarkMoeWeights:
         """Return experts first..last-1 as a layer of their own."""
         tensors = (self.w13, self.w2, self.s13, self.s2, self.shift13, self.shift2)
         shape = replace(self.shape, num_experts=last - first)
-        return QuarkMoeWeights(shape, *(None if t is None else t[first:last] for t in tensors))  # type: ignore[arg-type]
+        more = self.more and self.more.experts(first, last)
+        own: list[Any] = [None if t is None else t[first:last] for t in tensors]
+        return QuarkMoeWeights(shape, *[*own, more])
 
 
 @dataclass(frozen=True)
@@ -76,6 +90,7 @@ class PreparedMoe:
     """One MoE layer in a backend's own weight layout, which `layout` names so that a mix-up raises an error.
 
     shift13, shift2: the blocks' shifts, None where the layout of the weights holds them or the format has none.
+    more: the next part of the weights, as in QuarkMoeWeights.
     """
 
     shape: MoeShape
@@ -86,6 +101,12 @@ class PreparedMoe:
     s2: torch.Tensor
     shift13: torch.Tensor | None = None
     shift2: torch.Tensor | None = None
+    more: PreparedMoe | None = None
+
+    @property
+    def parts(self) -> list[PreparedMoe]:
+        """This part and the next ones."""
+        return [self, *(self.more.parts if self.more else [])]
 
 
 class GateReader(Protocol):

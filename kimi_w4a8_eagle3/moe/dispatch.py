@@ -27,16 +27,21 @@ _logged: set[str] = set()
 _selected: set[str] = set()
 
 
-def select_backend(shape: MoeShape, device: torch.device, gates: GateReader, requested: str = AUTO) -> MoeBackend:
+def select_backend(
+    shape: MoeShape, device: torch.device, gates: GateReader, requested: str = AUTO, in_parts: bool = False
+) -> MoeBackend:
     """Return the backend that runs `shape` on `device`, and log the choice once with the reasons.
 
+    in_parts: the weights have several parts, which flydsl does not compute.
     requested: `auto` or a name from BACKENDS. Raises KimiError when the name is unknown, or when the backend that
         `requested` or the gate names cannot run here.
     """
     asked, asked_by = _override(gates, requested)
     rejected: list[str] = []
     for name in [asked] if asked else BACKENDS:
-        backend, reason = _try_backend(name, shape, device, gates)
+        backend, reason = None, "rows span more octaves than its sums hold (docs/moe.md)"
+        if name != "flydsl" or not in_parts:
+            backend, reason = _try_backend(name, shape, device, gates)
         if backend is not None:
             why = f"requested by {asked_by}" if asked else "; ".join(rejected) or "preferred"
             # FlyDSL supports this GPU, but something is missing.

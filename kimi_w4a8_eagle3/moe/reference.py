@@ -8,9 +8,11 @@ reaches it at K = 1,376 or, with shifts above 3, at K = 5. Beyond that the matmu
 
 from __future__ import annotations
 
+from functools import reduce
+
 import torch
 
-from ..quark.packing import MAX_SHIFT, unpack_codes, unpack_reorder
+from ..quark.packing import ABSENT, MAX_SHIFT, unpack_codes, unpack_reorder
 from ..quark.weight_format import INT4, WeightFormat
 from .contract import INT8_MAX, MoeShape, PreparedMoe, QuarkMoeWeights
 
@@ -57,7 +59,7 @@ def integers(codes: torch.Tensor, shift: torch.Tensor | None) -> torch.Tensor:
         return unpack_reorder(codes)
     wide = bool((shift > _INT8_SHIFT).any())
     blocks = unpack_codes(codes).to(torch.int16 if wide else torch.int8).view(*shift.shape, -1)
-    return (blocks << shift[..., None].to(blocks.dtype)).flatten(-2)
+    return torch.where(shift[..., None] < ABSENT, blocks << shift[..., None].to(blocks.dtype), 0).flatten(-2)
 
 
 def _group_rows(topk_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -96,7 +98,8 @@ class ReferenceBackend:
     def prepare(self, weights: QuarkMoeWeights) -> PreparedMoe:
         """Unpack the codes to integers, with the shifts of their blocks applied."""
         w13, w2 = integers(weights.w13, weights.shift13), integers(weights.w2, weights.shift2)
-        return PreparedMoe(weights.shape, LAYOUT, w13, w2, weights.s13, weights.s2)
+        more = self.prepare(weights.more) if weights.more else None
+        return PreparedMoe(weights.shape, LAYOUT, w13, w2, weights.s13, weights.s2, more=more)
 
     def forward(
         self, x: torch.Tensor, moe: PreparedMoe, topk_weights: torch.Tensor, topk_ids: torch.Tensor
@@ -107,14 +110,16 @@ class ReferenceBackend:
         rows, row_scale = quantize_rows(x)
         token_of = grid // topk_ids.shape[1]
 
-        acc = exact_matmul(_pick(rows, token_of), _pick(moe.w13, experts), moe.shape.weights)
-        gate_up = acc.float() * _pick(row_scale, token_of) * _pick(moe.s13, experts).unsqueeze(1)
+        def product(rows: torch.Tensor, scale: torch.Tensor, w: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+            acc = exact_matmul(rows, _pick(w, experts), moe.shape.weights)
+            return acc.float() * scale * _pick(s, experts).unsqueeze(1)
+
+        given = _pick(rows, token_of), _pick(row_scale, token_of)
+        gate_up = reduce(torch.add, [product(*given, part.w13, part.s13) for part in moe.parts])
         act = silu(gate_up[..., :inter]) * gate_up[..., inter:]
 
-        act_rows, act_scale = quantize_rows(act)
-        acc = exact_matmul(act_rows, _pick(moe.w2, experts), moe.shape.weights)
-        down = acc.float() * act_scale * _pick(moe.s2, experts).unsqueeze(1)
-
+        given = quantize_rows(act)
+        down = reduce(torch.add, [product(*given, part.w2, part.s2) for part in moe.parts])
         weighted = down * _pick(topk_weights.reshape(-1), grid).float().unsqueeze(-1)
         slots = torch.zeros(topk_ids.numel(), hidden, dtype=torch.float32, device=x.device)
         slots[used] = weighted.view(-1, hidden).index_select(0, cells)  # not index_add_, which uses atomics on a GPU

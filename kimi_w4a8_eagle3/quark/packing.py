@@ -7,9 +7,8 @@ turn that order into the natural one (nibble k = element k), so no table and no 
 Of MXFP4 the E8M0 exponents of a row become one row scale and small left shifts. With exponent e, a weight is
 `value * 2**(e - 127)`. Twice the value is an integer, so the weight is
 `integer * 2**shift[block] * 2**(base - 128)` with `shift = e - base`. `base` is the row's least exponent, unless that
-lies more than MAX_SHIFT below its largest, or the row's sums would not fit int32. Blocks further below are re-coded:
-their integers are divided by the power of two that is missing and rounded half to even, which gives E2M1 codes again.
-The error of such a weight is at most half of the row's smallest step, 2**(base - 129).
+lies more than MAX_SHIFT below its largest, or the row's sums would not fit int32. Blocks further below belong to a
+second part of the weights, which has the same codes and a base of its own, and so on. The weights are the parts' sum.
 """
 
 from __future__ import annotations
@@ -92,9 +91,10 @@ def _chunks(words: int, device: torch.device) -> list[slice]:
 
 NAN_EXPONENT = 255
 MAX_SHIFT = 11  # of the kernels' layout
+ABSENT = MAX_SHIFT + 1  # shift of a block that belongs to another part
 MOST_STEPS = (2**31 - 1) // (127 * 12 * 32)  # sum of 2**shift over the blocks of a row whose sums fit int32
-_LEAST_BASE = 2  # of a row scale that is a normal float32
-_EMPTY = -1000  # exponent of a block of zeros, below all others
+_LEAST_BASE = 2  # of a row scale that is a normal float32; parts after the first may have others
+_NONE = -1000  # exponent of a block of zeros or of another part, below all others
 _CHUNK_BYTES = 1 << 26  # codes converted at once, which bounds the temporaries
 
 
@@ -118,37 +118,51 @@ def dequantized(codes: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
     return torch.ldexp(values.double(), exponents[..., None].int() - 128).flatten(1).bfloat16()
 
 
-def fold_exponents(codes: torch.Tensor, exponents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Return (shifts uint8 [E, N, K/32], row scales float32 [E, N], blocks that were re-coded).
+Part = tuple[torch.Tensor, torch.Tensor]  # shifts uint8 [E, N, K/32], row scales float32 [E, N]
 
-    codes: uint8 [E, N, K/2], changed in place where a block is re-coded. exponents: uint8 [E, N, K/32] without 255. A
-    block of zeros has shift 0 whatever its exponent is, and a row of zeros has scale 0.
+
+def fold_layer(*projections: tuple[torch.Tensor, torch.Tensor]) -> list[tuple[Part, ...]]:
+    """Return the parts of a layer, each with those of all projections: (codes, exponents) as of `fold_exponents`."""
+    folded = [fold_exponents(*projection) for projection in projections]
+    for parts in folded:
+        shifts, scales = parts[0]
+        none = torch.full_like(shifts, ABSENT), torch.zeros_like(scales)
+        parts += [none] * (max(map(len, folded)) - len(parts))
+    return list(zip(*folded, strict=True))
+
+
+def fold_exponents(codes: torch.Tensor, exponents: torch.Tensor) -> list[Part]:
+    """Return the parts of the weights, most often one.
+
+    codes: uint8 [E, N, K/2]. exponents: uint8 [E, N, K/32] without 255. A block of zeros has shift 0 in the first part,
+    whatever its exponent is, and a row of zeros has scale 0.
     """
-    shifts = torch.empty_like(exponents)
-    scales = torch.empty(exponents.shape[:2], device=codes.device)
-    step, recoded = max(1, _CHUNK_BYTES // max(1, codes[0].numel())), 0
-    for start in range(0, len(codes), step):
-        part = slice(start, start + step)
-        blocks = codes[part].view(*exponents[part].shape, -1)
-        exponent = torch.where((blocks & 0x77).amax(-1) == 0, _EMPTY, exponents[part].int())
-        least = exponent.masked_fill(exponent == _EMPTY, NAN_EXPONENT).amin(-1)
-        highest = exponent.amax(-1)
-        base = torch.maximum(least, highest - MAX_SHIFT).clamp(min=_LEAST_BASE)
-        while bool((over := _steps(exponent, base) > MOST_STEPS).any()):
-            base += over
-        shift = exponent - base[..., None]
-        far = (shift < 0) & (exponent != _EMPTY)
-        if bool(far.any()):
-            missing = -shift[far][:, None].clamp(min=-8)  # 12 / 2**8 is zero
-            integers = torch.round(unpack_codes(blocks[far]).float() / missing.float().exp2())
-            blocks[far] = pack_codes(integers.to(torch.int8))
-            recoded += int(far.sum())
-        shifts[part] = shift.clamp(min=0).to(torch.uint8)
-        normal = (base - 1 << 23).view(torch.float32)  # the float32 with this biased exponent, 2**(base - 128)
-        scales[part] = torch.where(highest == _EMPTY, 0.0, normal)
-    return shifts, scales, recoded
+    parts, left = list[Part](), torch.empty_like(exponents, dtype=torch.bool)
+    while not parts or bool(left.any()):
+        shifts, scales = torch.empty_like(exponents), torch.empty(exponents.shape[:2], device=codes.device)
+        for some in torch.arange(len(codes)).split(max(1, _CHUNK_BYTES // max(1, codes[0].numel()))):
+            rows = slice(int(some[0]), int(some[-1]) + 1)
+            if not parts:
+                left[rows] = (codes[rows].view(*left[rows].shape, -1) & 0x77).amax(-1) != 0
+            shifts[rows], scales[rows], left[rows] = _part(exponents[rows].int(), left[rows], first=not parts)
+        parts.append((shifts, scales))
+    return parts
+
+
+def _part(exponents: torch.Tensor, left: torch.Tensor, first: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return shifts and scales of the part with the largest blocks of each row, and the mask of the blocks below."""
+    exponent = torch.where(left, exponents, _NONE)
+    least, highest = exponent.masked_fill(~left, NAN_EXPONENT).amin(-1), exponent.amax(-1)
+    base = torch.maximum(least, highest - MAX_SHIFT).clamp(min=_LEAST_BASE if first else 0)
+    while bool((over := _steps(exponent, base) > MOST_STEPS).any()):
+        base += over
+    shift = exponent - base[..., None]
+    below = left & (shift < 0)
+    shift = torch.where(left & ~below, shift, ABSENT if not first else torch.where(below, ABSENT, 0))
+    bits = torch.where(base < _LEAST_BASE, 1 << base + 21, base - 1 << 23)  # of the float32 2**(base - 128)
+    return shift.to(torch.uint8), torch.where(highest < base, 0.0, bits.view(torch.float32)), below
 
 
 def _steps(exponent: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
-    """Return the sum of 2**shift over each row's blocks that are not empty."""
-    return ((exponent - base[..., None]).clamp(min=0).float().exp2() * (exponent != _EMPTY)).sum(-1)
+    """Return the sum of 2**shift over each row's blocks with exponents from `base` on."""
+    return ((exponent - base[..., None]).clamp(min=0).float().exp2() * (exponent >= base[..., None])).sum(-1)

@@ -20,7 +20,7 @@ from ..moe.contract import MoeShape, QuarkMoeWeights
 from ..moe.dispatch import select_backend
 from ..moe.layer_check import require_layer
 from ..moe.op import MoeLayer
-from ..quark.packing import NAN_EXPONENT, dequantized, fold_exponents, fold_scales
+from ..quark.packing import ABSENT, NAN_EXPONENT, dequantized, fold_layer, fold_scales
 from ..quark.weight_format import INT4, MXFP4, NIBBLES_PER_WORD, WeightFormat
 from . import load_check
 
@@ -118,7 +118,7 @@ class QuarkW4A8MoE(QuarkMoEScheme):
         if gates.load_check:
             load_check.require_as_stored(self.layer_name, layer, self.weights)
         weights = self._loaded(layer)
-        backend = select_backend(weights.shape, weights.w13.device, gates)
+        backend = select_backend(weights.shape, weights.w13.device, gates, in_parts=weights.more is not None)
         self.moe = MoeLayer(backend, weights)
         if gates.load_check:
             require_layer(self.layer_name, backend, self.moe.prepared, weights)
@@ -152,15 +152,15 @@ class QuarkW4A8MoE(QuarkMoEScheme):
             for name in ("w13", "w2"):
                 scale = getattr(layer, f"{name}_weight_scale").data
                 self._require_scales(name, (scale == NAN_EXPONENT).flatten(1).any(1))
-            shift13, s13, far13 = fold_exponents(w13, layer.w13_weight_scale.data)
-            shift2, s2, far2 = fold_exponents(w2, layer.w2_weight_scale.data)
-            blocks, far = shift13.numel() + shift2.numel(), far13 + far2
-            large, span = int((shift13 > 3).sum() + (shift2 > 3).sum()), max(int(shift13.max()), int(shift2.max()))
-            log = "%s: %d of %d MXFP4 blocks lie too far below their row's largest and are rounded; rows span up to %d "
-            log += "octaves, and %.1f %% of the blocks have large shifts"
+            parts = fold_layer((w13, layer.w13_weight_scale.data), (w2, layer.w2_weight_scale.data))
+            first = [shifts for shifts, _ in parts[0]]
+            blocks = sum(shifts.numel() for shifts in first)
+            far, large = (sum(int((shifts >= least).sum()) for shifts in first) for least in (ABSENT, 4))
             level = logging.WARNING if far else logging.INFO
-            logger.log(level, log, self.layer_name, far, blocks, span, 100 * large / blocks)
-            return QuarkMoeWeights(shape, w13, w2, s13, s2, shift13, shift2)
+            log = "%s: %d of %d MXFP4 blocks lie too far below their row's largest for one sum, so the layer has %d; "
+            log += "%.1f %% of the blocks have large shifts"
+            logger.log(level, log, self.layer_name, far, blocks, len(parts), 100 * large / blocks)
+            return QuarkMoeWeights.of(shape, w13, w2, parts)
         s13 = fold_scales(layer.w13_weight_scale, layer.w13_weight_scale_2)
         s2 = fold_scales(layer.w2_weight_scale, layer.w2_weight_scale_2)
         self._require_scales("w13", ~torch.isfinite(s13).all(dim=1))

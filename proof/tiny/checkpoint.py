@@ -153,7 +153,7 @@ def _int4_weights(stacked: dict[tuple[str, str], Tensor]) -> Int4Weights:
 def _integers(stacked: dict[tuple[str, str], Tensor], part: str) -> tuple[Tensor, Tensor]:
     codes, scale = stacked[part, "weight"], stacked[part, "weight_scale"]
     if codes.dtype == torch.uint8:
-        shift, rows, _ = fold_exponents(codes, scale)
+        ((shift, rows),) = fold_exponents(codes, scale)
         return integers(codes, shift).float(), rows
     return integers(codes, None).float(), fold_scales(scale, stacked[part, "weight_scale_2"])
 

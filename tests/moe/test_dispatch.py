@@ -36,6 +36,11 @@ def test_an_override_that_cannot_run_is_an_error_with_the_reason(name: str) -> N
         assert name in str(error.value) and "GPU" in str(error.value) and error.value.where == asked_by
 
 
+def test_flydsl_is_not_replaced_where_it_was_requested_for_weights_in_parts() -> None:
+    with pytest.raises(KimiError, match="'flydsl' cannot run: rows span more octaves"):
+        dispatch.select_backend(SHAPE, CPU, {}, "flydsl", in_parts=True)
+
+
 def test_the_argument_beats_the_gate() -> None:
     assert dispatch.select_backend(SHAPE, CPU, {dispatch.GATE: "triton"}, "reference").name == "reference"
 
@@ -46,11 +51,17 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arch", "compiled", "chosen"),
-    [("gfx942", True, "flydsl"), ("gfx942", False, "triton"), ("gfx950", True, "triton"), ("sm_90", True, "triton")],
+    ("arch", "problem", "chosen"),
+    [
+        ("gfx942", "", "flydsl"),
+        ("gfx942", "no code objects", "triton"),
+        ("gfx942", "rows span more octaves", "triton"),
+        ("gfx950", "", "triton"),
+        ("sm_90", "", "triton"),
+    ],
 )
 def test_preference_by_arch(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, arch: str, compiled: bool, chosen: str
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, arch: str, problem: str, chosen: str
 ) -> None:
     """Only the machine is pretended: which names are tried, and in which order, is dispatch's own."""
     monkeypatch.setattr(dispatch, "_logged", set())
@@ -60,18 +71,19 @@ def test_preference_by_arch(
             self.name = name
 
         def unsupported(self, shape: MoeShape, device: torch.device) -> str | None:
-            runs = self.name != "flydsl" or (arch == "gfx942" and compiled)
+            runs = self.name != "flydsl" or (arch == "gfx942" and problem != "no code objects")
             return None if runs else "no code objects"
 
     monkeypatch.setattr(dispatch, "gpu_arch", lambda device: arch)
     monkeypatch.setattr(dispatch, "find_spec", lambda name: object())
     monkeypatch.setattr(dispatch, "load_backend", lambda name, gates: Runs(name))
     with caplog.at_level(logging.INFO, logger=dispatch.__name__):
-        assert dispatch.select_backend(SHAPE, torch.device("cuda"), {}).name == chosen
+        found = dispatch.select_backend(SHAPE, torch.device("cuda"), {}, in_parts=problem.startswith("rows"))
+    assert found.name == chosen
     [logged] = caplog.records
-    could_be_faster = arch == "gfx942" and not compiled
+    could_be_faster = bool(problem)
     assert logged.levelno == (logging.WARNING if could_be_faster else logging.INFO)
-    assert not could_be_faster or "not flydsl: no code objects" in logged.getMessage()
+    assert not could_be_faster or f"not flydsl: {problem}" in logged.getMessage()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.far_blocks import FarLayer
 from support.packing import pack_reorder
 
 from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
@@ -173,3 +174,12 @@ def test_a_broken_activation_stays_visible_and_alone():
     out = backend.forward(x, backend.prepare(weights), torch.ones(3, 1), torch.zeros(3, 1, dtype=torch.int32))
     assert out[1].isnan().all()
     assert not out[[0, 2]].isnan().any()
+
+
+@pytest.mark.parametrize("span", [11, 12, 13, 20, 30, 60])
+def test_rows_of_many_octaves_are_the_values_of_the_files(span: int) -> None:
+    layer, backend = FarLayer(MoeShape(3, 128, 64, 2, weights=MXFP4), span), ReferenceBackend()
+    assert (layer.weights.more is not None) == (span > 11)
+    x, router, ids = layer.batch
+    found = backend.forward(x, backend.prepare(layer.weights), router, ids)
+    assert float(layer.errors(found).max()) < 4e-3

@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from kimi_w4a8_eagle3.quark.packing import MAX_SHIFT, MOST_STEPS, fold_exponents, pack_codes, unpack_codes
+from kimi_w4a8_eagle3.quark.packing import ABSENT, MAX_SHIFT, MOST_STEPS, fold_exponents, pack_codes, unpack_codes
 from kimi_w4a8_eagle3.quark.weight_format import INT4, MXFP4
 
 E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
@@ -23,12 +23,17 @@ def test_packing_is_the_inverse_of_unpacking():
     assert torch.equal(pack_codes(unpack_codes(codes)), codes)
 
 
-def folded(codes: torch.Tensor, exponents: torch.Tensor) -> tuple[torch.Tensor, list[list[Fraction]], int]:
-    """Return the shifts, the weights [N][K] that the kernels compute with, and the number of re-coded blocks."""
-    shifts, scales, recoded = fold_exponents(codes[None], exponents[None])
-    integers = unpack_codes(codes).view(*exponents.shape, 32).int() << shifts[0, :, :, None].int()
-    rows = zip(integers.flatten(1).tolist(), scales[0].tolist(), strict=True)
-    return shifts[0], [[integer * Fraction(scale) for integer in row] for row, scale in rows], recoded
+def folded(codes: torch.Tensor, exponents: torch.Tensor) -> tuple[list[torch.Tensor], list[list[Fraction]]]:
+    """Return the shifts of each part, and the weights [N][K] that the kernels compute with."""
+    integers, parts = unpack_codes(codes).view(*exponents.shape, 32), fold_exponents(codes[None], exponents[None])
+    weights = [[Fraction(0)] * integers[0].numel() for _ in integers]
+    for (shifts,), (scales,) in parts:
+        steps = torch.where(shifts < ABSENT, 1 << shifts.int(), 0)
+        assert int(steps.sum(1).max()) <= MOST_STEPS  # the sums of every part fit int32
+        values = (integers * steps[..., None]).flatten(1).tolist()
+        for row, part, scale in zip(weights, values, scales.tolist(), strict=True):
+            row[:] = [weight + integer * Fraction(scale) for weight, integer in zip(row, part, strict=True)]
+    return [shifts for (shifts,), _ in parts], weights
 
 
 def stored(codes: torch.Tensor, exponents: torch.Tensor) -> list[list[Fraction]]:
@@ -40,12 +45,11 @@ def stored(codes: torch.Tensor, exponents: torch.Tensor) -> list[list[Fraction]]
 
 
 @pytest.mark.parametrize("highest", [MAX_SHIFT + 2, 120, 254])
-def test_a_row_within_twelve_octaves_is_exact(highest):
+def test_a_row_within_twelve_octaves_has_one_part(highest):
     codes = torch.randint(0, 256, (64, 16 * 12), dtype=torch.uint8)
     exponents = torch.randint(highest - MAX_SHIFT, highest + 1, (64, 12), dtype=torch.uint8)
-    exact = stored(codes, exponents)
-    shifts, weights, recoded = folded(codes, exponents)
-    assert weights == exact and recoded == 0 and int(shifts.max()) == MAX_SHIFT
+    (shifts,), weights = folded(codes, exponents)
+    assert weights == stored(codes, exponents) and int(shifts.max()) == MAX_SHIFT
 
 
 def test_blocks_and_rows_of_zeros_do_not_count():
@@ -54,32 +58,38 @@ def test_blocks_and_rows_of_zeros_do_not_count():
     codes[0, 16:32], exponents[0, 1] = 0, 0
     codes[1, :16], exponents[1, 0] = 0x88, 254  # minus zero
     codes[2] = 0
-    exact = stored(codes, exponents)
-    shifts, weights, recoded = folded(codes, exponents)
-    assert weights == exact and recoded == 0 and not shifts.any()
+    (shifts,), weights = folded(codes, exponents)
+    assert weights == stored(codes, exponents) and not shifts.any()
 
 
-@pytest.mark.parametrize("below", [1, 2, 3, 4, 5, 40])
-def test_a_block_too_far_below_is_recoded_to_the_nearest_step(below):
-    codes = torch.tensor([[0x77] * 16 + [0x10, 0x32, 0x54, 0x76, 0x98, 0xBA, 0xDC, 0xFE] * 2], dtype=torch.uint8)
-    exponents = torch.tensor([[120, 120 - MAX_SHIFT - below]], dtype=torch.uint8)
-    exact = stored(codes, exponents)[0]
-    _, (weights,), recoded = folded(codes, exponents)
-    step = Fraction(2) ** (120 - MAX_SHIFT - 128)
-    assert recoded == 1 and weights == [round(weight / step) * step for weight in exact]
+@pytest.mark.parametrize(("span", "parts"), [(11, 1), (12, 2), (13, 2), (20, 2), (23, 2), (24, 3), (254, 3)])
+def test_blocks_far_below_the_largest_are_in_a_part_of_their_own(span, parts):
+    codes = torch.randint(0, 256, (8, 16 * 8), dtype=torch.uint8) | 0x11
+    exponents = torch.full((8, 8), 254 - span, dtype=torch.uint8)
+    exponents[:, 2], exponents[:4, 5], exponents[7] = 254, 254 - min(span, 12), 254
+    shifts, weights = folded(codes, exponents)
+    assert weights == stored(codes, exponents) and len(shifts) == parts
+    assert [bool((part == ABSENT).any()) for part in shifts] == [parts > 1] + [True] * (parts - 1)
 
 
-@pytest.mark.parametrize(("high", "recoded"), [(21, False), (22, True), (224, True)])
-def test_sums_fit_int32_whatever_the_row(high: int, recoded: bool) -> None:
+def test_any_exponents_are_exact():
+    codes = torch.randint(0, 256, (16, 16 * 6), dtype=torch.uint8)
+    exponents = torch.randint(0, 255, (16, 6), dtype=torch.uint8)
+    assert folded(codes, exponents)[1] == stored(codes, exponents)
+
+
+@pytest.mark.parametrize(("high", "parts"), [(21, 1), (22, 2), (224, 2)])
+def test_sums_fit_int32_whatever_the_row(high: int, parts: int) -> None:
     """21 blocks at 2**11 and 203 at 2**0 give less than MOST_STEPS, 22 more."""
     codes, exponents = torch.full((1, 16 * 224), 0x77, dtype=torch.uint8), torch.full((1, 224), 100, dtype=torch.uint8)
     exponents[0, :high] += MAX_SHIFT
     exponents[0, 0] -= MAX_SHIFT * (high == 224)
-    shifts, _, found = folded(codes, exponents)
-    assert int((1 << shifts.int()).sum()) <= MOST_STEPS and bool(found) == recoded
+    shifts, weights = folded(codes, exponents)
+    assert weights == stored(codes, exponents) and len(shifts) == parts
 
 
-def test_a_scale_below_float32s_normal_numbers_is_recoded():
-    codes = torch.full((1, 16), 0x77, dtype=torch.uint8)
-    _, (weights,), recoded = folded(codes, torch.ones(1, 1, dtype=torch.uint8))
-    assert recoded == 1 and set(weights) == {Fraction(6) * Fraction(2) ** -126}
+@pytest.mark.parametrize("exponent", [0, 1])
+def test_a_scale_below_float32s_normal_numbers_is_in_a_part_of_its_own(exponent):
+    codes, exponents = torch.full((1, 16), 0x77, dtype=torch.uint8), torch.tensor([[exponent]], dtype=torch.uint8)
+    shifts, weights = folded(codes, exponents)
+    assert weights == stored(codes, exponents) and [int(part) for part in shifts] == [ABSENT, 0]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.packing import pack_reorder, slice_packed_columns, slice_rows
+from support.packing import pack_reorder
 from support.quantizing import import_quark
 
 from kimi_w4a8_eagle3.base.errors import KimiError
@@ -114,24 +114,3 @@ def test_fold_scales_multiplies_in_float32() -> None:
 def test_scales_that_do_not_fit_are_refused(scale: tuple[int, ...], rows: tuple[int, ...]) -> None:
     with pytest.raises(KimiError, match="does not fit"):
         fold_scales(torch.ones(scale), torch.ones(rows))
-
-
-@given(
-    tp=st.sampled_from([1, 2, 4, 8]),
-    rows_per_rank=st.integers(1, 3),
-    words_per_rank=st.integers(1, 3),
-    seed=st.integers(0, 2**32),
-)
-@settings(max_examples=40, deadline=None)
-def test_slices_are_slices_of_the_values(tp: int, rows_per_rank: int, words_per_rank: int, seed: int) -> None:
-    inter, words = tp * rows_per_rank, tp * words_per_rank
-    packed = random_words((2, 2 * inter, words), seed)
-    values = unpack_reorder(packed)
-    for rank in range(tp):
-        rows = slice(rank * rows_per_rank, (rank + 1) * rows_per_rank)
-        gate_up = torch.cat((values[:, :inter][:, rows], values[:, inter:][:, rows]), dim=1)
-        assert torch.equal(unpack_reorder(slice_rows(packed, rank, tp, parts=2)), gate_up)
-        columns = slice(rank * words_per_rank * 8, (rank + 1) * words_per_rank * 8)
-        assert torch.equal(unpack_reorder(slice_packed_columns(packed, rank, tp)), values[..., columns])
-    scales = torch.arange(2 * inter)
-    assert torch.equal(torch.cat([slice_rows(scales, rank, tp, dim=-1) for rank in range(tp)]), scales)

@@ -14,7 +14,7 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
 from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
-from kimi_w4a8_eagle3.quark.packing import dequantized, fold_exponents, fold_scales
+from kimi_w4a8_eagle3.quark.packing import ABSENT, dequantized, fold_layer, fold_scales
 from kimi_w4a8_eagle3.quark.weight_format import INT4, MXFP4, WeightFormat
 from kimi_w4a8_laptop import cpu
 
@@ -143,19 +143,20 @@ def loaded_mxfp4(scheme: QuarkW4A8MoE, least: int) -> torch.nn.Module:
     return layer
 
 
-@pytest.mark.parametrize(("least", "warned"), [(109, False), (108, True)])
-def test_mxfp4_is_computed_and_rounded_rows_are_logged(
-    least: int, warned: bool, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("least", "parts"), [(109, 1), (108, 2), (90, 3)])
+def test_rows_of_too_many_octaves_are_computed_in_parts_and_logged(
+    least: int, parts: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     scheme = new_scheme(MXFP4)
     layer = loaded_mxfp4(scheme, least)
-    stored = [(layer.w13_weight.clone(), layer.w13_weight_scale), (layer.w2_weight.clone(), layer.w2_weight_scale)]
-    (shift13, s13, far13), (shift2, s2, far2) = (fold_exponents(codes, scale) for codes, scale in stored)
-    shape = replace(SHAPE, weights=MXFP4)
-    weights = QuarkMoeWeights(shape, stored[0][0], stored[1][0], s13, s2, shift13, shift2)
+    w13, w2 = layer.w13_weight.clone(), layer.w2_weight.clone()
+    folded = fold_layer((w13, layer.w13_weight_scale), (w2, layer.w2_weight_scale))
+    weights = QuarkMoeWeights.of(replace(SHAPE, weights=MXFP4), w13, w2, folded)
+    far = sum(int((shifts == ABSENT).sum()) for shifts, _ in folded[0])
     for _ in range(2):  # SGLang may call it twice
         scheme.process_weights_after_loading(layer)
-    assert (f"{far13 + far2} of 24576 MXFP4 blocks" in caplog.text) == warned == bool(far13 + far2)
+    assert len(folded) == parts and bool(far) == (parts > 1)
+    assert (f"layer 7: {far} of 24576 MXFP4 blocks lie too far below" in caplog.text) == (parts > 1)
     reference, call = ReferenceBackend(), batch()
     topk = call.topk_output
     expected = reference.forward(call.hidden_states, reference.prepare(weights), topk.topk_weights, topk.topk_ids)

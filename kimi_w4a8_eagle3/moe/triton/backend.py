@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from triton import knobs
 
 from ...base.errors import KimiError
 from ..contract import MoeShape, PreparedMoe, QuarkMoeWeights, check_call, gpu_arch
+from ..reference import silu
 from ..routing import ROUTE_IN_KERNEL, Routing, empty_routing, route
 from ..tiles import TABLE, bucket_of, find_row
 from . import kernels as kernels
@@ -174,17 +175,18 @@ class MoeCall:
     def run(self, out: torch.Tensor) -> None:
         """Run both stages into `out`, bfloat16 [T, H]."""
         q, scale, routing = self.quantize_and_route()
-        act, factor = self.stage1(q, scale, routing)
+        act, factor = (self.stage1_in_parts if self.moe.more else self.stage1)(q, scale, routing)
         self.down(act, factor, routing, out)
 
     def down(self, act: torch.Tensor, factor: torch.Tensor, routing: Routing, out: torch.Tensor) -> None:
         """Run stage 2 and the sum over the slots, by column chunks."""
         hidden = self.moe.shape.hidden
         columns = self._chunk_columns()
-        partial = self._new((self.slots * columns,), torch.float16)
+        stage2 = self.stage2_in_parts if self.moe.more else self.stage2
+        partial = self._new((self.slots * columns,), torch.float32 if self.moe.more else torch.float16)
         for column in range(0, hidden, columns):
             width = min(columns, hidden - column)
-            self.stage2(act, routing, partial, column, width)
+            stage2(act, routing, partial, column, width)
             self._reduce(partial, factor, out, column, width)
 
     def _new(self, size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -207,57 +209,55 @@ class MoeCall:
             routing = empty_routing(self.slots, shape.num_experts, block_m, self.x.device)
         else:
             routing = route(self.ids, shape.num_experts, block_m)
-        self._launch(
-            kernels.quantize_and_route,
-            (self.tokens + in_kernel,),
-            self.x,
-            q,
-            scale,
-            self.ids,
-            *routing.tables,
-            self.tokens,
-            H=shape.hidden,
-            HP=triton.next_power_of_2(shape.hidden),
-            TOP_K=shape.top_k,
-            E=shape.num_experts,
-            EP=triton.next_power_of_2(shape.num_experts + 1),
-            SP=max(triton.next_power_of_2(self.slots), 32) if in_kernel else 32,
-            BM=block_m,
-            ROUTE=in_kernel,
-            num_warps=8,
-        )
+        sizes = self._sizes("H", "TOP_K", "E")
+        sizes |= {"HP": triton.next_power_of_2(shape.hidden), "EP": triton.next_power_of_2(shape.num_experts + 1)}
+        sizes |= {"SP": max(triton.next_power_of_2(self.slots), 32) if in_kernel else 32, "BM": block_m}
+        given = (self.x, q, scale, self.ids, *routing.tables, self.tokens)
+        grid = (self.tokens + in_kernel,)
+        self._launch(kernels.quantize_and_route, grid, *given, **sizes, ROUTE=in_kernel, num_warps=8)
         return q, scale, routing
 
-    def stage1(
-        self, q: torch.Tensor, scale: torch.Tensor, routing: Routing, mode: str = ""
+    def stage1_in_parts(
+        self, q: torch.Tensor, scale: torch.Tensor, routing: Routing
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (int8 [S, I] in sorted order, factor by slot); mode "acc": (int32 [S, 2I], unused), for tests."""
-        shape, tile = self.moe.shape, self.tiles.stage1
+        """Return what `stage1` does, with a sum of its own for each part of the weights. Rows not routed have any."""
+        slots = routing.order.long().clamp(0, self.slots - 1)
+        row_scale, experts = scale[slots // self.moe.shape.top_k, None], self._experts()[slots]
+        sums = ((self.stage1(q, scale, routing, "acc", part)[0], part.s13) for part in self.moe.parts)
+        gate, up = reduce(torch.add, [acc.float() * row_scale * s13[experts] for acc, s13 in sums]).chunk(2, 1)
+        factor = self._new((self.slots,), torch.float32)
+        return self._quantize((silu(gate) * up).contiguous(), factor, routing), factor
+
+    def stage2_in_parts(
+        self, act: torch.Tensor, routing: Routing, out: torch.Tensor, column: int, columns: int
+    ) -> None:
+        """Write what `stage2` does, in float32, with a sum of its own for each part of the weights."""
+        shape, experts = self.moe.shape, self._experts()
+        acc, rows = self._new((self.slots, columns), torch.int32), out[: self.slots * columns].view(-1, columns)
+        rows.zero_()
+        for part in self.moe.parts:
+            self.stage2(act, routing, acc, column, columns, "acc", part)
+            scales = part.s2[: -shape.num_experts].view(-1, shape.hidden)[:, column : column + columns]
+            rows += acc.float() * scales[experts]
+
+    def _experts(self) -> torch.Tensor:
+        """Return the expert of each slot, and some expert of a slot that has none."""
+        return self.ids.flatten().long().clamp(0, self.moe.shape.num_experts - 1)
+
+    def stage1(
+        self, q: torch.Tensor, scale: torch.Tensor, routing: Routing, mode: str = "", part: PreparedMoe | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (int8 [S, I] in sorted order, factor by slot); mode "acc": (int32 [S, 2I] of a part, unused)."""
+        shape, tile, moe = self.moe.shape, self.tiles.stage1, part or self.moe
         mode = mode or ("quant" if tile.block_n >= shape.inter else "float")
         dtype = {"float": torch.float32, "quant": torch.int8, "acc": torch.int32}[mode]
         act = self._new((self.slots, shape.inter * (2 if mode == "acc" else 1)), dtype)
         factor = self._new((self.slots,), torch.float32)
-        self._launch(
-            kernels.stage1,
-            (routing.max_blocks * triton.cdiv(shape.inter, tile.block_n),),
-            q,
-            scale,
-            self.moe.w13,
-            self.moe.s13,
-            self.moe.s13 if self.moe.shift13 is None else self.moe.shift13,
-            *routing.tables,
-            act,
-            factor,
-            self.weights,
-            self.moe.s2,
-            H=shape.hidden,
-            INTER=shape.inter,
-            E=shape.num_experts,
-            TOP_K=shape.top_k,
-            LEFT=True,
-            MODE=mode,
-            **self._tile_constants(tile),
-        )
+        grid = (routing.max_blocks * triton.cdiv(shape.inter, tile.block_n),)
+        shifts = moe.s13 if moe.shift13 is None else moe.shift13
+        given = (q, scale, moe.w13, moe.s13, shifts, *routing.tables, act, factor, self.weights, moe.s2)
+        constants = self._sizes("H", "INTER", "E", "TOP_K") | self._tile_constants(tile)
+        self._launch(kernels.stage1, grid, *given, **constants, LEFT=True, MODE=mode)
         return (act, factor) if mode != "float" else (self._quantize(act, factor, routing), factor)
 
     def _quantize(self, act: torch.Tensor, factor: torch.Tensor, routing: Routing) -> torch.Tensor:
@@ -265,24 +265,9 @@ class MoeCall:
         q = self._new((self.slots, shape.inter), torch.int8)
         padded = triton.next_power_of_2(shape.inter)
         rows = max(1024 // padded, 1)
-        self._launch(
-            kernels.quantize_act,
-            (triton.cdiv(self.slots, rows),),
-            act,
-            q,
-            factor,
-            routing.order,
-            self.ids,
-            self.weights,
-            self.moe.s2,
-            self.slots,
-            H=shape.hidden,
-            INTER=shape.inter,
-            IP=padded,
-            E=shape.num_experts,
-            ROWS=rows,
-            num_warps=4,
-        )
+        given = (act, q, factor, routing.order, self.ids, self.weights, self.moe.s2, self.slots)
+        constants = self._sizes("H", "INTER", "E") | {"IP": padded, "ROWS": rows}
+        self._launch(kernels.quantize_act, (triton.cdiv(self.slots, rows),), *given, **constants, num_warps=4)
         return q
 
     def stage2(
@@ -293,47 +278,30 @@ class MoeCall:
         column: int,
         columns: int,
         mode: str = "partial",
+        part: PreparedMoe | None = None,
     ) -> None:
-        """Write columns column..column+columns-1 to out, float16 (mode "acc": int32) [S, columns] by slot."""
-        shape, tile = self.moe.shape, self.tiles.stage2
-        self._launch(
-            kernels.stage2,
-            (routing.max_blocks * triton.cdiv(columns, tile.block_n),),
-            act,
-            self.moe.w2,
-            self.moe.s2,
-            self.moe.s2 if self.moe.shift2 is None else self.moe.shift2,
-            *routing.tables,
-            out,
-            column // 16,
-            columns // 16,
-            H=shape.hidden,
-            INTER=shape.inter,
-            LEFT=self.nvidia,
-            MODE=mode,
-            **self._tile_constants(tile),
-        )
+        """Write columns column..column+columns-1 to out [S, columns] by slot: float16, or int32 with mode "acc"."""
+        tile, moe = self.tiles.stage2, part or self.moe
+        grid = (routing.max_blocks * triton.cdiv(columns, tile.block_n),)
+        shifts = moe.s2 if moe.shift2 is None else moe.shift2
+        given = (act, moe.w2, moe.s2, shifts, *routing.tables, out, column // 16, columns // 16)
+        constants = self._sizes("H", "INTER") | self._tile_constants(tile)
+        self._launch(kernels.stage2, grid, *given, **constants, LEFT=self.nvidia, MODE=mode)
 
     def _reduce(
         self, partial: torch.Tensor, factor: torch.Tensor, out: torch.Tensor, column: int, columns: int
     ) -> None:
-        shape = self.moe.shape
         block_n = min(1024, triton.next_power_of_2(columns))
+        given = (partial, factor, self.ids, out, column // 16, columns // 16)
+        constants = self._sizes("H", "TOP_K", "E") | {"BN": block_n}
         self._launch(
-            kernels.reduce_slots,
-            (self.tokens, triton.cdiv(columns, block_n)),
-            partial,
-            factor,
-            self.ids,
-            out,
-            column // 16,
-            columns // 16,
-            H=shape.hidden,
-            TOP_K=shape.top_k,
-            E=shape.num_experts,
-            BN=block_n,
-            num_warps=4,
+            kernels.reduce_slots, (self.tokens, triton.cdiv(columns, block_n)), *given, **constants, num_warps=4
         )
+
+    def _sizes(self, *names: str) -> dict[str, Any]:
+        shape = self.moe.shape
+        sizes = {"H": shape.hidden, "INTER": shape.inter, "E": shape.num_experts, "TOP_K": shape.top_k}
+        return {name: sizes[name] for name in names}
 
     def _tile_constants(self, tile: StageTile) -> dict[str, Any]:
         return {

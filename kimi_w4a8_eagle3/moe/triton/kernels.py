@@ -6,6 +6,7 @@ activations are two contiguous runs. A nibble is used in the *high* half of its 
 
 MXFP4 codes become int8 by `_e2m1`. A block's shift s of 0 to 11 is applied to the weights as s % 4, which int8 holds.
 Blocks with s above 3 and above 7 go to dots of their own, whose sums are shifted; a tile without such blocks skips it.
+A block with s of 12 is left out.
 
 Accumulators are [n, m], output column by row of the block. With LEFT the weights are the left operand of the dot. On
 Hopper wgmma then takes them from the registers where they are unpacked, and 16 tokens fill the instruction. On CDNA
@@ -82,7 +83,7 @@ def _add(weights, x, acc, shift, LEFT: tl.constexpr, MX: tl.constexpr):
             far = _dot(tl.where((shift >> 2) == 1, scaled, 0).to(tl.int8), x, tl.zeros_like(acc), LEFT)
             acc += far << 4
         if tl.max(tl.max(shift, 1), 0) > 7:
-            far = _dot(tl.where(shift > 7, scaled, 0).to(tl.int8), x, tl.zeros_like(acc), LEFT)
+            far = _dot(tl.where((shift >> 2) == 2, scaled, 0).to(tl.int8), x, tl.zeros_like(acc), LEFT)
             acc += far << 8
         return acc
     else:
@@ -197,7 +198,7 @@ def stage1(q, scale, w13, s13, shift13, order, block_expert, block_first, block_
     Row p of `out` is sorted position p.
     MODE "float": out float32 [S, I].
     MODE "quant" (BN covers I): out int8 [S, I] and factor[slot], as in quantize_act.
-    MODE "acc": out int32 [S, 2I], the accumulators, for tests.
+    MODE "acc": out int32 [S, 2I], the accumulators, for weights in several parts.
     """
     NB: tl.constexpr = (INTER + BN - 1) // BN
     HB: tl.constexpr = H // 2
@@ -280,7 +281,7 @@ def stage2(q, w2, s2, shift2, order, block_expert, block_first, block_rows, num_
     q int8 [S, I] in sorted order, w2 bytes [E, H, I/2], s2 float32: [E, H] relative to the expert's peak, then peaks
     [E].
     MODE "partial": out float16 [S, columns] by slot.
-    MODE "acc": int32 accumulators instead, for tests.
+    MODE "acc": int32 accumulators instead.
     """
     IB: tl.constexpr = INTER // 2
     EVEN: tl.constexpr = IB % BK == 0

@@ -5,6 +5,8 @@ A stage 2 row is stored as float16, so its scales are relative to the largest of
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import triton
 
@@ -20,7 +22,8 @@ def prepare(weights: QuarkMoeWeights) -> PreparedMoe:
 
     w13 int8 [E, 2I, H/2] and w2 int8 [E, H, I/2]. s13 [E, 2I]: / 16 for INT4, which the kernels use times 16. s2
     [E * H + E]: each row's scale relative to its expert's largest (and / 16 for INT4, / a power of two), then the
-    largest (times that power). A row of stage 2 then fits float16 whatever the scales are. Shifts stay as they are.
+    largest (times that power). A row of stage 2 then fits float16 whatever the scales are. Shifts stay as they are. The
+    rows of weights in several parts are float32, so their scales stay as they are, too.
     """
     stored = weights.shape.weights
     halves, unpacked = (halves_from_pairs, 1) if stored.block else (halves_from_reorder, 16)
@@ -31,7 +34,7 @@ def prepare(weights: QuarkMoeWeights) -> PreparedMoe:
     # |accumulator * relative scale| <= 127 * largest * I: a power of two brings that below float16's largest value.
     divisor = float(triton.next_power_of_2(-(-INT8_MAX * stored.largest * weights.shape.inter // _FLOAT16_MAX)))
     relative = weights.s2 / peak[:, None] / (unpacked * divisor)
-    return PreparedMoe(
+    first = PreparedMoe(
         weights.shape,
         LAYOUT,
         halves(weights.w13),
@@ -41,6 +44,13 @@ def prepare(weights: QuarkMoeWeights) -> PreparedMoe:
         weights.shift13,
         weights.shift2,
     )
+    return _in_parts(first, weights, torch.ones_like(peak)) if weights.more else first
+
+
+def _in_parts(first: PreparedMoe, weights: QuarkMoeWeights, units: torch.Tensor) -> PreparedMoe:
+    more = _in_parts(first, weights.more, units) if weights.more else None
+    s2 = torch.cat([weights.s2.view(-1), units.view(-1)])
+    return replace(first, s13=weights.s13, s2=s2, shift13=weights.shift13, shift2=weights.shift2, more=more)
 
 
 def halves_from_pairs(codes: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import triton.language as tl
+from support.far_blocks import FarLayer
 from triton.runtime import interpreter
 
 from kimi_w4a8_eagle3.base.errors import KimiError
@@ -135,6 +136,23 @@ def test_mxfp4_is_exact_for_every_shift(tiles: str, nvidia: bool) -> None:
     inputs, answer = known.batch(2, seed=1)
     backend = TritonBackend(TILES[tiles])
     assert torch.equal(backend.forward(inputs[0], backend.prepare(known.weights), *inputs[1:]), answer)
+
+
+@pytest.mark.parametrize(("span", "tiles"), [(12, "column chunks"), (13, "32 rows"), (20, "fused quantization")])
+def test_mxfp4_rows_of_many_octaves_are_the_values_of_the_files(span: int, tiles: str) -> None:
+    layer, backend = FarLayer(MoeShape(3, 128, 64, 2, weights=MXFP4), span), TritonBackend(TILES[tiles])
+    x, router, ids = layer.batch
+    moe, reference = backend.prepare(layer.weights), ReferenceBackend()
+    assert moe.more is not None and moe.more.w13 is moe.w13  # the codes are there once
+    found = backend.forward(x, moe, router, ids)
+    assert float(layer.errors(found).max()) < 4e-3
+    assert torch.equal(backend.forward(x[2:], moe, router[2:], ids[2:]), found[2:])
+    ids[1, 0], x[3, 40] = -1, float("nan")
+    found, expected = (
+        backend.forward(x, moe, router, ids),
+        reference.forward(x, reference.prepare(layer.weights), router, ids),
+    )
+    assert found[3].isnan().all() and (found[:3] - expected[:3]).float().norm() < 4e-3 * expected[:3].float().norm()
 
 
 @pytest.mark.parametrize("nvidia", [False, True], ids=["weights right", "weights left"])
