@@ -111,7 +111,7 @@ def _check_target(model_dir: Path, report: PreflightReport) -> ModelConfig | Non
         report.weight_format = {INT4: "Quark W4A8", MXFP4: "Quark MXFP4"}[weights]
         report.problems += _check_w4a8(checkpoint, config, weights, where)
         report.notes += target_checks.glob_notes(config.quantization)
-        report.notes += target_checks.scale_notes(checkpoint, weights)
+        report.notes += target_checks.block_notes(checkpoint, weights)
     else:
         report.weight_format = f"{config.quantization.quant_method or 'unnamed quantization'}, not W4A8"
         report.problems += target_checks.refused_format(config.quantization, where)

@@ -23,7 +23,7 @@ from .safetensors_header import Checkpoint, TensorInfo
 from .weight_format import INT4, MXFP4, NIBBLES_PER_WORD, WeightFormat
 
 _EXAMPLES = 3
-_SAMPLE = 64  # scale tensors of experts whose span is looked at
+_SAMPLE, _SAMPLE_BYTES = 64, 1 << 18  # scale tensors of experts that are read, and bytes of their codes
 EXACT_SPAN, LARGE_SCALE = 11, 147  # octaves of a row (`packing.MAX_SHIFT`); a weight of 2**20 and more
 
 
@@ -143,23 +143,31 @@ def glob_notes(quantization: QuantizationConfig) -> list[str]:
     return [f"the exclude list has globs ({', '.join(globs)}): this package applies them, SGLang alone ignores them"]
 
 
-def scale_notes(checkpoint: Checkpoint, weights: WeightFormat) -> list[str]:
-    """Return sentences about MXFP4 scales that trained weights do not have, from a sample of the experts."""
+def block_notes(checkpoint: Checkpoint, weights: WeightFormat) -> list[str]:
+    """Return sentences about MXFP4 scales and codes that trained weights do not have, from a sample of the experts."""
     found = checkpoint.tensors.values() if weights.block else ()
     stored = [t for t in found if _EXPERT.search(t.name.removesuffix(".weight_scale")) and len(t.shape) == 2]
     stored = [t for t in stored if t.name.endswith(".weight_scale") and t.dtype in ("U8", "F8_E8M0")]
     span = largest = 0
+    tops, counts = np.zeros(8, int), np.zeros(16, int)  # blocks by their largest code, and codes
     for tensor in stored[:: max(1, len(stored) // _SAMPLE)]:
         scales = np.fromfile(tensor.file, "u1", tensor.nbytes, offset=tensor.start).reshape(tensor.shape).astype(int)
         span, largest = max(span, int(np.ptp(scales, axis=1).max())), max(largest, int(scales.max()))
-    notes = []
-    if span > EXACT_SPAN:
-        notes.append(
-            f"MXFP4 scales of a row span {span} octaves: blocks over {EXACT_SPAN} below its largest are rounded"
-        )
-    if largest > LARGE_SCALE:
-        notes.append(f"an MXFP4 scale is {largest}, 2**{largest - 127}: trained weights have none above 2**20")
-    return notes
+        if (codes := checkpoint.tensors.get(tensor.name.removesuffix("_scale"))) and codes.nbytes == 16 * tensor.nbytes:
+            some = np.fromfile(codes.file, "u1", min(codes.nbytes, _SAMPLE_BYTES), offset=codes.start)
+            both = np.concatenate([some.reshape(-1, 16) & 15, some.reshape(-1, 16) >> 4], axis=1)
+            tops += np.bincount((both & 7).max(1), minlength=8)
+            counts += np.bincount(both.ravel(), minlength=16)
+    low, away = tops[1:6].sum() / max(tops[1:].sum(), 1), abs(counts[1:8] - counts[9:]).sum() / max(counts.sum(), 1)
+    notes = {
+        f"MXFP4 scales of a row span {span} octaves: a layer with rows over {EXACT_SPAN} is computed in parts, "
+        "which is slower": span > EXACT_SPAN,
+        f"an MXFP4 scale is {largest}, 2**{largest - 127}: trained weights have none above 2**20": largest
+        > LARGE_SCALE,
+        f"{low:.0%} of the MXFP4 blocks have no code of 4 or 6: scales or codes may belong to other blocks": low > 0.02,
+        f"{away:.0%} of the MXFP4 codes have no counterpart of the other sign: they may be INT4's": away > 0.1,
+    }
+    return [note for note, holds in notes.items() if holds]
 
 
 def check_excludes(

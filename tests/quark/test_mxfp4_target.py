@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from kimi_w4a8_lab.quantize.quantize import KIMI_EXCLUDE, quantize_w4a8
 
 LAYER = "language_model.model.layers.2"
 GATE = f"{LAYER}.mlp.experts.1.gate_proj.weight"
+EXPERT_CODES = re.compile(r"\.experts\.\d+\.\w+\.weight$")
 Change = Callable[[Path], None]
 
 
@@ -73,10 +75,35 @@ def weight(**fields: Any) -> Change:
     return lambda target: edit_json(target / "config.json", edit)
 
 
-def test_scales_that_no_trained_weights_have_are_noted(target: Path) -> None:
-    tensor(f"{GATE}_scale", lambda scale: scale.index_fill(1, torch.tensor([0]), 254))(target)
-    spans, large = preflight(target).notes
-    assert "over 11 below" in spans and "an MXFP4 scale is 254, 2**127" in large and EXACT_SPAN == MAX_SHIFT
+def every_expert(change: Callable[[torch.Tensor], torch.Tensor]) -> Change:
+    def edit(tensors: dict[str, torch.Tensor]) -> None:
+        tensors.update({name: change(t) for name, t in tensors.items() if EXPERT_CODES.search(name)})
+
+    return lambda target: rewrite(target, edit)
+
+
+@pytest.mark.parametrize(
+    ("change", "noted"),
+    [
+        (
+            tensor(f"{GATE}_scale", lambda scale: scale.index_fill(1, torch.tensor([0]), 254)),
+            ["span", "is 254, 2**127"],
+        ),
+        (every_expert(lambda codes: codes & 0x99 | codes >> 1 & 0x33), [" have no code of 4 or 6: "]),
+        (every_expert(lambda codes: codes & 0x77 | codes << 1 & 0x88), ["have no counterpart of the other sign"]),
+    ],
+    ids=["scales", "halved", "signs"],
+)
+def test_blocks_that_no_trained_weights_have_are_noted(target: Path, change: Change, noted: list[str]) -> None:
+    change(target)
+    notes = preflight(target).notes
+    assert len(notes) == len(noted) and EXACT_SPAN == MAX_SHIFT
+    assert all(part in note for part, note in zip(noted, notes, strict=True)), notes
+
+
+def test_the_order_of_nibbles_shows_in_no_statistic_of_the_blocks(target: Path) -> None:
+    every_expert(lambda codes: codes << 4 | codes >> 4)(target)
+    assert preflight(target).notes == []
 
 
 def quantization(**fields: Any) -> Change:
