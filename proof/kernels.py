@@ -30,22 +30,12 @@ if TYPE_CHECKING:
 LEAST_WIDTH = 150
 FORMATS = {weights.name.lower(): weights for weights in (INT4, MXFP4)}
 ALL_TP, ALL_TOKENS = {8, 4}, {2, 8, 40, 160, 10240}  # what a saved set covers
-COLUMNS = (
-    ("mfma", "MFMA"),
-    ("valu", "VALU"),
-    ("multiplies", "mul"),
-    ("transcendentals", "trans"),
-    ("conversions", "cvt"),
-    ("hot_ratio", "VALU/MFMA hot"),
-    ("unpack_per_8", "unpack/8w"),
-    ("weight_bytes_in_flight", "W B in flight"),
-    ("exposed_waits", "exposed"),
-    ("vgprs", "VGPR"),
-    ("spilled_bytes", "spill B"),
-    ("lds_bytes", "LDS B"),
-    ("waves_per_simd", "waves/SIMD"),
-)
-
+COLUMNS = {
+    "mfma": "MFMA", "valu": "VALU", "multiplies": "mul", "transcendentals": "trans", "conversions": "cvt",
+    "hot_ratio": "VALU/MFMA hot", "unpack_per_8": "unpack/8w", "weight_bytes_in_flight": "W B in flight",
+    "exposed_waits": "exposed", "vgprs": "VGPR", "spilled_bytes": "spill B", "lds_bytes": "LDS B",
+    "waves_per_simd": "waves/SIMD",
+}  # fmt: skip
 KERNELS = ("route", "stage1", "stage2", "reduce")
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -69,9 +59,8 @@ def kernels(
     for size, shape in shapes.items():
         for batch in tokens:
             found.update(count_kernels(shape, batch, f"tp{size}"))
-    others = {
-        name: row for name, row in (before or _saved(save)).items() if name.endswith("mxfp4") != (weights == "mxfp4")
-    }
+    saved = before or (read_figures(save) if save and save.exists() else {})
+    others = {name: row for name, row in saved.items() if name.endswith("mxfp4") != (weights == "mxfp4")}
     if save:
         write_figures({**others, **found}, save)
     if as_json:
@@ -122,14 +111,10 @@ def _name(label: str, kernel: str, config: Any) -> str:
     return " ".join((label, kernel, *parts, *["short"] * getattr(config, "short", False), *format))
 
 
-def _saved(path: Path | None) -> dict[str, Figures]:
-    return read_figures(path) if path and path.exists() else {}
-
-
 def _print_counts(console: Console, found: dict[str, Figures]) -> None:
-    table = Table("kernel (one wave)", *(title for _, title in COLUMNS))
+    table = Table("kernel (one wave)", *COLUMNS.values())
     for name, row in found.items():
-        table.add_row(name, *(f"{row[key]:g}" for key, _ in COLUMNS))
+        table.add_row(name, *(f"{row[key]:g}" for key in COLUMNS))
     console.print(table)
 
 

@@ -1,124 +1,105 @@
 """`python -m proof.mx_codes`: vector operations that decode eight MXFP4 codes with one `v_perm_b32` for four of them.
 
 A lookup has eight free bytes, for the codes 0 to 7. Codes 8 to 11 repeat the sign of entry 1, 3, 5 or 7, 12 gives 0
-and 13 to 15 give 255. A second step combines the lookup with bits of the code. The search tries all signs and all
-constants of -40 to 40, and gives each missing value of E2M1 an entry of its own. A second step folds the shift of a
-block if lookup and code may both be shifted left.
+and 13 to 15 give 255. A second step combines the lookup with bits of the code. The search tries all signs, constants of
+-48 to 48, and what a lane may choose for its block, and gives each missing value of E2M1 an entry of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Iterator
 from itertools import product
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from kimi_w4a8_eagle3.quark.weight_format import MXFP4
 
-from .gfx942.valu_ops import perm_b32
+from .gfx942.valu_ops import OPS, perm_b32
 
-VALUES = frozenset(MXFP4.integers)
-TABLE = bytes.fromhex("00f2faedfee9faef")  # of the second row: byte = n - 12
-Step = Callable[[int, int], int]  # (byte of the lookup, code) -> value, modulo 256 where it is one byte
+Step = Callable[[int, int, int, int], int]  # (byte of the lookup, code, shift, addend of the lane) -> value
+CONSTANTS = sorted(range(-48, 49), key=abs)
 
 
 class Way(NamedTuple):
-    """One second step: operations for eight weights, matrix products of a weight, and the step."""
+    """Operations for eight weights without and with the block's shift, matrix products of a weight, and second step."""
 
     name: str
-    operations: int
+    operations: float
+    shifted: float
     products: int
     step: Step
 
 
+# A shift of a register of codes adds 1 by 64-bit shifts. Tables and addends of a lane come from LDS, and the comparison
+# for shifts above 3 is 0.25.
 WAYS = (
-    Way("lookup XOR code", 7, 1, lambda found, code: found ^ code),
-    Way("lookup - code", 7, 1, lambda found, code: found - code),
-    Way("high bits of the lookup, low bits of the code", 7, 1, lambda found, code: found & 0xF8 | code & 7),
-    Way("lookup XOR the code's low bits", 9, 1, lambda found, code: found ^ (code & 7)),
-    Way("lookup + code, a product each", 5, 2, lambda found, code: _signed(found) + code),
+    Way("lookup XOR code", 7, 7.75, 1, lambda found, code, s, z: found ^ code << s),
+    Way("lookup - code", 7, 7.75, 1, lambda found, code, s, z: found - (code << s)),
+    Way("high bits of the lookup, low bits of the code", 7, 7.75, 1, lambda found, code, s, z: found & ~7 | code & 7),
+    Way("lookup XOR the code's low bits", 9, 9.75, 1, lambda found, code, s, z: found ^ (code & 7) << s),
+    Way("lookup + code, a product each", 5, 5.75, 2, lambda found, code, s, z: signed(found) + (code << s)),
+    Way("lookup + (code << s) + z, a product each", 6.5, 6.75, 2, lambda f, code, s, z: signed(f) + plus(code, s, z)),
 )
 
 
-def _signed(byte: int) -> int:
+def signed(byte: int) -> int:
     return (byte & 0xFF ^ 0x80) - 0x80
 
 
-def fill(code: int, signs: tuple[int, ...]) -> int:
-    """Return the byte that a code of 8 and more looks up; signs: of entries 1, 3, 5 and 7."""
-    return 255 * signs[code - 8] if code < 12 else 0 if code == 12 else 255
+def plus(code: int, shift: int, addend: int) -> int:
+    """Return a byte of `v_lshl_add_u32`; 1 << 20 stands for a carry into the next byte."""
+    return signed((code << shift) + addend) if (15 << shift) + addend < 256 else 1 << 20
 
 
-def fixed(way: Way, signs: tuple[int, ...]) -> dict[int, int]:
-    """Return the values, without a constant, of the codes that the table does not choose."""
-    found = {code: way.step(fill(code, signs), code) for code in range(8, 16)}
-    return {code: _signed(value) if way.products == 1 else value for code, value in found.items()}
+def tables(way: Way, shift: int, constant: int) -> Iterator[tuple[int, int, dict[int, int]]]:
+    """Yield (number of values, addend, byte of each code) of the choices; a value is `step - constant`."""
+    values = {n << shift for n in MXFP4.integers}
+    addends = {constant + 1 - (zero << shift) & 255 for zero in range(8, 16)} if "z" in way.name else {0}
+    for addend, signs in product(addends, product((0, 255), repeat=4)):
+
+        def value(byte: int, code: int, addend: int = addend) -> int:
+            found = way.step(byte, code, shift, addend)
+            return (signed(found) if way.products == 1 else found) - constant
+
+        fills = dict(zip(range(8, 16), (*signs, 0, 255, 255, 255), strict=True))
+        missing = values - {value(byte, code) for code, byte in fills.items()}
+        allowed = [range(128, 256) if c % 2 and signs[c // 2] else range(128 if c % 2 else 256) for c in range(8)]
+        entries = [{value(byte, code): byte for byte in allowed[code]} for code in range(8)]
+        wanted = sorted(missing)
+        rows = maximum_bipartite_matching(csr_array([[n in entries[code] for code in range(8)] for n in wanted]))
+        chosen = {code: wanted[row] for code, row in enumerate(rows.tolist()) if row >= 0}
+        yield len(values) - len(missing) + len(chosen), addend, fills | {c: entries[c][n] for c, n in chosen.items()}
 
 
-@cache
-def reach(way: Way, code: int, sign: int | None) -> frozenset[int]:
-    """Return the values, without a constant, that a byte of entry `code` gives; sign: of that byte, if it is fixed."""
-    found = (way.step(byte, code) for byte in (range(256) if sign is None else range(128 * sign, 128 * sign + 128)))
-    return frozenset(_signed(value) if way.products == 1 else value for value in found)
-
-
-def most_values(way: Way, constant: int) -> tuple[int, tuple[int, ...]]:
-    """Return (most values of E2M1 with value + constant, signs)."""
-    best: tuple[int, tuple[int, ...]] = 0, (0, 0, 0, 0)
-    for signs in product((0, 1), repeat=4):
-        missing = VALUES - {value + constant for value in fixed(way, signs).values()}
-        entries = [reach(way, code, signs[code // 2] if code % 2 else None) for code in range(8)]
-        placed = _matched({value: [i for i in range(8) if value - constant in entries[i]] for value in missing})
-        best = max(best, (len(VALUES) - len(missing) + placed, signs))
-    return best
-
-
-def _matched(choices: dict[int, list[int]]) -> int:
-    """Return how many values get an entry of their own."""
-    owner: dict[int, int] = {}
-
-    def place(value: int, tried: set[int]) -> bool:
-        for entry in choices[value]:
-            if entry not in tried:
-                tried.add(entry)
-                if entry not in owner or place(owner[entry], tried):
-                    owner[entry] = value
-                    return True
-        return False
-
-    return sum(place(value, set()) for value in choices)
-
-
-def folds(way: Way, constant: int) -> bool:
-    """True if the bytes of codes 8 to 15 are doubled when the code is, as the table's entries are."""
-    signs = most_values(way, constant)[1]
-    used = [code for code, value in fixed(way, signs).items() if value + constant in VALUES]
-    bytes_ = [(code, fill(code, signs)) for code in used]
-    return all((way.step(byte, 2 * code) - 2 * way.step(byte, code)) & 0xFF == 0 for code, byte in bytes_)
+def most(way: Way, shift: int, constant: int) -> int:
+    return max(found[0] for found in tables(way, shift, constant))
 
 
 def main() -> None:
-    """Search every way, and decode every word of four codes with TABLE."""
-    print(f"{'way':<47}operations  products  values  with a constant  shift folds")
+    """Search every way, and decode every word of four codes by the last one."""
+    print(f"{'way':<47}operations  products  values  with a constant  shifts of 0 to 3: operations")
     for way in WAYS:
-        plain, constant = most_values(way, 0)[0], max(range(-40, 41), key=lambda k: most_values(way, k)[0])
-        most = most_values(way, constant)[0]
-        constant = constant if most > plain else 0
-        text = f"{way.name:<47}{way.operations:>10}{way.products:>10}{plain:>8}"
-        print(f"{text}{f'{most} ({constant:+d})':>17}{'yes' if folds(way, constant) else 'no':>13}")
+        constant = next((k for k in CONSTANTS if most(way, 0, k) == 15), 0)
+        folds = next((k for k in CONSTANTS if all(most(way, shift, k) == 15 for shift in (3, 2, 1, 0))), None)
+        shifted = "no" if folds is None else f"{way.shifted} ({-folds:+d})"
+        text = f"{way.name:<47}{way.operations:>10}{way.products:>10}{most(way, 0, 0):>8}"
+        print(f"{text}{f'{most(way, 0, constant)} ({-constant:+d})' if constant else '':>17}{shifted:>31}")
+    assert folds is not None
     codes = np.arange(1 << 16, dtype=np.uint32)
-    words: NDArray[np.uint32] = np.array([(codes >> 4 * i & 15) << 8 * i for i in range(4)]).sum(0, np.uint32)
-    of_code = [12, -1, 4, -6, 6, -8, 8, -12, 3, 2, 1, 0, None, -2, -3, -4]  # 12 stands for no value
+    words = np.array([(codes >> 4 * i & 15) << 8 * i for i in range(4)]).sum(0, np.uint32)
     digits = words.view(np.uint8).reshape(-1, 4)
-    used = (digits != 12).all(1)
-    table = np.array([0 if n is None else n for n in of_code], np.int8)
-    low, high = np.frombuffer(TABLE, np.uint32)[:, None]
-    found = (perm_b32(high, low, words) ^ words).view(np.int8).reshape(-1, 4) + np.int8(12)
-    assert (found[used] == table[digits[used]]).all()
-    print(f"{int(used.sum()):,} words of four codes decode with table {TABLE.hex(' ')} XOR code, byte = n - 12")
+    for shift in range(4):
+        addend, table = next((z, t) for count, z, t in tables(WAYS[-1], shift, folds) if count == 15)
+        low, high = np.frombuffer(bytes(table[code] for code in range(8)), np.uint32)[:, None]
+        added = OPS["v_lshl_add_u32"].function(words, np.uint32(shift), np.uint32(addend * 0x01010101))
+        found = perm_b32(high, low, words).view(np.int8).astype(int) + added.view(np.int8) - folds
+        wanted = {n << shift for n in MXFP4.integers}
+        of_code = [WAYS[-1].step(table[code], code, shift, addend) - folds for code in range(16)]
+        assert (found.reshape(-1, 4) == np.array(of_code)[digits]).all() and wanted <= set(of_code)
+    print(f"{len(words):,} words of four codes decode with each shift by the last way")
 
 
 if __name__ == "__main__":

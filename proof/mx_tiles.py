@@ -50,17 +50,8 @@ def main() -> None:
     int4 = {kernel.name: kernel.us for kernel in ours(gpu_by_name("mi325x"), shape, TOKENS)}
     print(f"INT4: {sum(int4.values()):.0f} us")
     print("distribution     K 7,168: shifted   again   K 256: shifted   again   us      of INT4")
-    for name in (
-        "Gaussian",
-        "Laplace",
-        "t 5",
-        "t 4",
-        "t 3",
-        "outliers",
-        "log-normal 0.5",
-        "log-normal 0.9",
-        "log-normal 1",
-    ):
+    names = "Gaussian, Laplace, t 5, t 4, t 3, outliers, log-normal 0.5, log-normal 0.9, log-normal 1"
+    for name in names.split(", "):
         exponents = weights(name).abs().view(ROWS, -1, 32).amax(-1).log2().floor()
         found = {"stage1": shares(exponents), "stage2": shares(exponents.view(-1, INTER // 32))}
         us = sum(int4.values()) + SHORT_BLOCKS_US
