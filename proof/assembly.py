@@ -10,7 +10,6 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.files import write_atomic
 from kimi_w4a8_eagle3.moe.flydsl import toolchain
 from kimi_w4a8_eagle3.moe.flydsl.objects import cache_dir, source_hash
-from kimi_w4a8_eagle3.moe.flydsl.toolchain import launcher_of
 
 from . import sums
 
@@ -37,6 +36,8 @@ def assembly(config: Any) -> str:
 def _compile(config: Any) -> str:
     """Let the last pass write assembly instead of a code object; FlyDSL's own dump prints and parses all passes."""
     from flydsl.compiler import jit_function  # optional
+
+    from kimi_w4a8_eagle3.moe.flydsl.launcher import launcher_of  # optional: flydsl
 
     _register()
     run_pipeline = jit_function._run_pipeline

@@ -15,14 +15,19 @@ from ..base.installed import require
 from ..gates import read_gates
 from ..moe.contract import MoeShape
 from ..quark.weight_format import FORMATS, INT4
+from ..recipe.arguments import number
 from ..recipe.memory_plan import ModelCard
+from ..recipe.schema import load_recipe
+from .options import RECIPE
 
 
 def warm(
     objects: Path | None = typer.Option(None, "--objects", help="Folder of the code objects; default: KIMI_KERNELS."),
     jobs: int = typer.Option(0, "--jobs", min=0, help="Compiler processes; default: one per core."),
     model: Path | None = typer.Option(None, "--model", help="Folder of a checkpoint; default: Kimi-K2.5."),
-    tp: list[int] = typer.Option([8, 4], "--tp", min=1, help="Tensor-parallel sizes."),
+    recipe: str | None = RECIPE,
+    tp: list[int] = typer.Option([8, 4], "--tp", min=1, help="Tensor-parallel sizes; a recipe has its own."),
+    ep: int = typer.Option(1, "--ep", min=1, help="Expert-parallel size, a divisor of each --tp."),
 ) -> None:
     """Compile the MoE kernels ahead of serving; needs no GPU.
 
@@ -34,25 +39,32 @@ def warm(
     from ..moe.flydsl.backend import FlydslBackend  # start-up: torch
     from ..moe.flydsl.candidates import every_kernel
     from ..moe.flydsl.objects import objects_folder
-    from ..moe.flydsl.warm import default_jobs
     from ..moe.flydsl.warm import warm as compile_objects
 
     console, start = table_console(), time.monotonic()
 
-    card = ModelCard.from_directory(model) if model else ModelCard.packaged("kimi-k2.5-w4a8")
+    card = ModelCard.packaged("kimi-k2.5-w4a8")
+    if recipe:
+        served = load_recipe(recipe)
+        path, revision = str(served.args.get("model-path", served.model.repo)), served.model.revision
+        card = ModelCard.of(path, revision, str(served.model.card or card.name))
+        tp, ep = [int(number(served.args, "tp-size", 1))], int(number(served.args, "ep-size", 1))
+    card = ModelCard.from_directory(model) if model else card
     text = card.config.get("text_config", card.config)
     try:
         experts, hidden, top_k = text["n_routed_experts"], text["hidden_size"], text["num_experts_per_tok"]
-        sizes = [text["moe_intermediate_size"] // ranks for ranks in tp]
+        sizes = [text["moe_intermediate_size"] * ep // ranks for ranks in tp]
     except KeyError as error:
         raise KimiError(f"config.json lacks {error}", card.name, expected="a model with routed experts") from None
-    shapes = [MoeShape(experts, hidden, inter, top_k, weights=stored) for stored in FORMATS.values() for inter in sizes]
+    shapes = [
+        MoeShape(experts // ep, hidden, inter, top_k, weights=stored) for stored in FORMATS.values() for inter in sizes
+    ]
     first = [config for shape in shapes for config in FlydslBackend().wanted(shape)]
     tuned = [config for shape in shapes if shape.weights == INT4 for config in every_kernel(shape)]
     wanted = [*first, *tuned]
     folder = objects or objects_folder(read_gates(os.environ))
     manifest, compiled = compile_objects(
-        wanted, folder, jobs or default_jobs(), lambda done, count: track(done, "compiling", count, console=console)
+        wanted, folder, jobs, lambda done, count: track(done, "compiling", count, console=console)
     )
     console.print(
         f"flydsl: {len(set(wanted))} kernels for {manifest.arch} in {folder}, {compiled} of them compiled now, "

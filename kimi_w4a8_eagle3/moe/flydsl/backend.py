@@ -63,25 +63,18 @@ class FlydslBackend:
     def unsupported(self, shape: MoeShape, device: torch.device) -> str | None:
         """Return the reason why this backend cannot run `shape` on `device`, or None.
 
-        Raises KimiError as `shape_problem` does, and for code objects that are missing, foreign or altered.
+        Raises KimiError as `shape_problem` does, and for code objects that are foreign, altered or, in the folder that
+        KIMI_KERNELS names, missing.
         """
         arch = gpu_arch(device)
         if arch != ARCH:
             return f"needs a {ARCH} GPU, {device} is {arch or 'no GPU'}"
-        problem = self.shape_problem(shape) or self._nothing_compiled()
+        folder, problem = objects_folder(self._gates), self.shape_problem(shape)
+        if problem is None and not self._gates.get(GATE) and not (folder / MANIFEST).exists():
+            return f"no code objects in {folder}: run `kimi-w4a8 warm` where FlyDSL is installed, or set {GATE}"
         if problem is None:
             self.objects.check(map(repr, self.wanted(shape)))
         return problem
-
-    def _nothing_compiled(self) -> str | None:
-        """Return a reason when `kimi-w4a8 warm` never ran here, or None.
-
-        Where KIMI_KERNELS names a folder, missing code objects are an error instead.
-        """
-        folder = objects_folder(self._gates)
-        if self._gates.get(GATE) or (folder / MANIFEST).exists():
-            return None
-        return f"no code objects in {folder}: run `kimi-w4a8 warm` where FlyDSL is installed, or set {GATE}"
 
     def shape_problem(self, shape: MoeShape) -> str | None:
         """Return the reason why no tile fits `shape`, or None.
@@ -129,9 +122,9 @@ class FlydslBackend:
         if tiles.tile_m == OWN_ROWS and not fits_small(shape, tiles, row["max_tokens"]):
             tiles = _sorted_before(tiles)
         tiles = replace(tiles, stage2=fitted(shape, *tiles.stage2))
-        if tiles.tile_m >= PREFILL_ROWS and _stage2(shape, tiles).problem():  # the rows of stage 2 do not fit LDS
-            tiles = FlydslTiles(32, (64, 256), fitted(shape, 256, 256))
-        return tiles
+        smaller = (FlydslTiles(rows, (64, 256), fitted(shape, 256, 256)) for rows in (32, 16))
+        fit = (these for these in (tiles, *smaller) if not _stage2(shape, these).problem())  # their rows fit LDS
+        return next(fit, tiles)
 
     def _asked(self) -> dict[tuple[int, str], int | None]:
         """Return the tile sizes that the gates fix, by stage and axis."""

@@ -20,9 +20,7 @@ from .weights import READERS
 def work_of(number: Value, blocks: Value, parts: int) -> tuple[fx.Int32, Any]:
     """Return (piece of work of a launch's workgroup `number`, true if there is one), with neighbours on one XCD.
 
-    Workgroups go round the XCDs by their number, and each XCD gets an equal run of the pieces.
-    blocks: address of the table.
-    parts: pieces of a block.
+    Workgroups go round the XCDs by their number, and each XCD gets an equal run of the pieces, `parts` of a block.
     """
     total = ops.scalar_load(blocks, fx.Int32(3)) * parts
     xcd, share, more = number & (XCDS - 1), total >> 3, total & (XCDS - 1)
@@ -32,12 +30,11 @@ def work_of(number: Value, blocks: Value, parts: int) -> tuple[fx.Int32, Any]:
 
 
 class RowBlock:
-    """Block number `block` of the routing.
+    """Block number `block` of the routing, with `rows` rows.
 
     `slots` is T * top_k. A row that does not exist gets it as its slot number: its offsets lie past the end of every
     per-slot and per-token buffer, where the hardware loads 0 and drops stores.
     here: true if the workgroup has a block (`work_of`).
-    rows: number of rows of the block.
     """
 
     def __init__(self, routing: Routed, block: Value, slots: Value, top_k: int, here: Value = None) -> None:
@@ -155,7 +152,7 @@ class Stage1Workgroup(Workgroup):
 
     def open_buffers(self) -> None:
         cfg, tile = self.cfg, self.cfg.hidden // CHUNK_K * TILE_BYTES
-        self.tiles, self.chunks = 2 * self.pairs, cfg.hidden // CHUNK_K // self.waves_k
+        self.tiles, self.chunks = 2 * self.pairs, -(-cfg.hidden // (CHUNK_K * self.waves_k))
         self.ring = min(self.ring_bytes // (self.tiles * TILE_BYTES), self.chunks)
         self.block.open()
         self.weights = READERS[cfg.weights](self.args.weights, self.block.expert, 2 * cfg.inter * cfg.hidden)
@@ -187,12 +184,20 @@ class Stage1Workgroup(Workgroup):
         return [ops.load(per_row, T.i32x2, token * 8) for token in tokens]
 
     def load_weight(self, chunk: Value, tile: int) -> list[Any]:
-        return self.weights.load(self.weight_lane, self.tile_at[tile] + chunk * (self.waves_k * TILE_BYTES))
+        at = self.tile_at[tile] + chunk * (self.waves_k * TILE_BYTES)
+        return self.weights.load(self.inside(chunk, self.weight_lane), at)
 
     def load_rows(self, chunk: Value) -> list[Any]:
         """Load 128 k of the rows, 32 bytes a lane and row tile."""
         at, parts = chunk * (self.waves_k * CHUNK_K), (self.weights.part(0), self.weights.part(1))
-        return [ops.load(self.rows, T.i32x4, lane + part, at) for lane in self.row_lane for part in parts]
+        lanes = [self.inside(chunk, lane) for lane in self.row_lane]
+        return [ops.load(self.rows, T.i32x4, lane + part, at) for lane in lanes for part in parts]
+
+    def inside(self, chunk: Value, lane: Value) -> Value:
+        """Return a lane's offset, or NOWHERE if this wave's chunk lies past the end of K: the loads give zeros."""
+        if self.cfg.hidden % (self.waves_k * CHUNK_K) == 0:
+            return lane
+        return ops.select(chunk * self.waves_k + self.wave < self.cfg.hidden // CHUNK_K, lane, ops.NOWHERE)
 
     def results(self) -> Value:
         return ops.buffer(self.args.out, self.args.tokens * (self.cfg.top_k * self.cfg.inter * 4))

@@ -55,10 +55,6 @@ def _notes(image: bytes) -> Iterator[tuple[int, bytes]]:
         end = at + length
         while kind == _NOTE_SEGMENT and at < end:
             name, content, note = struct.unpack_from("<III", image, at)
-            at += 12 + _padded(name)
+            at += 12 + (name + 3 & ~3)
             yield note, image[at : at + content]
-            at += _padded(content)
-
-
-def _padded(size: int) -> int:
-    return -(-size // 4) * 4
+            at += content + 3 & ~3

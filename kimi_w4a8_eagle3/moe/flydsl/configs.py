@@ -14,7 +14,7 @@ from ...quark.weight_format import INT4, WeightFormat
 from .layout import CHUNK_K, LOW_K_BIT, PAIR, TILE_N
 
 WAVES = 4
-ROW_REGISTER_BYTES = 16 * 1024  # one wave's activations in stage 2: 64 vector registers
+ROW_REGISTER_BYTES = 16 * 1024  # one wave's activations in stage 2, if several row tiles: 64 vector registers
 QUANTIZED_BYTES = 20 * 1024  # LDS for the rows that stage 2 quantizes: three workgroups fit
 W4A16_TILES = 2  # 16-channel tiles of a wave of the baseline
 REDUCED = 512  # columns that a wave of the reduction takes
@@ -71,16 +71,12 @@ class KernelConfig(Protocol):
 
 
 @dataclass(frozen=True)
-class Stage1Config(KernelConfig):
-    """Compile-time parameters of stage 1.
+class _StageConfig(KernelConfig):
+    """Compile-time parameters of both stages.
 
     tile_m: rows a workgroup.
-    tile_n: intermediate channels a workgroup (as many gate and up rows of w13).
-    tile_k: k a wave covers in one turn of its loop (decode) or k of one LDS tile (prefill).
     pinned: keep the written order of loads (else the compiler's).
     by_xcd: in prefill, neighbours in the list of work run on one XCD (`block.work_of`).
-    experts: 0, or the number of experts with tile_m OWN_ROWS. Stage 1 then takes bfloat16 tokens and expert ids, and
-        finds, quantizes and lists its rows itself (stage1_small.py).
     """
 
     hidden: int
@@ -91,6 +87,18 @@ class Stage1Config(KernelConfig):
     tile_k: int = 256
     pinned: bool = True
     by_xcd: bool = False
+
+
+@dataclass(frozen=True)
+class Stage1Config(_StageConfig):
+    """Compile-time parameters of stage 1.
+
+    tile_n: intermediate channels a workgroup (as many gate and up rows of w13).
+    tile_k: k a wave covers in one turn of its loop (decode) or k of one LDS tile (prefill).
+    experts: 0, or the number of experts with tile_m OWN_ROWS. Stage 1 then takes bfloat16 tokens and expert ids, and
+        finds, quantizes and lists its rows itself (stage1_small.py).
+    """
+
     experts: int = 0
     weights: WeightFormat = INT4
 
@@ -117,8 +125,8 @@ class Stage1Config(KernelConfig):
         tile = (self.tile_m, self.tile_n, self.tile_k)
         if tile not in (OWN_TILES if self.experts else STAGE1_TILES):
             return f"stage 1 has no kernel for tile (m, n, k) {tile}; it has {', '.join(map(str, STAGE1_TILES))}"
-        if self.hidden % (WAVES * CHUNK_K):
-            return f"hidden size {self.hidden} is not a multiple of {WAVES * CHUNK_K} (stage 1)"
+        if self.hidden % CHUNK_K:
+            return f"hidden size {self.hidden} is not a multiple of {CHUNK_K} (stage 1)"
         if self.experts and self.hidden > 12288:
             return f"{OWN_ROWS} rows of {self.hidden} do not fit LDS (stage 1 for few tokens)"
         if self.inter % self.tile_n:
@@ -127,34 +135,24 @@ class Stage1Config(KernelConfig):
 
 
 @dataclass(frozen=True)
-class Stage2Config(KernelConfig):
+class Stage2Config(_StageConfig):
     """Compile-time parameters of stage 2.
 
     Rows are stage 1's float32, and each workgroup quantizes those of its block. The first workgroup of a block writes
     the row info that the reduction takes; in prefill it also writes the rows, for the launches of other columns.
-    tile_m: rows a workgroup.
     tile_n: output channels a workgroup.
     tile_k: k of one slot of the weight ring.
-    pinned: keep the written order of loads (else the compiler's).
-    by_xcd: in prefill, neighbours in the list of blocks run on one XCD (`block.work_of`).
     short: blocks have up to OWN_ROWS rows, as stage 1 lists them for few tokens.
     """
 
-    hidden: int
-    inter: int
-    top_k: int
-    tile_m: int = 16
     tile_n: int = 256
-    tile_k: int = 256
-    pinned: bool = True
-    by_xcd: bool = False
     short: bool = False
     weights: WeightFormat = INT4
 
     @property
     def row_tiles(self) -> int:
         """16-row tiles that a wave keeps in registers."""
-        return min(self.tile_m // 16, ROW_REGISTER_BYTES // (16 * self.inter))
+        return min(self.tile_m // 16, max(ROW_REGISTER_BYTES // (16 * self.inter), 1))
 
     @property
     def keeps(self) -> bool:
@@ -195,8 +193,8 @@ class Stage2Config(KernelConfig):
         return columns // self.tile_n, blocks, 1
 
     def problem(self) -> str | None:
-        if self.inter % CHUNK_K or not CHUNK_K <= self.inter <= 1024:
-            return f"intermediate size {self.inter}: stage 2 takes multiples of {CHUNK_K} up to 1024"
+        if self.inter % CHUNK_K or not CHUNK_K <= self.inter <= 2048:
+            return f"intermediate size {self.inter}: stage 2 takes multiples of {CHUNK_K} up to 2048"
         if self.tile_m not in STAGE2_TILES["M"] or self.tile_m // 16 % self.row_tiles or self.waves_m > WAVES:
             return f"stage 2 tile_m {self.tile_m} does not fit an intermediate size of {self.inter}"
         if self.lds_bytes > LDS_BYTES:
@@ -283,10 +281,7 @@ class ReduceConfig(KernelConfig):
 
 @dataclass(frozen=True)
 class W4A16Config(KernelConfig):
-    """Compile-time parameters of the W4A16 baseline.
-
-    Stage 1 gathers token rows and applies SiLU; stage 2 takes slot rows.
-    """
+    """Compile-time parameters of the W4A16 baseline: stage 1 gathers tokens and applies SiLU, stage 2 takes slots."""
 
     stage: int
     hidden: int

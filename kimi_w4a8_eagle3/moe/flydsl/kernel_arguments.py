@@ -49,9 +49,7 @@ class Stage1Arguments(_RoutedArguments):
 
 @dataclass
 class Stage2Arguments(_RoutedArguments):
-    """A kernel that quantizes reads float32 rows and the router weights. It writes row_info, and in prefill also
-    `kept`. Other kernels read both.
-    """
+    """A kernel that quantizes writes row_info, and in prefill also `kept`. Other kernels read both."""
 
     router: Address  # float32 [T, top_k]
     out: Address  # float16 [T * top_k, columns]

@@ -122,7 +122,11 @@ class CodeObjects:
         """Return the code object of a kernel; raise KimiError when it is missing or altered."""
         found = self.manifest.kernels.get(key)
         if found is None:
-            raise _refused(self.folder, f"there is no code object of {key}", "; for another model add --model and --tp")
+            raise _refused(
+                self.folder,
+                f"there is no code object of {key}",
+                "; for another model add --recipe, or --model, --tp and --ep",
+            )
         image = self.intact(found)
         if image is None:
             raise _refused(self.folder, f"{found.file}, the code object of {key}, was altered or removed")

@@ -88,11 +88,8 @@ def _plus_bits(values: Value, bits: int) -> Value:
 
 
 def to_f16(values: Value) -> Value:
-    """Convert a float32 vector below 65520 to float16 packed in i32s, rounded to nearest (ties away from zero).
-
-    This takes one rounding addition and a conversion of pairs toward zero. The conversion to nearest takes one value at
-    a time and, by LLVM's model, four times as long.
-    """
+    """Convert a float32 vector below 65520 to float16 packed in i32s, rounded to nearest (ties away from zero)."""
+    # By LLVM's model the conversion to nearest, one value at a time, takes four times as long.
     rounded = elements(bitcast(_plus_bits(values, 0x1000), T.vec(values.type.shape[0], T.f32)))
     pairs = zip(rounded[0::2], rounded[1::2], strict=True)
     packed = [llvm.call_intrinsic(T.f16x2, "llvm.amdgcn.cvt.pkrtz", list(pair), [], []) for pair in pairs]
@@ -105,12 +102,6 @@ def bf16_bits(words: Value) -> list[Any]:
     for word in elements(words):
         bits += [arith.shli(word, const_i32(16)), arith.andi(word, const_i32(0xFFFF0000))]
     return bits
-
-
-def low_bytes(words: Sequence[Any]) -> Value:
-    """Return the low bytes of four i32 as one i32, first byte lowest."""
-    pairs = [rocdl.perm_b32(words[i + 1], words[i], const_i32(0x0C0C0400)) for i in (0, 2)]
-    return rocdl.perm_b32(pairs[1], pairs[0], const_i32(0x05040100))
 
 
 def reciprocal(value: Value) -> Value:
@@ -128,11 +119,8 @@ def divide(numerator: Value, denominator: Value, inverse: Value) -> Value:
 
 
 def fma_f16(word: Value, high: bool, factor: Value, addend: Value) -> Value:
-    """Return half * factor + addend in float32, rounded once; half is the low or high float16 of an i32.
-
-    Written in assembly: the compiler prefers two conversions and a packed multiply-add, by LLVM's model nine times as
-    long.
-    """
+    """Return half * factor + addend in float32, rounded once; half is the low or high float16 of an i32."""
+    # The compiler prefers two conversions and a packed multiply-add, by LLVM's model nine times as long.
     text = f"v_fma_mix_f32 $0, $1, $2, $3 op_sel:[{int(high)},0,0] op_sel_hi:[1,0,0]"
     return llvm.inline_asm(T.f32, [raw(word), raw(factor), raw(addend)], text, "=v,v,v,v")
 
@@ -150,12 +138,6 @@ def ballot(condition: Value) -> Value:
 def count_bits(mask: Value) -> fx.Int32:
     """Count the bits set in an i64."""
     return fx.Int32(arith.trunci(T.i32, math.ctpop(mask)))
-
-
-def count_below(mask: Value, base: Value) -> fx.Int32:
-    """Return base + the number of bits of an i64 that are set below this lane's own."""
-    low, high = elements(bitcast(mask, T.i32x2))
-    return fx.Int32(rocdl.mbcnt_hi(T.i32, high, rocdl.mbcnt_lo(T.i32, low, raw(base))))
 
 
 def uniform(value: Value) -> fx.Int32:
@@ -259,10 +241,8 @@ def pin_schedule() -> None:
 
 
 def barrier() -> None:
-    """Wait until all waves of the workgroup arrive and their LDS accesses are done.
-
-    Global loads may stay in flight: the compiler's own barrier would wait for the prefetched weights too.
-    """
+    """Wait until all waves of the workgroup arrive and their LDS accesses are done."""
+    # The compiler's own barrier would wait for the prefetched weights, too.
     rocdl.s_waitcnt(lgkmcnt=0)
     rocdl.s_barrier()
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import flydsl.expr as fx
 from flydsl.expr import arith, math
+from flydsl.expr.rocdl import perm_b32
 from flydsl.expr.typing import T
 
 from . import ops as ops
@@ -41,8 +42,7 @@ def over_lanes(value: Value, combine: Callable[..., Value], lane: Value, count: 
 def row_scale(values: list[Any], over_row: Callable[..., Value]) -> tuple[Any, Any, tuple[Any, Any]]:
     """Return (scale of the grown values, its inverse, (factor that grows values, factor that shrinks the scale back)).
 
-    values: float32 vectors.
-    over_row(value, combine): combines an i32 over all lanes of the row.
+    values: float32 vectors. over_row(value, combine): combines an i32 over all lanes of the row.
     """
     largest = None
     for vector in values:
@@ -69,7 +69,8 @@ def quantized(values: list[Any], scale: Value, inverse: Value, grow: Value) -> t
         for value in ops.elements(vector):
             quotient = ops.divide(arith.mulf(value, grow), scale, inverse)
             bits.append(ops.bitcast(arith.addf(quotient, ops.const_f32(ROUND_BIAS)), T.i32))
-        words.append(ops.low_bytes(bits))
+        pairs = [perm_b32(bits[i + 1], bits[i], ops.const_i32(0x0C0C0400)) for i in (0, 2)]
+        words.append(perm_b32(pairs[1], pairs[0], ops.const_i32(0x05040100)))  # the low bytes, first byte lowest
         four = arith.addi(arith.addi(bits[0], bits[1]), arith.addi(bits[2], bits[3]))
         total = four if total is None else arith.addi(total, four)
     biases = ops.const_i32(VALUES * len(values) * ROUND_BIAS_BITS & 0xFFFFFFFF)
@@ -131,10 +132,7 @@ class Quantize:
 
 
 class Reduce(Workgroup):
-    """One wave of the reduction, which takes 512 columns of one token.
-
-    A slot whose expert id is not in range counts as zero, whatever its row contains.
-    """
+    """One wave of the reduction, 512 columns of a token; a slot whose expert id is not in range counts as zero."""
 
     def run(self) -> None:
         cfg, args = self.cfg, self.args

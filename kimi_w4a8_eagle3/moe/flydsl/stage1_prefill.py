@@ -78,7 +78,8 @@ class Stage1Prefill(Stage1Workgroup):
         zero = ops.splat(ops.const_i32(0), 4)
         state = Stage1State(weights, [], [zero] * (2 * self.tiles * ROW_TILES))
         ops.barrier()
-        return self.over_chunks(state, self.ring + (self.chunks - self.ring) % 2, 2).sums
+        refilled = self.chunks - self.ring
+        return self.over_chunks(state, min(refilled, self.ring + refilled % 2), 2).sums
 
     def step(self, chunk: Value, state: Stage1State, refill: bool, more: bool) -> Stage1State:
         """Multiply one chunk of 128 k; `refill` the weight ring behind it and bring the next rows to LDS if `more`."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import flydsl.expr as fx
-from flydsl.expr import arith
+from flydsl.expr import arith, rocdl
 from flydsl.expr.typing import T
 
 from . import ops as ops
@@ -26,10 +26,7 @@ from .stage1_decode import Stage1Decode
 
 
 class OwnBlock(RowBlock):
-    """The block of slot `first`, found from the slots' expert ids in args.row_info.
-
-    list: LDS for the slots of its rows, set later.
-    """
+    """The block of slot `first`, found from the slots' expert ids in args.row_info; `list` is LDS for its slots."""
 
     list: Any
 
@@ -56,7 +53,9 @@ class OwnBlock(RowBlock):
         self.at = self.wave * (4 * OWN_ROWS)
         before = fx.Int32(0) - self.before
         for same, place, mask in zip(self.same, self.places, self.masks, strict=True):
-            number = ops.count_below(mask, before)
+            low, high = ops.elements(ops.bitcast(mask, T.i32x2))
+            below = rocdl.mbcnt_hi(T.i32, high, rocdl.mbcnt_lo(T.i32, low, ops.raw(before)))
+            number = fx.Int32(below)  # of the slots of this expert before this lane's
             with ops.when(arith.andi(same, is_expert(number, OWN_ROWS))):
                 ops.lds_store(self.list, place, self.at + number * 4, alignment=4)
             before = before + ops.count_bits(mask)

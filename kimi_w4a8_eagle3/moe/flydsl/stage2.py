@@ -83,11 +83,6 @@ class Stage2(Workgroup):
         words: list[Any] = [self.weights.load(self.lane * 16 + c * TILE_BYTES, at) for c in range(chunks)]
         return words if step or not self.rolled else [*words, self.load_scale(base, tile)]
 
-    def load_ahead(self, base: Value, tile: int, step: int) -> list[Any]:
-        """Load the slot that follows slot (tile, step) by a ring."""
-        tiles, step = divmod(step + self.ring, self.steps)
-        return self.load_unit(base, tile + tiles, step)
-
     def load_rows(self) -> None:
         """Start the first weight loads, then gather the rows and their values for the epilogue."""
         cfg = self.cfg
@@ -149,7 +144,8 @@ class Stage2(Workgroup):
                 self.pin()
                 more = tiles_left is None or step + self.ring < tiles_left * self.steps
                 if more and c == chunks - 1:
-                    in_flight = [*in_flight, self.load_ahead(base, tile, step)]
+                    tiles_on, next_step = divmod(step + self.ring, self.steps)
+                    in_flight = [*in_flight, self.load_unit(base, tile + tiles_on, next_step)]
                 part = 2 * (step * chunks + c)
                 rows = [row[part : part + 2] for row in self.operands]
                 acc = self.weights.multiply(operands, rows, acc, self.groups)

@@ -93,15 +93,10 @@ def environment(**values: str) -> Iterator[None]:
         os.environ.update(before)
 
 
-def launcher_of(config: KernelConfig) -> Any:
-    """Return the function that launches the kernel of a configuration, for `compiled`."""
-    from . import launcher  # imports FlyDSL, which is optional: this module must be able to report that it is missing
-
-    return launcher.launcher_of(config)
-
-
 def compile_kernel(config: KernelConfig) -> tuple[bytes, CodeObject]:
     """Return (the code object, its manifest entry)."""
+    from .launcher import launcher_of  # optional: flydsl, whose absence this module reports
+
     launcher = launcher_of(config)
     image = compiled(launcher)
     return image, describe(image, len(inspect.signature(launcher.func).parameters))
@@ -109,9 +104,9 @@ def compile_kernel(config: KernelConfig) -> tuple[bytes, CodeObject]:
 
 def compiled(launcher: Any) -> bytes:
     """Return the gfx942 code object of the one kernel that a launcher launches."""
-    from flydsl._mlir import ir  # as in launcher_of
-    from flydsl._mlir.dialects import gpu  # as in launcher_of
-    from flydsl.compiler.jit_function import _create_mlir_context  # as in launcher_of
+    from flydsl._mlir import ir  # as in compile_kernel
+    from flydsl._mlir.dialects import gpu  # as in compile_kernel
+    from flydsl.compiler.jit_function import _create_mlir_context  # as in compile_kernel
 
     count = len(inspect.signature(launcher.func).parameters)
     options = {"COMPILE_ONLY": "1", "ARCH": ARCH, "FLYDSL_RUNTIME_ENABLE_CACHE": "0"}

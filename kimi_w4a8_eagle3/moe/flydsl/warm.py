@@ -23,17 +23,13 @@ MOST_JOBS = 16  # one compiler process takes 0.7 GB
 Watch = Callable[[Iterable[Any], int], Iterable[Any]]  # (items, their number) -> the same items, with progress shown
 
 
-def default_jobs() -> int:
-    """Return the number of compiler processes: one a usable core, at most MOST_JOBS."""
-    return min(len(os.sched_getaffinity(0)), MOST_JOBS)
-
-
 def warm(configs: Iterable[KernelConfig], folder: Path, jobs: int, watch: Watch) -> tuple[KernelManifest, int]:
     """Compile what the folder lacks, in the order of `configs`; return (its manifest, number of compiled kernels).
 
-    Raises KimiError when a kernel does not compile, or when compilers are needed that are not installed.
+    jobs: compiler processes; 0 is one a usable core, at most MOST_JOBS. Raises KimiError when a kernel does not
+    compile, or when compilers are needed that are not installed.
     """
-    wanted = list(dict.fromkeys(configs))
+    wanted, jobs = list(dict.fromkeys(configs)), jobs or min(len(os.sched_getaffinity(0)), MOST_JOBS)
     manifest, missing = _lacking(wanted, folder)
     if not missing:  # works in a read-only folder without compilers too
         return manifest, 0

@@ -34,6 +34,7 @@ class Int4:
     format = INT4
     lane_k = 16  # consecutive k of a row that a lane multiplies
     biased_k = 512  # 16 * 8 * 127 * 512 / 2 < 2**22
+    surplus = 8  # of the weights in low nibbles
 
     def __init__(self, address: Value, expert: Value, count: int, there: Value | None = None) -> None:
         """Open the buffer of an expert with `count` weights; it is empty unless `there`."""
@@ -79,17 +80,17 @@ class Int4:
         """Return the sum of both accumulators, plus `offset`."""
         return arith.addi(arith.shrsi(first, ops.splat(ops.const_i32(4), 4)), second)
 
-    @staticmethod
-    def offset(low_sum: Value) -> Value:
+    @classmethod
+    def offset(cls, low_sum: Value) -> Value:
         """Return what a row's `total` has too much."""
-        return ops.splat(arith.muli(low_sum, ops.const_i32(8)), 4)
+        return ops.splat(arith.muli(low_sum, ops.const_i32(cls.surplus)), 4)
 
     # Where K is short, accumulators start at the integer whose bits are the float 1.5 * 2**23. Their final bits are
     # then the float 1.5 * 2**23 + sum, exact while |sum| < 2**22, and the conversion to float32 costs nothing.
     @classmethod
     def start(cls, low_sum: Value, k: int) -> tuple[Any, Any]:
         """Return the start values of a row's two accumulators for `scaled`."""
-        bias, correction = cls.bias(k), arith.muli(low_sum, ops.const_i32(-8))
+        bias, correction = cls.bias(k), arith.muli(low_sum, ops.const_i32(-cls.surplus))
         low = arith.addi(correction, ops.const_i32(bias)) if bias else correction
         return ops.const_i32(bias), low
 
@@ -116,6 +117,7 @@ class Mxfp4(Int4):
     format = MXFP4
     lane_k = 32  # one block
     biased_k = 256  # 96 * 127 * 256 < 2**22
+    surplus = 0
 
     def __init__(self, address: Value, expert: Value, count: int, there: Value | None = None) -> None:
         super().__init__(address, expert, count, there)
@@ -167,14 +169,6 @@ class Mxfp4(Int4):
     @staticmethod
     def total(first: Value, second: Value) -> Value:
         return first
-
-    @staticmethod
-    def offset(low_sum: Value) -> Value:
-        return ops.splat(ops.const_i32(0), 4)
-
-    @classmethod
-    def start(cls, low_sum: Value, k: int) -> tuple[Any, Any]:
-        return ops.const_i32(cls.bias(k)), ops.const_i32(0)
 
     @classmethod
     def scaled(cls, sums: list[Any], tiles: list[Any], scale: Value, k: int) -> Iterable[Any]:

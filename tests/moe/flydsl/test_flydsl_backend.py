@@ -92,9 +92,9 @@ def test_each_stage_has_its_own_gates() -> None:
 @pytest.mark.parametrize(
     "shape,message",
     [
-        (MoeShape(8, 7168 + 128, 256, 8), "hidden size 7296"),
+        (MoeShape(8, 7168 + 64, 256, 8), "hidden size 7232"),
         (MoeShape(8, 7168, 200, 8), "200"),
-        (MoeShape(8, 7168, 2048, 8), "intermediate size 2048"),
+        (MoeShape(8, 7168, 2176, 8), "intermediate size 2176"),
     ],
 )
 def test_shapes_without_a_tile_say_why(shape: MoeShape, message: str) -> None:

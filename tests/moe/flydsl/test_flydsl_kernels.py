@@ -59,9 +59,9 @@ def test_stage1_sums_are_exact(tile: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.parametrize("tile", [(16, 64, 256), (16, 32, 128), (64, 128, 128)])
-@pytest.mark.parametrize("hidden", extent([512, 1536], [512, 1024, 1536]))
+@pytest.mark.parametrize("hidden", extent([128, 512, 640], [128, 256, 512, 640, 1024, 1408, 1536]))
 def test_stage1_short_k(tile: tuple[int, int, int], hidden: int) -> None:
-    """Fewer chunks than the loop and the ring are made for."""
+    """Fewer chunks than the loop and the ring are made for, and waves whose last chunk is past the end."""
     layer = Layer(hidden, 128)
     got, expected = stage1_sums(Stage1Sums(hidden, 128, TOP_K, *tile), layer, route_ids("one token"))
     assert torch.equal(got, expected)
@@ -76,23 +76,11 @@ def test_stage1_ragged_routing(tile: tuple[int, int, int], kind: str) -> None:
     assert torch.equal(got, expected)
 
 
-STAGE2 = [
-    # inter, tile_m, tile_n, tile_k
-    (128, 16, 128, 128),
-    (256, 16, 128, 256),
-    (256, 16, 256, 256),
-    (256, 16, 512, 256),
-    (256, 32, 256, 256),
-    (512, 16, 256, 256),
-    (512, 16, 256, 512),
-    (512, 32, 128, 128),
-    (1024, 16, 128, 512),
-    (256, 64, 1024, 256),
-    (256, 64, 256, 128),
-    (256, 128, 1024, 256),
-    (512, 64, 1024, 256),
-    (512, 128, 512, 256),
-]
+STAGE2 = [  # inter, tile_m, tile_n, tile_k
+    (128, 16, 128, 128), (256, 16, 128, 256), (256, 16, 256, 256), (256, 16, 512, 256), (256, 32, 256, 256),
+    (512, 16, 256, 256), (512, 16, 256, 512), (512, 32, 128, 128), (1024, 16, 128, 512), (2048, 16, 256, 256),
+    (256, 64, 1024, 256), (256, 64, 256, 128), (256, 128, 1024, 256), (512, 64, 1024, 256), (512, 128, 512, 256),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("inter,tile_m,tile_n,tile_k", extent(STAGE2[::3], STAGE2))

@@ -39,7 +39,7 @@ if SKIP is None:
     from support.hip_standin import InterpretedGpu, code_object, load_library
 
     from kimi_w4a8_eagle3.moe.flydsl.code_object import describe
-    from kimi_w4a8_eagle3.moe.flydsl.toolchain import launcher_of
+    from kimi_w4a8_eagle3.moe.flydsl.launcher import launcher_of
     from proof.assembly import assembly
 
 CPU = torch.device("cpu")

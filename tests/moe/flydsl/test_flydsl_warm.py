@@ -112,6 +112,23 @@ def test_another_checkpoint_is_warmed_by_its_config(monkeypatch: pytest.MonkeyPa
     assert {config.hidden for config in found if isinstance(config, Stage1Config)} == {1024}
 
 
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [
+        (["--recipe", "agent-mxfp4"], replace(KIMI, weights=MXFP4)),
+        (["--recipe", "agent-2x4"], replace(KIMI, inter=512)),
+        (["--tp", "8", "--ep", "8"], MoeShape(48, 7168, 2048, 8)),
+    ],
+    ids=["mxfp4", "tp 4", "ep 8"],
+)
+def test_a_recipe_and_expert_parallel_ranks_are_warmed(
+    options: list[str], shape: MoeShape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, _ = warmed(monkeypatch, *options)
+    assert set(FlydslBackend().wanted(shape)) <= set(found)
+    assert {config.inter for config in found if isinstance(config, Stage1Config)} == {shape.inter}
+
+
 def test_recipes_differ_in_what_they_launch() -> None:
     usual, opt, bf16 = (set(FlydslBackend(gates_of(name)).wanted(KIMI)) for name in ("w4a8", "eagle3-opt", "w4a16"))
     unpinned = {c.tile_m for c in opt - usual}
