@@ -10,17 +10,6 @@ from .machine import Gfx942Device, LaunchResult
 from .parser import Kernel, parse_kernel, parse_kernels
 
 __all__ = [
-    "Buffer",
-    "DataRace",
-    "Gfx942Device",
-    "Kernel",
-    "LaunchResult",
-    "MachineError",
-    "Memory",
-    "MissingWait",
-    "OutOfBounds",
-    "UndefinedRead",
-    "UnknownInstruction",
-    "parse_kernel",
-    "parse_kernels",
-]
+    "Buffer", "DataRace", "Gfx942Device", "Kernel", "LaunchResult", "MachineError", "Memory", "MissingWait",
+    "OutOfBounds", "UndefinedRead", "UnknownInstruction", "parse_kernel", "parse_kernels",
+]  # fmt: skip

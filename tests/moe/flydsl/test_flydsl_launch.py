@@ -217,16 +217,10 @@ def is_found(serving: Serving) -> bool:
         return "hipErrorLaunchFailure" in str(error) and serving.gpu.error is not None
 
 
-PLACES = [
-    (Stage1Config, 0, SORTED),
-    (Stage1Config, 4, SORTED),
-    (Stage2Config, 1, SORTED),
-    (Stage2Config, 3, SORTED),
-    (RouteConfig, 2, SORTED),
-    (RouteConfig, 4, SORTED),
-    (Stage1Config, 0, {}),
-    (ByTokenConfig, 0, {}),
-    (ByTokenConfig, 3, {}),
+PLACES: list[tuple[Any, int, dict[str, Any]]] = [
+    *((kind, at, SORTED) for kind, places in ((Stage1Config, (0, 4)), (Stage2Config, (1, 3))) for at in places),
+    *((RouteConfig, at, SORTED) for at in (2, 4)),
+    *((kind, at, {}) for kind, at in ((Stage1Config, 0), (ByTokenConfig, 0), (ByTokenConfig, 3))),
 ]
 
 
@@ -258,12 +252,9 @@ GRIDS: dict[str, Callable[[int, int, int], tuple[int, int, int]]] = {
 @pytest.mark.parametrize(
     ("kind", "change"),
     [
-        (Stage1Config, "half of the blocks"),
-        (Stage1Config, "a column more"),
-        (Stage1Config, "x for y"),
+        *((Stage1Config, change) for change in ("half of the blocks", "a column more", "x for y")),
+        *((ByTokenConfig, change) for change in ("half of the blocks", "x for y")),
         (Stage2Config, "a column less"),
-        (ByTokenConfig, "half of the blocks"),
-        (ByTokenConfig, "x for y"),
     ],
 )
 def test_a_wrong_grid_is_found(kind: Any, change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
