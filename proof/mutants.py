@@ -42,6 +42,7 @@ TESTS = {
     "accuracy/greedy_match": ("accuracy/test_eval_lossless.py",),
     "speed/statistics": ("speed/test_statistics.py",),
     "engine/metrics": ("engine/test_metrics.py",),
+    "base/counters": ("engine/test_metrics.py",),
     "ops/window": ("ops/test_acceptance_window.py",),
     "engine/startup_check": ("engine/test_startup_check.py",),
     "engine/watchdog": ("engine/test_watchdog.py",),

@@ -65,7 +65,10 @@ def accept_length(tokens: float, requests: float, steps: float) -> float:
 def acceptance_from_histograms(histograms: Iterable[Sequence[int]], num_draft_tokens: int) -> Acceptance | None:
     """Compute acceptance from per-request histograms (`spec_correct_drafts_histogram`: [k] = steps that accepted k)."""
     depth = num_draft_tokens - 1
-    totals = sum_histograms(histograms, depth)
+    totals = [0] * (depth + 1)
+    for histogram in histograms:
+        for accepted, count in enumerate(histogram):
+            totals[min(accepted, depth)] += count
     steps = sum(totals)
     if steps == 0:
         return None
@@ -73,12 +76,3 @@ def acceptance_from_histograms(histograms: Iterable[Sequence[int]], num_draft_to
     per_position = tuple(sum(totals[i:]) / steps for i in range(1, depth + 1))
     length = accept_length(accepted + steps, 0, steps)  # a step commits its accepted drafts and the bonus token
     return Acceptance(length, accepted / (steps * depth), steps, per_position)
-
-
-def sum_histograms(histograms: Iterable[Sequence[int]], depth: int) -> list[int]:
-    """Add up histograms of all requests: [k] = steps that accepted k drafts, for k in 0..depth."""
-    totals = [0] * (depth + 1)
-    for histogram in histograms:
-        for accepted, steps in enumerate(histogram):
-            totals[min(accepted, depth)] += steps
-    return totals

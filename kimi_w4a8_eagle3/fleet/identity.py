@@ -12,15 +12,13 @@ import httpx
 
 from ..base.errors import KimiError
 
-UNKNOWN = "default"  # SGLang's weight version when none is set
-
 
 @dataclass(frozen=True)
 class Identity:
     """Properties that all replicas of one service share.
 
     model: the name that clients use. weights: `fingerprint` of target and draft. The engine gets it as its weight
-    version and reports it in every answer; `UNKNOWN` for an engine started without it.
+    version and reports it in every answer; "default" for an engine started without it.
     """
 
     model: str

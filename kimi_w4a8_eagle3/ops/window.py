@@ -46,7 +46,7 @@ class AcceptanceWindow:
     def acceptance(self, now: float) -> Acceptance | None:
         """Return the acceptance of the requests that finished in the window; None if no verify step fell in it."""
         recent = [[round(count) for count in steps] for at, steps in self._added if at > now - self._span_s]
-        return acceptance_from_histograms(recent, self._num_draft_tokens or max(map(len, recent), default=1))
+        return acceptance_from_histograms(recent, self._num_draft_tokens or max([2, *map(len, recent)]))
 
 
 SPAN_S = 30.0

@@ -12,7 +12,7 @@ from support.repository import ROOT, tracked
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.prometheus import Reading
 from kimi_w4a8_eagle3.commands.chat import status
-from kimi_w4a8_eagle3.engine.metrics import acceptance_from_histograms, sum_histograms
+from kimi_w4a8_eagle3.engine.metrics import acceptance_from_histograms
 from kimi_w4a8_eagle3.engine.reply import Reply
 from kimi_w4a8_lab.base import counters
 from kimi_w4a8_lab.base.counters import Counters, acceptance_from_counters, scrape
@@ -89,7 +89,8 @@ def test_histograms_agree_with_counting_steps(histograms):
 
 
 def test_histograms_are_added_and_end_with_the_last_draft_token():
-    assert sum_histograms([[2, 1], [0, 0, 0, 4, 1]], 3) == [2, 1, 0, 5]
+    found = acceptance_from_histograms([[2, 1], [0, 0, 0, 4, 1]], num_draft_tokens=4)
+    assert found is not None and found.per_position == (6 / 8, 5 / 8, 5 / 8)
 
 
 def ops(readings: list[str], status: int = 200) -> AbstractContextManager[str]:

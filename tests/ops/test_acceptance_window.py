@@ -69,3 +69,7 @@ def test_an_unknown_depth_is_read_off_the_series() -> None:
     window.add(0, (0, 0, 0, 0))
     window.add(1, (0, 0, 0, 2))
     assert window.acceptance(1).per_position == pytest.approx((1.0, 1.0, 1.0))
+    refused = AcceptanceWindow(None, SPAN_S)
+    refused.add(0, ())
+    refused.add(1, (3,))  # no draft token was ever accepted
+    assert refused.acceptance(1).length == 1.0
