@@ -1,12 +1,13 @@
 """`python -m proof.draft_demo`, `make draft`: a draft that knows its traffic, on a CPU, in minutes.
 
 Two replicas of the built-in model answer questions of two kinds: in words, on which their draft was trained, and in the
-client's own schema, of which it has seen nothing. The requests are collected, the draft is trained on them, compared on
-held-out ones, and exchanged while clients ask. The answers must stay the same.
+client's own schema, of which it has seen nothing. The requests are collected. The draft is trained on them and on
+conversations that it knows, compared on held-out ones, and exchanged while clients ask. The answers must stay the same.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -14,6 +15,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,7 @@ NOTE = {
     "additionalProperties": False,
 }  # fmt: skip
 ROLLING_S = 300.0
+TRAINING = ("--epochs", 6, "--lr", 8e-3, "--keep", 3)
 
 
 def bodies(count: int, seed: int) -> list[dict[str, Any]]:
@@ -57,6 +60,24 @@ def bodies(count: int, seed: int) -> list[dict[str, Any]]:
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
         made.append({**body, "messages": [{"role": "user", "content": question}]})
     return made
+
+
+def import_known(file: Path, count: int) -> None:
+    """Write conversations of all the kinds that the draft was trained on, as a public set would have them."""
+    from .tiny.tokenizer import load_tokenizer
+    from .tiny.train_draft import DraftTraining, conversations  # start-up: torch
+
+    with file.open("w") as rows:
+        for row in conversations(
+            load_tokenizer(tiny.target_path()), DraftTraining(seed=52, dialogues=count, longest=320)
+        ):
+            begin = 0
+            for guessed, marks in groupby(row.guessed):
+                end = begin + len(list(marks))
+                if guessed:  # a turn's first token comes with its prompt
+                    turn = {"prompt": row.tokens[: begin - 1], "answer": row.tokens[begin - 1 : end]}
+                    rows.write(json.dumps(turn) + "\n")
+                begin = end
 
 
 def ask(base_url: str, asked: Sequence[dict[str, Any]], clients: int = 8) -> list[Any]:
@@ -103,8 +124,7 @@ def _finished(event: Any) -> bool:
 
 def main(
     requests: int = typer.Option(120, "--requests", min=24, help="Requests to collect, half of each kind."),
-    epochs: int = typer.Option(9, "--epochs", min=1, help="Passes of the training."),
-    lr: float = typer.Option(8e-3, "--lr", help="Highest learning rate."),
+    known: int = typer.Option(240, "--known", min=10, help="Conversations to import of what the draft knows already."),
     runs: Path = typer.Option(DEFAULT_ROOT, "--runs", help="Folder of the run directories."),
 ) -> None:
     """Collect, train, compare, switch and go back, with two replicas of the built-in model on this machine's CPU."""
@@ -116,6 +136,8 @@ def main(
     link.symlink_to(tiny.draft_path())
     recipe = ("--recipe", "tiny", "--runs", folder)
     kimi("draft", "collect", collected, "--share", 1)
+    import_known(folder / "known.jsonl", known)
+    kimi("draft", "collect", collected, "--from", folder / "known.jsonl", "--as", "known")
     words = ("--set", f"draft.repo={link}", "--set", f"env.KIMI_COLLECT={collected}")
     with ServedFleet(folder, 2, words) as fleet:
         fleet.wait_whole()
@@ -126,7 +148,7 @@ def main(
         if kimi("draft", "states", collected, *recipe):
             raise KimiError("the states were not captured", str(folder))
         _said(began, "training")
-        if kimi("draft", "train", collected, "--recipe", "tiny", "--to", new, "--epochs", epochs, "--lr", lr):
+        if kimi("draft", "train", collected, "--recipe", "tiny", "--to", new, *TRAINING):
             raise KimiError("the draft was not trained", str(folder))
         code = kimi("draft", "compare", collected, *recipe, "--new", new, "-o", folder / "page")
         if code == 0:

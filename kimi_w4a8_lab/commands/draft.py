@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from rich.table import Table
 
 from kimi_w4a8_eagle3.base.collection import CONSENT, Consent, key_name, read_consent
 from kimi_w4a8_eagle3.base.console import table_console
 from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
+from kimi_w4a8_eagle3.base.installed import require_laptop
 from kimi_w4a8_eagle3.base.run_dir import new_run_dir
 from kimi_w4a8_eagle3.commands.options import RUNS
 from kimi_w4a8_eagle3.door.settings import read_key_file
@@ -24,11 +23,15 @@ from kimi_w4a8_eagle3.fleet.checks import fingerprint, local_folder
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render
 
 from ..base.request_progress import request_progress
+from ..base.server_under_test import Target
+from ..base.verdict import Verdict
 from ..draft import switch as links
 from ..draft.kinds import overall
+from ..speed.workloads import load_workload
 from .groups import expanded, signals
 
 if TYPE_CHECKING:
+    from ..accuracy.results import Conclusion
     from ..draft.collected import Collected
     from ..draft.compare import Judge
     from ..draft.eagle3 import Draft
@@ -40,6 +43,7 @@ Exit codes of `compare`: 0 better for a kind of traffic and worse for none; 3 wo
 app = typer.Typer(no_args_is_help=True, help=_HELP)
 FOLDER = typer.Argument(..., metavar="FOLDER", help="Folder of collected requests.")
 _SHOWN_EVERY_S, _WATCHED = 30.0, 32
+_EXACT = 63, 16, "mixed"  # 1,020 answers of the built-in model, as in `make eval`
 
 
 @dataclass(frozen=True)
@@ -82,26 +86,21 @@ def collect(
     """
     from ..draft.collected import import_ids, summarized  # start-up: numpy
 
-    changes = {"share": share, "most_of_key": most_of_key, "most_days": most_days}
-    changes = {name: value for name, value in changes.items() if value is not None}
-    new: dict[str, object] = {**changes, **({"most_bytes": int(most_gb * 1e9)} if most_gb else {})}
-    new |= {"keys": tuple(key_name(read_key_file(path)) for path in key_file)} if key_file else {}
-    new |= {"share": 0.0, "keys": ()} if off else {}
+    keys = tuple(key_name(read_key_file(path)) for path in key_file) or None
+    changes = {"share": share, "most_of_key": most_of_key, "most_days": most_days, "keys": keys}
+    changes |= {"most_bytes": int(most_gb * 1e9) if most_gb else None, **({"share": 0.0, "keys": ()} if off else {})}
+    new = {name: value for name, value in changes.items() if value is not None}
     if new or source:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         consent = read_consent(folder) if (folder / CONSENT).exists() else Consent()
         replace(consent, **new).write(folder)  # type: ignore[arg-type]
     if source:
-        if not re.fullmatch(r"\w[\w-]{0,40}", kind):
-            raise UsageError(f"{kind!r} is no name of a kind", "--as", "letters, digits, - and _")
         typer.echo(f"{import_ids(source, folder, kind)} requests imported as {kind}")
     consent = read_consent(folder)
     whom = f"{consent.share:.0%} of all requests" + (f", all of {len(consent.keys)} keys" if consent.keys else "")
     typer.echo(f"collecting: {whom if consent.share or consent.keys else 'off'}")
-    limit = (
-        f"{consent.most_bytes / 1e9:g} GB an engine, {consent.most_of_key:.0%} of it a key, {consent.most_days:g} days"
-    )
-    typer.echo(f"limits: {limit}")
+    size = f"{consent.most_bytes / 1e9:g} GB an engine, {consent.most_of_key:.0%} of it a key"
+    typer.echo(f"limits: {size}, {consent.most_days:g} days")
     for name, count, nbytes in summarized(folder):
         typer.echo(f"{name}: {count} requests, {nbytes / 1e6:.1f} MB")
 
@@ -139,10 +138,7 @@ def states(
 
     console, launch = table_console(), of.launch()
     target, first = _folders(launch)
-    from kimi_w4a8_eagle3.quark.config import read_model_config  # start-up: numpy
-
-    sizes = draft_sizes(first, read_model_config(target).text)
-    plan = capture_plan(folder, of.conversations(folder), sizes, fingerprint(target))
+    plan = capture_plan(folder, of.conversations(folder), draft_sizes(first, target), fingerprint(target))
     console.print(
         f"{len(plan.missing)} conversations to capture, {plan.done} are there; {plan.tokens:,} tokens of "
         f"{plan.token_bytes / 1000:.1f} kB: {plan.nbytes / 1e9:.2f} GB, about {_time(plan.tokens / rate)}"
@@ -166,45 +162,50 @@ def train(
     epochs: int = typer.Option(3, "--epochs", min=1, help="Passes over the conversations."),
     batch: int = typer.Option(12, "--batch", min=1, help="Conversations of an optimizer step."),
     lr: float = typer.Option(2e-3, "--lr", min=1e-7, max=1, help="Highest learning rate."),
+    keep: float = typer.Option(1.0, "--keep", min=0, help="Weight of what the first draft guesses rightly."),
+    most_lost: float = typer.Option(0.05, "--most-lost", min=0, help="Accept length that each kind may lose."),
     device: str = typer.Option("cpu", "--device", help="Device of torch: cpu, cuda, cuda:1, ..."),
     seed: int = typer.Option(1, "--seed", help="Order of the conversations."),
 ) -> None:
     """Train the recipe's draft on collected conversations, by EAGLE3's training-time test over three draft steps.
 
-    The newest tenth of each kind is held out. Writes the draft, and a recipe that serves it.
+    The newest tenth of each kind is held out for `compare`. The tenth before it decides how far the draft goes from the
+    first one, so that no kind loses more than --most-lost. No key has more of the training's tokens than its part of
+    the folder (--most-of-key). Writes the draft, and a recipe that serves it.
     """
     # start-up: torch
     from ..draft.checkpoint import save_draft
-    from ..draft.collected import divided
+    from ..draft.collected import divided, limited
     from ..draft.states import training_rows
-    from ..draft.training import Saving, TrainingSettings
+    from ..draft.training import TrainingSettings
     from ..draft.training import train as run
 
     launch = of.launch()
     target, first = _folders(launch)
     if to.exists():
         raise KimiError("the folder exists", str(to), "a new folder", "name another with --to")
-    chosen, held_out = divided(of.conversations(folder))
-    rows, settings = training_rows(chosen), TrainingSettings(seed=seed, epochs=epochs, batch=batch, lr=lr)
+    chosen, choosing, held_out = divided(replace(of, most=10**9).conversations(folder))
+    rows = training_rows(limited(chosen, read_consent(folder).most_of_key)[-of.most :])
+    settings = TrainingSettings(seed=seed, epochs=epochs, batch=batch, lr=lr, keep=keep)
     settings = replace(settings, warmup=1 + min(settings.steps(len(rows)) // 10, settings.warmup))
     if settings.steps(len(rows)) < 1:
         raise KimiError(f"{len(rows)} conversations to train on", str(folder), f"at least {batch}", "collect more")
     draft, judge = _loaded(first, target, folder, device)
-    draft.to(judge.embedding.device)
     to.parent.mkdir(parents=True, exist_ok=True)
-    saving = Saving(to.with_name(f".{to.name}.checkpoint"))
-    with _reported(draft, judge, held_out[-_WATCHED:], settings.steps(len(rows))) as report:
-        run(draft, rows, judge.states, judge.embedding, settings, report, saving)
-    record: dict[str, object] = {
-        "first": str(first),
-        "target": fingerprint(target),
-    }
+    checkpoint = to.with_name(f".{to.name}.checkpoint")
+    with _reported(draft, judge, choosing[:: 1 + len(choosing) // _WATCHED], settings.steps(len(rows))) as report:
+        run(draft, rows, judge.states, judge.embedding, settings, report, checkpoint)
+    part, before, after = judge.kept(_loaded(first, target, folder, device)[0], draft, choosing, most_lost)
+    for kind, length in before.items():
+        typer.echo(f"{kind}: accept length {length:.2f}, now {after[kind]:.2f}")
+    record: dict[str, object] = {"first": str(first), "target": fingerprint(target), "part": part, "lengths": after}
     record |= {"settings": asdict(settings), "conversations": len(rows), "tokens": sum(len(r.tokens) for r in rows)}
     cutoffs = {kind: min(one.at for one in held_out if one.kind == kind) for kind in {one.kind for one in held_out}}
     extends = str(Path(of.recipe).resolve()) if of.recipe.endswith(".toml") else of.recipe.partition(":")[0]
     save_draft(draft, first, to, {**record, "held_out_from": cutoffs}, target, extends)
-    saving.path.unlink(missing_ok=True)
-    typer.echo(f"draft: {to}; next: kimi-w4a8 draft compare {folder} --recipe {of.recipe} --new {to}")
+    checkpoint.unlink(missing_ok=True)
+    said = f"draft: {to}, {part:.0%} of the way to the trained one"
+    typer.echo(f"{said}; next: kimi-w4a8 draft compare {folder} --recipe {of.recipe} --new {to}")
 
 
 @app.command("compare")
@@ -215,32 +216,30 @@ def compare(
     new: Path = typer.Option(..., "--new", help="Folder of the new draft."),
     of: Of,
     device: str = typer.Option("cpu", "--device", help="Device of torch: cpu, cuda, cuda:1, ..."),
+    prove: list[str] = typer.Option(
+        [], "--prove", help="Workload, e.g. con40: start servers, compare all answers, and measure time per token."
+    ),
     output: Path | None = typer.Option(None, "--output", "-o", help="Folder of the page; default: a run directory."),
     runs: Path = RUNS,
 ) -> None:
     """Compare the recipe's draft with a new one on conversations that the new one was not trained on."""
-    from ..report import draft_comparison, page  # optional: jinja2 and matplotlib
+    # optional: jinja2 and matplotlib
+    from ..report import draft_comparison, page
+    from ..report.tables import print_page
 
-    target, old = _folders(of.launch())
+    launch = of.launch()
+    target, old = _folders(launch)
     held_out = _held_out(of.conversations(folder), new)
     before, judge = _loaded(old, target, folder, device)
     after, _ = _loaded(new, target, folder, device)
-    kinds = judge.compare(before.to(device), after.to(device), held_out)
-    console, table = table_console(), Table(*draft_comparison.COLUMNS)
-    for row in draft_comparison.rows(kinds):
-        table.add_row(*row)
-    console.print(table)
+    kinds = judge.compare(before, after, held_out)
     about = f"Old draft: {old}. New draft: {new}. Greedy walk over replies of the target, 3 draft steps, topk 1."
-    proofs = (
-        f"Answers do not change: kimi-w4a8 eval lossless --recipe {new / 'recipe.toml'}",
-        f"Time per token: kimi-w4a8 bench ab --a {of.recipe} --b {new / 'recipe.toml'} -w con2 -w con40",
-    )
-    where = output or new_run_dir("draft-compare", runs)
-    typer.echo(f"page: {page.write_page(draft_comparison.page(kinds, about, proofs), where)}")
-    verdict = overall(kinds)
-    typer.echo(f"verdict: {verdict.value}")
-    for proof in proofs:
-        typer.echo(proof)
+    proofs = _proofs(of, launch.args.get("device"), new, prove, runs) if prove else {}
+    notes = () if prove else ("Servers with both drafts were not compared: --prove WORKLOAD",)
+    found, verdict = draft_comparison.page(kinds, about, proofs, notes), overall(kinds, proofs)
+    print_page(found, verdict)
+    place = page.write_page(found, output or new_run_dir("draft-compare", runs))
+    typer.echo("\n".join((f"page: {place}", *notes)))
     raise typer.Exit(verdict.exit_code)
 
 
@@ -261,6 +260,38 @@ def switch(
     typer.echo("send SIGHUP to `kimi-w4a8 serve`: its replicas restart one after the other, and no request is lost")
 
 
+def _proofs(of: Of, device: object, new: Path, workloads: list[str], runs: Path) -> dict[str, Verdict]:
+    """Return what servers show: equal answers with the new draft, bit for bit on a CPU, and the time per token."""
+    # optional: lm_eval
+    from ..accuracy import lossless
+    from ..report.analysis import Analysis
+    from ..report.changes import Direction
+    from ..speed import ab
+    from ..speed.runs import read_run
+    from ..speed.single import Texts
+
+    works, console = [load_workload(name) for name in workloads], table_console()
+    old = Target(recipe=of.recipe, settings=tuple(of.settings))
+    own = tuple(word for word in of.settings if not word.startswith("draft."))
+    served = replace(old, recipe=str(new / "recipe.toml"), settings=own)
+    with signals(runs):
+        report: Conclusion
+        if device == "cpu":
+            exact = require_laptop("exact", "--prove")
+            place, report = exact(served.plain(), served, *_EXACT, runs, console)
+        else:
+            place, report = lossless.run(served.plain(), served, lossless.LosslessPlan(runs=runs), console)
+        measured = ab.ab(ab.Plan([old, served], works, 4, 2), Texts(), runs, typer.echo)
+    found = {f"answers: {report.state}, {report.reasons[0]} ({place})": report.state}
+    verdicts = {Direction.BETTER: Verdict.PASS, Direction.WORSE: Verdict.FAIL}
+    for row in Analysis([read_run(measured)], base=old.name).changes:
+        if row.metric.key == "tpot_median_ms":
+            times = f"TPOT {row.value_a.value:.1f}, now {row.value_b.value:.1f} ms, {row.direction.value}"
+            text = f"{row.workload}, {row.concurrency} requests: {times} ({measured})"
+            found[text] = verdicts.get(row.direction, Verdict.INCONCLUSIVE)
+    return found
+
+
 def _folders(launch: Launch) -> tuple[Path, Path]:
     """Return the folders of target and draft on this disk."""
     found = local_folder(launch, launch.model, "revision")
@@ -279,7 +310,7 @@ def _loaded(draft: Path, target: Path, folder: Path, device: str) -> tuple[Draft
     from ..draft.compare import Judge
     from ..draft.states import StoredStates, device_of
 
-    at, found = device_of(device), load_draft(draft, target)
+    found = load_draft(draft, target).to(at := device_of(device))
     stored = StoredStates(folder / STATES, len(found.sizes.captured) * found.sizes.target_hidden)
     return found, Judge(stored, target_tensor(target).bfloat16().to(at))
 
@@ -290,7 +321,7 @@ def _held_out(conversations: list[Collected], new: Path) -> list[Collected]:
 
     record = new / "training.json"
     if not record.exists():
-        return divided(conversations)[1]
+        return divided(conversations)[2]
     since = json.loads(record.read_text())["held_out_from"]
     return [one for one in conversations if one.at >= since.get(one.kind, 0)]
 
@@ -298,31 +329,23 @@ def _held_out(conversations: list[Collected], new: Path) -> list[Collected]:
 @contextmanager
 def _reported(draft: Draft, judge: Judge, watched: list[Collected], total: int) -> Iterator:
     """Yield the trainer's report: loss, time left, and the accept length on held-out conversations now and then."""
-    from ..draft.acceptance import summary  # start-up: torch
-
-    began, shown_at, first, length = time.monotonic(), 0.0, 0, ""
+    began, shown_at, first, lengths = time.monotonic(), 0.0, 0, ""
     with request_progress("training steps", total, table_console(), every=5.0) as show:
 
         def report(step: int, values: dict[str, float]) -> None:
-            nonlocal shown_at, first, length
+            nonlocal shown_at, first, lengths
             first = first or step
             now = time.monotonic()
             if now - shown_at > _SHOWN_EVERY_S or step == total:
-                draft.eval()
-                found = summary(judge.walks(draft, watched))
+                found = judge.lengths(draft, watched)
                 draft.train()
-                length, shown_at = f", held-out accept length {found.length:.2f}", time.monotonic()
+                lengths = "".join(f", {kind} {length:.2f}" for kind, length in found.items())
+                lengths, shown_at = f", held-out accept length{lengths[1:]}", time.monotonic()
             left = (total - step) * (now - began) / (step - first + 1)
-            show(step, f"loss {values['loss']:.3f}{length}, {_time(left)} left")
+            show(step, f"loss {values['loss']:.3f}{lengths}, {_time(left)} left")
 
         yield report
 
 
 def _time(seconds: float) -> str:
-    return (
-        f"{seconds / 3600:.1f} h"
-        if seconds > 3600
-        else f"{seconds / 60:.1f} min"
-        if seconds > 90
-        else f"{seconds:.0f} s"
-    )
+    return f"{seconds / 60:.1f} min" if seconds > 90 else f"{seconds:.0f} s"

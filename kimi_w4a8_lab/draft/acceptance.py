@@ -11,18 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..speed.statistics import Interval
+from .collected import Collected
 from .eagle3 import Draft, pad_right
 
-SERVED_STEPS = 3  # --speculative-num-steps 3, topk 1, 4 draft tokens
-_DRAWS, _AT_ONCE = 2000, 16
-
-
-@dataclass(frozen=True)
-class WalkedText:
-    """One conversation: token ids, and the ranges [begin, end) of the target's replies in them."""
-
-    tokens: Sequence[int]
-    replies: Sequence[tuple[int, int]]
+SERVED_STEPS, _DRAWS, _AT_ONCE = 3, 2000, 16  # --speculative-num-steps 3, topk 1, 4 draft tokens
 
 
 @dataclass(frozen=True)
@@ -32,14 +24,6 @@ class Walk:
     verifications: int
     generated: int
     accepted: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class DraftAcceptance:
-    """`length`: tokens a verification yields, 1..steps + 1; `by_position[k]`: share with more than k guesses right."""
-
-    length: float
-    by_position: list[float]
 
 
 def walk(replies: Sequence[tuple[int, int]], hits: Sequence[Sequence[bool]]) -> Walk:
@@ -65,7 +49,7 @@ def walk(replies: Sequence[tuple[int, int]], hits: Sequence[Sequence[bool]]) -> 
 
 @torch.no_grad()
 def walks(
-    draft: Draft, conversations: Sequence[WalkedText], states: Iterable[Tensor], embedding: Tensor, steps: int
+    draft: Draft, conversations: Sequence[Collected], states: Iterable[Tensor], embedding: Tensor, steps: int
 ) -> list[Walk]:
     """Walk conversations. states: the target's, [tokens, captured layers * hidden] of each; embedding [vocab, hidden].
 
@@ -84,11 +68,9 @@ def walks(
     return found
 
 
-def summary(found: Sequence[Walk]) -> DraftAcceptance:
-    """Return the accept length over all conversations. Raises ZeroDivisionError without a verify step."""
-    steps = sum(one.verifications for one in found)
-    accepted = np.sum([one.accepted for one in found], axis=0)
-    return DraftAcceptance(sum(one.generated for one in found) / steps, [int(count) / steps for count in accepted])
+def length(found: Sequence[Walk]) -> float:
+    """Return the accept length, 1..steps + 1 tokens a verification; 0 without a verify step."""
+    return sum(one.generated for one in found) / max(1, sum(one.verifications for one in found))
 
 
 def measured(found: Sequence[Walk]) -> tuple[Interval, list[Interval]]:

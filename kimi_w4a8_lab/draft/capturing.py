@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -30,16 +29,13 @@ def capture(launch: Launch, plan: CapturePlan, tokenizer: str, log: Path, show: 
     tokenizer: name of the one whose ids the conversations have. show: takes the number of finished tokens.
     """
     launch = checked(launch).with_args(disable_radix_cache=True, enable_return_hidden_states=True)
-    launch = replace(launch, env={name: value for name, value in launch.env.items() if name != VARIABLE})
     with TemporaryDirectory(prefix="kimi-states-") as name:
         folder = Path(name)
-        rows = ({"name": one.name, "tokens": one.tokens} for one in plan.missing)
-        (folder / "conversations").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
         job = {"arguments": command_words(launch.args), "folder": str(plan.folder.absolute()), "tokenizer": tokenizer}
-        job |= {name: str(folder / name) for name in ("conversations", "progress")}
-        (folder / "job.json").write_text(json.dumps(job))
+        rows = {one.name: one.tokens for one in plan.missing}
+        (folder / "job.json").write_text(json.dumps({**job, "progress": str(folder / "progress"), "rows": rows}))
         program = Program(PROGRAM, (str(folder / "job.json"),))
-        environ = {name: value for name, value in os.environ.items() if name != VARIABLE} | launch.env
+        environ = {name: value for name, value in {**os.environ, **launch.env}.items() if name != VARIABLE}
         with log.open("ab") as output:
             command = program if launch.args.get("device") == "cpu" else program.alone
             process = starter().engine(command, environ, output.fileno())

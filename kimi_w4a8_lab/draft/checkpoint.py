@@ -19,14 +19,14 @@ from kimi_w4a8_eagle3.quark.preflight import captured_layers, check_draft
 from kimi_w4a8_eagle3.quark.safetensors_header import read_checkpoint, read_json
 
 from .eagle3 import Draft, DraftSizes
-from .layers import LatentConfig
+from .layers import LatentSizes
 
 _EMBEDDINGS = ("language_model.model.embed_tokens.weight", "model.embed_tokens.weight", "embed_tokens.weight")
 _HEADS = ("language_model.lm_head.weight", "lm_head.weight")
 _WEIGHTS = "model.safetensors"
 
 
-def draft_sizes(folder: Path, target: TextShape) -> DraftSizes:
+def draft_sizes(folder: Path, target: Path) -> DraftSizes:
     """Return the sizes of a draft in `folder`; raise KimiError for what this trainer does not compute."""
     raw = read_json(folder / "config.json")
     fields = raw.get("text_config", raw)
@@ -39,7 +39,7 @@ def draft_sizes(folder: Path, target: TextShape) -> DraftSizes:
         if {"factor", "beta_fast", "beta_slow", "original_max_position_embeddings"} - scaling.keys():
             raise KimiError("the draft's rope_scaling is not of the kind yarn", str(folder), "factor, beta_fast, ...")
         scaling = {"mscale_all_dim": 0.0, **scaling}
-        latent = LatentConfig(
+        latent = LatentSizes(
             hidden, shape.num_attention_heads, shape.mla.q_lora_rank, shape.mla.kv_lora_rank,
             shape.mla.qk_nope_head_dim, shape.mla.qk_rope_head_dim, shape.mla.v_head_dim, fields["rms_norm_eps"],
             fields["rope_theta"], scaling,
@@ -49,7 +49,7 @@ def draft_sizes(folder: Path, target: TextShape) -> DraftSizes:
     heads = shape.num_attention_heads
     return DraftSizes(
         hidden=hidden, target_hidden=shape.target_hidden_size or hidden, inter=shape.intermediate_size or 4 * hidden,
-        rows=shape.draft_vocab_size or 0, captured=tuple(captured_layers(shape, target)),
+        rows=shape.draft_vocab_size or 0, captured=tuple(captured_layers(shape, read_model_config(target).text)),
         eps=fields.get("rms_norm_eps", 1e-5), heads=heads, kv_heads=shape.num_key_value_heads or heads,
         head_dim=shape.head_dim or hidden // heads, rope_theta=fields.get("rope_theta", 10_000.0), latent=latent,
     )  # fmt: skip
@@ -63,7 +63,7 @@ def load_draft(folder: Path, target: Path) -> Draft:
         raise KimiError(
             f"the draft's {low[0]} has 8 bits", str(folder), "a draft in 16 bits, to be quantized afterwards"
         )
-    sizes, proposed = draft_sizes(folder, text), None
+    sizes, proposed = draft_sizes(folder, target), None
     if "d2t" in tensors:
         proposed = tensors["d2t"].long() + torch.arange(len(tensors["d2t"]))
     draft = Draft(sizes, text.vocab_size, proposed)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import time
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -14,13 +15,14 @@ from typing import Annotated
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from kimi_w4a8_eagle3.base.collection import REQUESTS, read_consent, request_bytes, write_request
-from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.collection import NO_KEY, REQUESTS, read_consent, request_bytes, write_request
+from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
 from kimi_w4a8_eagle3.base.files import lines
 
 STATES, SUFFIX = "states", ".safetensors"
 STRUCTURED = "-structured"  # added to the kind of requests whose answers a grammar shaped
-HELD_OUT = 0.1  # of each kind, the newest
+HELD_OUT = 0.1  # of each kind, the newest; before it as many choose the draft
+_KEY = re.compile(rf"({NO_KEY}|[0-9a-f]{{16}})({STRUCTURED})?")  # folders of clients' keys, which no import may have
 Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
 
 
@@ -47,6 +49,11 @@ class Collected:
     def name(self) -> str:
         """Name of its states, from the tokens alone."""
         return blake2b(np.asarray(self.tokens, "<i4").tobytes(), digest_size=12).hexdigest()
+
+    @property
+    def key(self) -> str:
+        """Name of the client's key, or of the import."""
+        return found[1] if (found := _KEY.fullmatch(self.kind)) else self.kind
 
     def guessed(self) -> list[bool]:
         """Mark the tokens that a draft guesses: a reply's first token comes with its prompt."""
@@ -79,19 +86,42 @@ def read_collected(folder: Path, longest: int, kinds: Sequence[str] = ()) -> lis
     return sorted(found, key=lambda one: (one.at, one.tokens))
 
 
-def divided(
-    conversations: Sequence[Collected],
-) -> tuple[list[Collected], list[Collected]]:
-    """Return the conversations to train on and the held-out ones: the newest tenth of each kind, at least one."""
-    by_kind: dict[str, list[Collected]] = defaultdict(list)
+def divided(conversations: Sequence[Collected]) -> tuple[list[Collected], list[Collected], list[Collected]]:
+    """Return the conversations to train on, those that choose the draft, and those that compare it with the old one.
+
+    The last two are the newest fifth of each kind, each at least one conversation.
+    """
+    train, choosing, held_out = list[Collected](), list[Collected](), list[Collected]()
+    for kind in sorted({one.kind for one in conversations}):
+        left = [one for one in conversations if one.kind == kind]
+        share = max(1, round(len(left) * HELD_OUT))
+        for taken in (held_out, choosing):
+            since = left[-min(share, len(left))].at if left else 0  # those of one millisecond stay together
+            taken += [one for one in left if one.at >= since]
+            left = [one for one in left if one.at < since]
+        train += left
+    return sorted(train, key=lambda one: one.at), choosing, held_out
+
+
+def limited(conversations: Sequence[Collected], share: float) -> list[Collected]:
+    """Leave out a client's oldest conversations where its key would have more than `share` of all tokens.
+
+    Imports are the operator's, and requests without keys count as everybody's: neither is limited.
+    """
+    tokens = Counter[str]()
     for one in conversations:
-        by_kind[one.kind].append(one)
-    train, held_out = list[Collected](), list[Collected]()
-    for members in by_kind.values():
-        since = members[-max(1, round(len(members) * HELD_OUT))].at  # those of one millisecond stay together
-        train += [one for one in members if one.at < since]
-        held_out += [one for one in members if one.at >= since]
-    return train, held_out
+        tokens[one.key] += len(one.tokens)
+    own = {key: count for key, count in tokens.items() if key != NO_KEY and _KEY.fullmatch(key)}
+    rest, most = tokens.total() - sum(own.values()), max(own.values(), default=0)
+    least = 0 if rest else min(own.values(), default=0)  # without others, equal parts are the best there is
+    while most > (cap := max(least, int(share * (rest + sum(min(count, most) for count in own.values()))))):
+        most = cap
+    left = {key: most if key in own else count for key, count in tokens.items()}
+    kept = []
+    for one in reversed(conversations):
+        left[one.key] -= len(one.tokens)
+        kept += [one] if left[one.key] >= 0 else []
+    return kept[::-1]
 
 
 def import_ids(source: Path, folder: Path, kind: str) -> int:
@@ -100,6 +130,8 @@ def import_ids(source: Path, folder: Path, kind: str) -> int:
     Raises KimiError for a wrong line before anything is stored.
     """
     read_consent(folder)
+    if not re.fullmatch(r"\w[\w-]{0,40}", kind) or _KEY.fullmatch(kind):
+        raise UsageError(f"{kind!r} is no name of a kind", "--as", "letters, digits, - and _; no client's name")
     rows = []
     for number, line in enumerate(lines(source), 1):
         try:

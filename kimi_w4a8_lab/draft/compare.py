@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 
-from .acceptance import SERVED_STEPS, Walk, WalkedText, difference, measured, walks
+from .acceptance import SERVED_STEPS, Walk, difference, length, measured, walks
 from .collected import Collected
 from .eagle3 import Draft
 from .kinds import KindOfTraffic
@@ -25,9 +25,34 @@ class Judge:
 
     def walks(self, draft: Draft, conversations: Sequence[Collected]) -> list[Walk]:
         """Walk the draft over the conversations, with the number of steps that are served."""
-        answered = [WalkedText(one.tokens, one.replies) for one in conversations]
         states = (self.states.of(one.name, len(one.tokens)) for one in conversations)
-        return walks(draft, answered, states, self.embedding, SERVED_STEPS)
+        return walks(draft, conversations, states, self.embedding, SERVED_STEPS)
+
+    def lengths(self, draft: Draft, conversations: Sequence[Collected]) -> dict[str, float]:
+        """Return the draft's accept length on each kind of conversations."""
+        kinds = sorted({one.kind for one in conversations})
+        of_kinds = ([one for one in conversations if one.kind == kind] for kind in kinds)
+        return {kind: length(self.walks(draft.eval(), some)) for kind, some in zip(kinds, of_kinds, strict=True)}
+
+    def kept(
+        self, first: Draft, draft: Draft, chosen: Sequence[Collected], most_lost: float
+    ) -> tuple[float, dict[str, float], dict[str, float]]:
+        """Move the trained `draft` back towards `first` until no kind loses more than `most_lost` of accept length.
+
+        On the way back the loss on what `first` knows falls faster than the gain on what it does not know. Return the
+        part of the way that is left, and the accept lengths by kind of `first` and of the result. Raises KimiError if
+        every part of the way loses too much.
+        """
+        before = self.lengths(first, chosen)
+        old, new = first.state_dict(), {name: value.clone() for name, value in draft.state_dict().items()}
+        for part in range(10, 0, -1):
+            draft.load_state_dict({name: old[name].lerp(new[name], part / 10) for name in old})
+            after = self.lengths(draft, chosen)
+            if all(after[kind] >= before[kind] - most_lost for kind in before):
+                return part / 10, before, after
+        lost = {kind: round(before[kind] - after[kind], 2) for kind in before if after[kind] < before[kind]}
+        remedy = "collect or import more of these kinds, or train with a larger --keep or --most-lost"
+        raise KimiError(f"a tenth of the training already loses {lost}", "--most-lost", f"at most {most_lost}", remedy)
 
     def compare(self, old: Draft, new: Draft, held_out: Sequence[Collected]) -> list[KindOfTraffic]:
         """Compare two drafts by kind. Raises KimiError if the held-out replies have no token that a draft guesses."""

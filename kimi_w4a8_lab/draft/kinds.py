@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 
+from ..base.verdict import Verdict
 from ..speed.statistics import Interval
 
-
-class DraftVerdict(str, Enum):
-    """Verdict on a new draft, with the exit code of the comparison."""
-
-    BETTER = "better"
-    WORSE = "worse"
-    NOT_SHOWN = "not shown"
-
-    @property
-    def exit_code(self) -> int:
-        return _EXIT_CODES[self]
-
-
-_EXIT_CODES = {DraftVerdict.BETTER: 0, DraftVerdict.WORSE: 3, DraftVerdict.NOT_SHOWN: 5}
+WORDS = {Verdict.PASS: "better", Verdict.FAIL: "worse", Verdict.INCONCLUSIVE: "not shown"}
 
 
 @dataclass(frozen=True)
@@ -39,16 +26,20 @@ class KindOfTraffic:
     change: Interval
 
     @property
-    def verdict(self) -> DraftVerdict:
-        """Better or worse if the whole interval of the change is above or below 0."""
-        assert self.change.low is not None and self.change.high is not None
-        if self.change.low > 0:
-            return DraftVerdict.BETTER
-        return DraftVerdict.WORSE if self.change.high < 0 else DraftVerdict.NOT_SHOWN
+    def verdict(self) -> Verdict:
+        """PASS or FAIL if the whole interval of the change is above or below 0."""
+        if self.change.covers(0.0):
+            return Verdict.INCONCLUSIVE
+        return Verdict.PASS if self.change.value > 0 else Verdict.FAIL
 
 
-def overall(kinds: Sequence[KindOfTraffic]) -> DraftVerdict:
-    """Return worse if the new draft is worse for any kind, else better if it is better for one."""
-    verdicts = {kind.verdict for kind in kinds}
-    order = (DraftVerdict.WORSE, DraftVerdict.BETTER, DraftVerdict.NOT_SHOWN)
-    return next(verdict for verdict in order if verdict in verdicts)
+def overall(kinds: Sequence[KindOfTraffic], proofs: Mapping[str, Verdict]) -> Verdict:
+    """Return FAIL if the new draft is worse for any kind or proof, else PASS if it is better for one kind.
+
+    proofs: of servers, by text. The first one is of equal answers: without it nothing is better.
+    """
+    verdicts = [kind.verdict for kind in kinds]
+    if Verdict.FAIL in (*verdicts, *proofs.values()):
+        return Verdict.FAIL
+    shown = Verdict.PASS in verdicts and next(iter(proofs.values()), Verdict.PASS) is Verdict.PASS
+    return Verdict.PASS if shown else Verdict.INCONCLUSIVE

@@ -5,41 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-class LatentSizes(Protocol):
-    """Sizes of latent attention. rope_scaling: config.json's entry of kind yarn."""
-
-    @property
-    def hidden(self) -> int: ...
-    @property
-    def heads(self) -> int: ...
-    @property
-    def q_lora(self) -> int: ...
-    @property
-    def kv_lora(self) -> int: ...
-    @property
-    def nope(self) -> int: ...
-    @property
-    def rope(self) -> int: ...
-    @property
-    def v(self) -> int: ...
-    @property
-    def eps(self) -> float: ...
-    @property
-    def rope_theta(self) -> float: ...
-    @property
-    def rope_scaling(self) -> Mapping[str, Any]: ...
-
-
 @dataclass(frozen=True)
-class LatentConfig:
-    """`LatentSizes` as read from a draft's config.json."""
+class LatentSizes:
+    """Sizes of latent attention. rope_scaling: config.json's entry of kind yarn."""
 
     hidden: int
     heads: int

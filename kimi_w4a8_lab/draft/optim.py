@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, overload
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +18,8 @@ class Muon(torch.optim.Optimizer):
     def __init__(self, params: Iterable[Tensor], lr: float, momentum: float = 0.95, weight_decay: float = 0.0) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
         """Update every matrix once."""
         for group in self.param_groups:
             for weight in group["params"]:
@@ -33,7 +29,6 @@ class Muon(torch.optim.Optimizer):
                 update = orthogonalise(weight.grad.lerp(momentum, group["momentum"]))
                 scale = 0.2 * max(weight.shape[-2:]) ** 0.5
                 weight.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-group["lr"] * scale)
-        return None
 
 
 def orthogonalise(matrix: Tensor, steps: int = 5) -> Tensor:

@@ -74,24 +74,6 @@ def write_states(folder: Path, name: str, states: Tensor) -> None:
     temporary.replace(folder / f"{name}{SUFFIX}")
 
 
-def read_states(folder: Path, name: str, tokens: int, width: int) -> Tensor:
-    """Return one conversation's states, BF16 [tokens, width]; raise KimiError for a file that is missing, cut or other.
-
-    folder: of the states.
-    """
-    file = folder / f"{name}{SUFFIX}"
-    remedy = f"rm -f {file}; kimi-w4a8 draft states {folder.parent}"
-    try:
-        states = load_file(file)["states"]
-    except (FileNotFoundError, SafetensorError, KeyError, OSError) as error:
-        what = "these states are missing or cut"
-        raise KimiError(what, str(file), f"BF16 [{tokens}, {width}]", remedy) from error
-    if tuple(states.shape) != (tokens, width):
-        what = f"these states have the shape {list(states.shape)}: another draft's layers or another hidden size"
-        raise KimiError(what, str(file), f"BF16 [{tokens}, {width}]", remedy)
-    return states
-
-
 @dataclass(frozen=True)
 class StoredStates:
     """Reader of the states of training rows. folder: of the states. width: captured layers * hidden."""
@@ -104,7 +86,17 @@ class StoredStates:
         return pad_sequence([self.of(row.name, len(row.tokens)) for row in rows], batch_first=True)
 
     def of(self, name: str, tokens: int) -> Tensor:
-        return read_states(self.folder, name, tokens, self.width)
+        """Return one conversation's states, BF16 [tokens, width]; raise KimiError for a missing, cut or other file."""
+        file, expected = self.folder / f"{name}{SUFFIX}", f"BF16 [{tokens}, {self.width}]"
+        remedy = f"rm -f {file}; kimi-w4a8 draft states {self.folder.parent}"
+        try:
+            states = load_file(file)["states"]
+        except (FileNotFoundError, SafetensorError, KeyError, OSError) as error:
+            raise KimiError("these states are missing or cut", str(file), expected, remedy) from error
+        if tuple(states.shape) != (tokens, self.width):
+            what = f"these states have the shape {list(states.shape)}: another draft's layers or another hidden size"
+            raise KimiError(what, str(file), expected, remedy)
+        return states
 
 
 def training_rows(conversations: Sequence[Collected]) -> list[TrainingRow]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -21,6 +22,7 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from .eagle3 import Draft, pad_right
 from .optim import optimizers, schedule, set_learning_rate
 
+SAVED_EVERY = 50  # steps between two checkpoints
 Report = Callable[[int, dict[str, float]], None]
 # Captured states of rows, padded to the longest, [B, T, captured layers * hidden].
 StatesOf = Callable[[Sequence["TrainingRow"]], Tensor]
@@ -28,7 +30,10 @@ StatesOf = Callable[[Sequence["TrainingRow"]], Tensor]
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Settings of a draft's training. `unroll` draft steps are trained at once, as many as are served."""
+    """Settings of a draft's training. `unroll` draft steps are trained at once, as many as are served.
+
+    keep: weight of the distance from the first draft's distribution, at the tokens that the first draft guesses.
+    """
 
     seed: int = 30360
     epochs: int = 3
@@ -38,6 +43,7 @@ class TrainingSettings:
     lr: float = 1.6e-2
     warmup: int = 20
     decay: float = 0.5
+    keep: float = 0.0
 
     def steps(self, rows: int) -> int:
         """Optimizer steps of the whole run on so many rows."""
@@ -53,14 +59,6 @@ class TrainingRow:
     name: str = ""
 
 
-@dataclass(frozen=True)
-class Saving:
-    """Checkpoint of a run: its file, and the steps between two writes."""
-
-    path: Path
-    every: int = 50
-
-
 def train(
     draft: Draft,
     rows: Sequence[TrainingRow],
@@ -68,7 +66,7 @@ def train(
     embedding: Tensor,
     settings: TrainingSettings,
     report: Report = lambda step, values: None,
-    saving: Saving | None = None,
+    checkpoint: Path | None = None,
 ) -> Draft:
     """Train `draft`, float32 and in place, for `epochs` passes over `rows`; return it in evaluation mode.
 
@@ -79,7 +77,8 @@ def train(
     opts, total = optimizers(draft, settings.lr, weight_decay=0.0), settings.steps(len(rows))
     names = blake2b("".join(f"{row.name} {len(row.tokens)}\n" for row in rows).encode(), digest_size=8).hexdigest()
     job = {**asdict(settings), "rows": names, "sizes": str(draft.sizes)}
-    done = _restored(saving, job, draft, opts)
+    first = deepcopy(draft).requires_grad_(False).eval() if settings.keep else None
+    done = _restored(checkpoint, job, draft, opts)
     device = embedding.device
     draft.train()
     for step, chosen in enumerate(_batches(rows, settings)):
@@ -90,9 +89,13 @@ def train(
         captured = states_of(chosen).to(device)
         losses = []
         with torch.autocast(device.type, torch.bfloat16):
+            before = first(tokens, captured, embedding, settings.unroll) if first else []
             for k, hidden in enumerate(draft(tokens, captured, embedding, settings.unroll)):
-                guessed, wanted = to_guess[:, k + 2 :], tokens[:, k + 2 :]
-                losses.append(F.cross_entropy(draft.logits(hidden[guessed]).float(), draft.rows(wanted[guessed])))
+                guessed = to_guess[:, k + 2 :]
+                logits, wanted = draft.logits(hidden[guessed]).float(), draft.rows(tokens[:, k + 2 :][guessed])
+                losses.append(F.cross_entropy(logits, wanted))
+                if first:
+                    losses[-1] += settings.keep * _distance(first.logits(before[k][guessed]).float(), logits, wanted)
         loss = torch.stack([settings.step_weight**k * value for k, value in enumerate(losses)]).sum()
         if not torch.isfinite(loss):
             raise KimiError(
@@ -105,32 +108,29 @@ def train(
         for opt in opts:
             opt.step()
             opt.zero_grad()
-        if saving and (step + 1) % saving.every == 0:
-            _save(saving.path, {"job": job, "step": step + 1, "draft": draft.state_dict(), "opts": _states(opts)})
+        if checkpoint and (step + 1) % SAVED_EVERY == 0:
+            state = {"draft": draft.state_dict(), "opts": [opt.state_dict() for opt in opts]}
+            torch.save({"job": job, "step": step + 1, **state}, temporary := checkpoint.with_suffix(".tmp"))
+            temporary.replace(checkpoint)
         report(step + 1, {"loss": loss.item(), "first": losses[0].item(), "last": losses[-1].item()})
     return draft.eval()
 
 
-def _states(opts: Sequence[torch.optim.Optimizer]) -> list[dict[str, object]]:
-    return [opt.state_dict() for opt in opts]
+def _distance(before: Tensor, logits: Tensor, wanted: Tensor) -> Tensor:
+    """Return the mean KL divergence from the first draft's distribution; 0 where that draft guesses wrongly."""
+    known = (before.argmax(-1) == wanted)[:, None]
+    old, new = (known * side.log_softmax(-1) for side in (before, logits))
+    return F.kl_div(new, old, log_target=True, reduction="batchmean")
 
 
-def _save(path: Path, content: dict[str, object]) -> None:
-    temporary = path.with_suffix(".tmp")
-    torch.save(content, temporary)
-    temporary.replace(path)
-
-
-def _restored(
-    saving: Saving | None, job: dict[str, object], draft: Draft, opts: Sequence[torch.optim.Optimizer]
-) -> int:
+def _restored(path: Path | None, job: dict[str, object], draft: Draft, opts: Sequence[torch.optim.Optimizer]) -> int:
     """Load the checkpoint of the same run and return its step; 0 without one."""
-    if saving is None or not saving.path.exists():
+    if path is None or not path.exists():
         return 0
-    found = torch.load(saving.path, map_location=draft.fc.weight.device, weights_only=True)
+    found = torch.load(path, map_location=draft.fc.weight.device, weights_only=True)
     if found["job"] != job:
         what, remedy = "this folder has the checkpoint of another training run", "name another folder with --to"
-        raise KimiError(what, str(saving.path), "the same settings and conversations", remedy)
+        raise KimiError(what, str(path), "the same settings and conversations", remedy)
     draft.load_state_dict(found["draft"])
     for opt, state in zip(opts, found["opts"], strict=True):
         opt.load_state_dict(state)

@@ -67,16 +67,16 @@ def main(job_file: Path) -> None:
     """Capture the conversations of the job, and write the number of finished tokens to its progress file."""
     job = json.loads(job_file.read_text())
     os.environ[FOLDER] = job["folder"]
-    rows = [json.loads(line) for line in Path(job["conversations"]).read_text().splitlines()]
+    rows = list(job["rows"].items())
     engine, done = CapturingEngine(server_args=prepare_server_args(job["arguments"])), 0
     manager = engine.tokenizer_manager
     name = tokenizer_name(manager.tokenizer.encode(PROBE), manager.model_config.vocab_size)
     if job["tokenizer"] not in ("", name):
         sys.exit("kimi-w4a8: the conversations have token ids of another tokenizer than this target's")
     params = {"max_new_tokens": 1, "temperature": 0.0}
-    for begin in range(0, len(rows), _AT_ONCE):
-        part = rows[begin : begin + _AT_ONCE]
-        ids, names = [row["tokens"] for row in part], [row["name"] for row in part]
+    while rows and not manager.gracefully_exit:  # SGLang notes SIGTERM, and goes on with what it is asked
+        part, rows = rows[:_AT_ONCE], rows[_AT_ONCE:]
+        names, ids = map(list, zip(*part, strict=True))
         engine.generate(input_ids=ids, sampling_params=params, rid=names, return_hidden_states=True)
         done += sum(map(len, ids))
         Path(job["progress"]).write_text(str(done))

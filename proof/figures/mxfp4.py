@@ -55,7 +55,7 @@ def answered(name: str, folder: Path, count: int) -> str:
     length = ""
     if name != "BF16":
         exchanges = [exchange for reply in replies for exchange in reply.exchanges]
-        length = f", accept length {acceptance(model, load_draft(tiny.draft_path(), model), exchanges).length:.3f}"
+        length = f", accept length {acceptance(model, load_draft(tiny.draft_path(), model), exchanges)[0].value:.3f}"
     return f"{name}: {right} of {count} right ({right / count:.1%}){length}"
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kimi_w4a8_lab.draft.eagle3 import DraftSizes
+from kimi_w4a8_lab.draft.layers import LatentSizes
 
 from .tokenizer import BOS_ID, EOS_ID, IM_END_ID, MEDIA_PAD_ID, PAD_ID
 
@@ -47,6 +48,14 @@ class TargetConfig:
             "original_max_position_embeddings": self.original_context, "beta_fast": 256.0, "beta_slow": 8.0,
             "mscale": 1.0, "mscale_all_dim": 1.0,
         }  # fmt: skip
+
+    @property
+    def latent(self) -> LatentSizes:
+        """Sizes of its attention."""
+        return LatentSizes(
+            self.hidden, self.heads, self.q_lora, self.kv_lora, self.nope, self.rope, self.v, self.eps, self.rope_theta,
+            self.rope_scaling,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -94,13 +103,13 @@ class MlaDraftConfig:
 
 def draft_sizes(target: TargetConfig, draft: DraftConfig | MlaDraftConfig) -> DraftSizes:
     """Sizes of a draft of this target, as its config.json says them."""
-    heads, kv_heads, head_dim, theta, latent = 0, 0, 0, 0.0, target
+    heads, kv_heads, head_dim, theta = 0, 0, 0, 0.0
     if isinstance(draft, DraftConfig):
         heads, kv_heads, head_dim, theta = draft.heads, draft.kv_heads, draft.head_dim, draft.rope_theta
     return DraftSizes(
         hidden=target.hidden, target_hidden=target.hidden, inter=draft.inter, rows=target.vocab,
         captured=draft.captured, eps=target.eps, heads=heads, kv_heads=kv_heads, head_dim=head_dim, rope_theta=theta,
-        latent=None if heads else latent,
+        latent=None if heads else target.latent,
     )  # fmt: skip
 
 

@@ -121,12 +121,12 @@ def evaluate(
     for number, name in enumerate(FORMS):
         plain, served = (replies[number * n : (number + 1) * n] for replies in (every_plain, every_served))
         exchanges = [exchange for dialogue in served for exchange in dialogue.exchanges]
-        accepted = acceptance(w4a8, speculating, exchanges)
+        accepted, by_position = acceptance(w4a8, speculating, exchanges)
         forms[name] = Form(
             right_bf16=sum(dialogue.right for dialogue in plain) / n,
             right_w4a8=sum(dialogue.right for dialogue in served) / n,
-            accept_length=round(accepted.length, 4),
-            accepted_by_position=[round(share, 4) for share in accepted.by_position],
+            accept_length=round(accepted.value, 4),
+            accepted_by_position=[round(share.value, 4) for share in by_position],
             reply_tokens=sum(len(e.tokens) - e.prompt for e in exchanges) / len(exchanges),
         )
     typed = {name: shares(examined(w4a8, tokenizer, name == "think", texts)) for name in ("think", "instant")}

@@ -115,7 +115,7 @@ class Layer(nn.Module):
         super().__init__()
         self.index = index
         self.input_layernorm = RMSNorm(config.hidden, config.eps)
-        self.self_attn = Attention(config)
+        self.self_attn = Attention(config.latent)
         self.post_attention_layernorm = RMSNorm(config.hidden, config.eps)
         dense = index < config.dense_layers
         self.mlp: GatedMLP | MoE = GatedMLP(config.hidden, config.dense_inter) if dense else MoE(config)
@@ -138,7 +138,7 @@ class TargetModel(nn.Module):
         self.layers = nn.ModuleList(Layer(config, i) for i in range(config.layers))
         self.norm = RMSNorm(config.hidden, config.eps)
         self.lm_head = nn.Linear(config.hidden, config.vocab, bias=False)
-        self.frequencies = yarn_frequencies(config)  # no buffer: it stays float32 whatever the model is cast to
+        self.frequencies = yarn_frequencies(config.latent)  # no buffer: it stays float32 whatever the model is cast to
 
     def forward(
         self, tokens: Tensor, positions: Tensor | None = None, mask: Tensor | None = None, cache: Cache | None = None

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from kimi_w4a8_lab.draft.acceptance import SERVED_STEPS, DraftAcceptance, WalkedText, summary, walks
+from kimi_w4a8_lab.draft.acceptance import SERVED_STEPS, measured, walks
+from kimi_w4a8_lab.draft.collected import Collected
 from kimi_w4a8_lab.draft.eagle3 import Draft
 from kimi_w4a8_lab.draft.layers import initialise
 from kimi_w4a8_lab.draft.training import Report, TrainingRow, TrainingSettings, train
+from kimi_w4a8_lab.speed.statistics import Interval
 
 from .config import DraftConfig, MlaDraftConfig, TargetConfig, draft_sizes
 from .generate import Exchange, pad_right
@@ -99,13 +101,13 @@ def train_draft(
 @torch.no_grad()
 def acceptance(
     target: TargetModel, draft: Draft, exchanges: Sequence[Exchange], steps: int = SERVED_STEPS
-) -> DraftAcceptance:
-    """Walk the draft over the target's replies."""
+) -> tuple[Interval, list[Interval]]:
+    """Walk the draft over the target's replies; return the accept length, and the shares accepted by position."""
     found = []
     for begin in range(0, len(exchanges), 100):
         part = exchanges[begin : begin + 100]
         states = captured_states(target, pad_right([one.tokens for one in part]), draft.sizes.captured)
-        answered = [WalkedText(one.tokens, [(one.prompt, len(one.tokens))]) for one in part]
+        answered = [Collected("", tuple(one.tokens), ((one.prompt, len(one.tokens)),), 0) for one in part]
         rows = [row[: len(one.tokens)] for row, one in zip(states, part, strict=True)]
         found += walks(draft, answered, rows, target.embed_tokens.weight, steps)
-    return summary(found)
+    return measured(found)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import stat
 import time
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 
 from kimi_w4a8_eagle3.base.collection import NO_KEY, REQUESTS, Collector, Consent, key_name, read_consent, write_request
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_lab.draft.collected import divided, erase, import_ids, read_collected
+from kimi_w4a8_lab.draft.collected import Collected, divided, erase, import_ids, limited, read_collected
 
 DAY_MS = 86_400_000
 
@@ -155,9 +157,25 @@ def test_turns_of_a_conversation_are_one_and_the_newest_are_held_out(folder: Pat
     stored(folder, [([7, number], [8]) for number in range(30)], "tools")
     found = read_collected(folder, 100)
     assert sum(len(one.replies) == 2 for one in found) == 1 and len(found) == 32
-    train, held_out = divided(found)
-    assert [one.tokens for one in held_out if one.kind == "tools"] == [(7, n, 8) for n in (27, 28, 29)]
-    assert len(train) == 28 and sum(one.kind == "chat" for one in held_out) == 1
+    train, choosing, held_out = divided(found)
+    for part, numbers in ((held_out, (27, 28, 29)), (choosing, (24, 25, 26))):
+        assert [one.tokens for one in part if one.kind == "tools"] == [(7, n, 8) for n in numbers]
+    assert len(train) == 24 and [sum(one.kind == "chat" for one in part) for part in (held_out, choosing)] == [1, 1]
+
+
+def test_a_client_is_no_more_than_its_share_of_the_training_set() -> None:
+    hostile, honest = key_name("hostile"), key_name("honest")
+    counts = {hostile: 300, f"{hostile}-structured": 300, honest: 40, "imported": 20}
+    made = [Collected(kind, (5,) * 10, ((1, 10),), at) for kind, count in counts.items() for at in range(count)]
+    for share, most in ((0.5, 60), (0.25, 10), (1.0, 600)):
+        kept = limited(made, share)
+        found = Counter(one.key for one in kept)
+        assert found == {hostile: most, honest: min(40, most), "imported": 20} and most <= share * len(kept)
+    alone = [one for one in made if one.key == hostile]
+    assert limited(alone, 0.5) == alone  # without others there is no share
+    assert limited([*made[-20:], *alone], 0.5) == [*made[-20:], *alone[-20:]]  # the newest
+    everybody = [replace(one, kind=NO_KEY) for one in alone]
+    assert limited([*everybody, made[-1]], 0.5) == [*everybody, made[-1]]
 
 
 def test_requests_are_erased_by_id_key_and_with_their_states(folder: Path) -> None:
@@ -171,6 +189,13 @@ def test_requests_are_erased_by_id_key_and_with_their_states(folder: Path) -> No
     left = read_collected(folder, 100)
     assert [one.tokens for one in left] == [(1, 2, 3)]
     assert [path.stem for path in (folder / "states").iterdir()] == [left[0].name]
+
+
+@pytest.mark.parametrize("kind", [NO_KEY, key_name("client"), "../up", ""])
+def test_an_import_takes_no_name_of_a_client(folder: Path, kind: str) -> None:
+    (source := folder.parent / "rows.jsonl").write_text('{"prompt": [1], "answer": [2]}')
+    with pytest.raises(KimiError, match="no name of a kind"):
+        import_ids(source, folder, kind)
 
 
 @pytest.mark.parametrize("line", ['{"prompt": [1], "answer": []}', '{"prompt": [-1], "answer": [2]}', "text", "{}"])

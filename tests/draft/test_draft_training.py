@@ -11,21 +11,24 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.fleet.checks import checked_weights, fingerprint
-from kimi_w4a8_eagle3.quark.config import read_model_config
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
+from kimi_w4a8_lab.base.verdict import Verdict
 from kimi_w4a8_lab.draft import switch as links
+from kimi_w4a8_lab.draft import training
 from kimi_w4a8_lab.draft.acceptance import Walk, difference, measured, walk
 from kimi_w4a8_lab.draft.checkpoint import draft_sizes, load_draft, save_draft, target_tensor
 from kimi_w4a8_lab.draft.collected import Collected
+from kimi_w4a8_lab.draft.compare import Judge
 from kimi_w4a8_lab.draft.eagle3 import Draft
-from kimi_w4a8_lab.draft.kinds import KindOfTraffic, overall
+from kimi_w4a8_lab.draft.kinds import WORDS, KindOfTraffic, overall
 from kimi_w4a8_lab.draft.layers import initialise
-from kimi_w4a8_lab.draft.states import StoredStates, capture_plan, read_states, training_rows, write_states
-from kimi_w4a8_lab.draft.training import Saving, TrainingRow, TrainingSettings, train
+from kimi_w4a8_lab.draft.states import StoredStates, capture_plan, training_rows, write_states
+from kimi_w4a8_lab.draft.training import TrainingRow, TrainingSettings, train
 from kimi_w4a8_laptop import tiny
 
 TARGET, DRAFT = tiny.target_path(), tiny.draft_path()
@@ -34,7 +37,7 @@ PROPOSED = torch.arange(0, 640, 2)  # of a reduced vocabulary
 
 
 def small(proposed: torch.Tensor | None = None) -> Draft:
-    sizes = draft_sizes(DRAFT, read_model_config(TARGET).text)
+    sizes = draft_sizes(DRAFT, TARGET)
     draft = Draft(replace(sizes, rows=0 if proposed is None else len(proposed)), 640, proposed)
     initialise(draft, 1)
     return draft
@@ -51,24 +54,60 @@ def states_of(chosen: Any) -> torch.Tensor:
     return torch.nn.utils.rnn.pad_sequence(found, batch_first=True).bfloat16()
 
 
-def trained(draft: Draft, saving: Saving | None = None, stop: int = 99) -> Draft:
+def trained(draft: Draft, checkpoint: Path | None = None, stop: int = 99) -> Draft:
     def report(step: int, values: dict[str, float]) -> None:
         if step == stop:
             raise KeyboardInterrupt
 
-    return train(draft, rows(), states_of, target_tensor(TARGET), SETTINGS, report, saving)
+    return train(draft, rows(), states_of, target_tensor(TARGET), SETTINGS, report, checkpoint)
 
 
 @pytest.mark.parametrize("proposed", [None, PROPOSED], ids=["whole", "reduced"])
-def test_a_stopped_training_continues_as_if_unbroken(tmp_path: Path, proposed: torch.Tensor | None) -> None:
-    whole, saving = trained(small(proposed)), Saving(tmp_path / "checkpoint", every=2)
+def test_a_stopped_training_continues_as_if_unbroken(
+    tmp_path: Path, proposed: torch.Tensor | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "SAVED_EVERY", 2)
+    whole, checkpoint = trained(small(proposed)), tmp_path / "checkpoint"
     with pytest.raises(KeyboardInterrupt):
-        trained(small(proposed), saving, stop=3)
-    continued = trained(small(proposed), saving)
+        trained(small(proposed), checkpoint, stop=3)
+    continued = trained(small(proposed), checkpoint)
     assert all(torch.equal(one, other) for one, other in zip(whole.parameters(), continued.parameters(), strict=True))
     other = replace(SETTINGS, lr=1e-3)
     with pytest.raises(KimiError, match="another training run"):
-        train(small(proposed), rows(), states_of, target_tensor(TARGET), other, saving=saving)
+        train(small(proposed), rows(), states_of, target_tensor(TARGET), other, checkpoint=checkpoint)
+
+
+def test_only_what_the_first_draft_guesses_is_kept() -> None:
+    before, after, wanted = torch.randn(2, 9), torch.randn(2, 9), torch.tensor([0, 0])
+    before[:, 0] = torch.tensor([9.0, -9.0])  # the first row is guessed, the second is not
+    apart = F.kl_div(after[:1].log_softmax(-1), before[:1].softmax(-1), reduction="sum")
+    torch.testing.assert_close(training._distance(before, after, wanted), apart / 2)
+    drafts, known = [small() for _ in range(3)], (rows()[:2], states_of, target_tensor(TARGET))
+    train(drafts[0], *known, replace(SETTINGS, epochs=16))
+    for draft, keep in zip(drafts[1:], (0.0, 10.0), strict=True):
+        draft.load_state_dict(drafts[0].state_dict())
+        train(draft, *known, replace(SETTINGS, keep=keep, epochs=4))
+    assert not torch.equal(drafts[1].fc.weight, drafts[2].fc.weight)
+
+
+def test_a_draft_goes_back_until_no_kind_loses_too_much(tmp_path: Path) -> None:
+    made = [
+        Collected(kind, tuple(row.tokens), ((7, len(row.tokens)),), 0) for kind, row in zip("aabb", rows(), strict=True)
+    ]
+    for one, row in zip(made, rows(), strict=True):
+        write_states(tmp_path, one.name, states_of([row])[0])
+    judge, (first, second) = Judge(StoredStates(tmp_path, 384), target_tensor(TARGET)), (small(), small())
+    for draft, learnt in ((first, rows()[:2]), (second, rows()[2:])):
+        train(draft, learnt, states_of, judge.embedding, replace(SETTINGS, epochs=25))
+    before, after = judge.lengths(first, made), judge.lengths(second, made)
+    assert before["a"] > after["a"] + 1 and after["b"] > before["b"] + 1
+    whole = {name: value.clone() for name, value in second.state_dict().items()}
+    part, was, now = judge.kept(first, second, made, 0.0)
+    assert part < 1 and now["a"] >= was["a"] == before["a"] and now == judge.lengths(second, made)
+    second.load_state_dict(whole)
+    assert judge.kept(first, second, made, 4.0) == (1.0, before, after)
+    with pytest.raises(KimiError, match="already loses"):
+        judge.kept(first, second, made, -4.0)
 
 
 def test_a_reduced_head_proposes_its_own_tokens_and_learns_no_others() -> None:
@@ -140,7 +179,7 @@ def conversation(*ids: int, reply: int = 1) -> Collected:
 
 
 def test_states_are_planned_refused_and_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes, one = draft_sizes(DRAFT, read_model_config(TARGET).text), conversation(5, 6, 7, 8, 9, 10)
+    sizes, one = draft_sizes(DRAFT, TARGET), conversation(5, 6, 7, 8, 9, 10)
     plan = capture_plan(tmp_path, [one, conversation(9)], sizes, "target")
     assert (plan.token_bytes, plan.tokens, plan.nbytes) == (768, 7, 7 * 768)
     (plan.folder / "x.1.tmp").touch()
@@ -152,10 +191,10 @@ def test_states_are_planned_refused_and_read_whole(tmp_path: Path, monkeypatch: 
     for changed, said in ((lambda: cut_states(plan.path(one)), "missing or cut"), (lambda: None, "missing or cut")):
         changed()
         with pytest.raises(KimiError, match=said):
-            read_states(plan.folder, one.name, 6, 384)
+            StoredStates(plan.folder, 384).of(one.name, 6)
     write_states(plan.folder, one.name, torch.ones(6, 256))
     with pytest.raises(KimiError, match="another hidden size"):
-        read_states(plan.folder, one.name, 6, 384)
+        StoredStates(plan.folder, 384).of(one.name, 6)
     with pytest.raises(KimiError, match="states of another target"):
         capture_plan(tmp_path, [one], sizes, "other")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 5, 5))
@@ -181,9 +220,17 @@ def kind(old: int, new: int, count: int = 30) -> KindOfTraffic:
 
 def test_verdicts_follow_the_interval_and_the_worst_kind_decides() -> None:
     better, same, worse = kind(2, 8), kind(5, 5), kind(8, 2)
-    assert [one.verdict for one in (better, same, worse)] == ["better", "not shown", "worse"]
+    assert [WORDS[one.verdict] for one in (better, same, worse)] == ["better", "not shown", "worse"]
     assert better.old[0].covers(1.3) and better.new[1][0].value == 0.8
-    assert [overall(kinds) for kinds in ([same], [better, same], [better, worse])] == ["not shown", "better", "worse"]
+
+    def said(kinds: list[KindOfTraffic], **proofs: Verdict) -> str:
+        return WORDS[overall(kinds, proofs)]
+
+    assert [said([same]), said([better, same]), said([better, worse])] == ["not shown", "better", "worse"]
+    for answers, verdict in ((Verdict.PASS, "better"), (Verdict.FAIL, "worse"), (Verdict.INVALID, "not shown")):
+        assert [said([better], answers=answers), said([worse], answers=answers)] == [verdict, "worse"]
+    times = [said([better], answers=Verdict.PASS, tpot=tpot) for tpot in WORDS]
+    assert times == ["better", "worse", "better"]
 
 
 def test_a_link_is_exchanged_for_whole_drafts_only_and_goes_back(tmp_path: Path) -> None:

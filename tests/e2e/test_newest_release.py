@@ -1,9 +1,11 @@
 """The newest supported SGLang beside the pinned one: serving with EAGLE3, the same tokens, and every hook at work."""
 
 import json
+from array import array
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,12 +17,16 @@ from support.said import stock_client
 from support.sampled import BODIES, answers
 from support.sglang_program import VERSIONS, environment
 from support.tiny_servers import tiny_launch, with_faults
+from support.waiting import until
+from tokenizers import Tokenizer
 
+from kimi_w4a8_eagle3.base.collection import VARIABLE, Consent
 from kimi_w4a8_eagle3.chat.calculator import declaration
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_lab.accuracy.problems import parse_answer
 from kimi_w4a8_lab.base.counters import accepted, read
+from kimi_w4a8_laptop import tiny
 from proof.tiny.problems import problems
 
 pytestmark = pytest.mark.server
@@ -36,7 +42,9 @@ def newest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
     draft_row = 128  # elements that the built-in draft keeps of a token in one buffer
     guard = ("env.KIMI_PAGE_GUARD=force", f"env.KIMI_PAGE_GUARD_INT_MAX={POOL * draft_row}")
     eyes = f"model.repo={seeing(tmp_path_factory.mktemp('seeing') / 'target')}"
-    launch = tiny_launch(settings=("disable-radix-cache=false", eyes, *guard))
+    (folder := tmp_path_factory.mktemp("collected")).chmod(0o700)
+    Consent(share=1.0).write(folder)
+    launch = tiny_launch(settings=("disable-radix-cache=false", eyes, f"env.{VARIABLE}={folder}", *guard))
     launch = replace(launch, env={**launch.env, "PYTHONPATH": environment(newest=True)["PYTHONPATH"]})
     yield from with_faults(launch, "support.planted_faults", tmp_path_factory.mktemp("newest"))
 
@@ -135,6 +143,17 @@ def test_the_door_is_closed(newest: EngineServer) -> None:
 
 def test_large_requests_are_answered_as_small_ones(newest: EngineServer) -> None:
     check_large_requests(newest.base_url)
+
+
+def test_requests_are_collected_as_the_pinned_release_collects_them(newest: EngineServer) -> None:
+    answer = ask(newest, messages=[{"role": "user", "content": "What is 41 plus 17?"}]).json()
+    stored = Path(newest.env[VARIABLE])
+    until(lambda: any(stored.glob(f"requests/*/*{answer['id']}")))
+    (file,) = stored.glob(f"requests/*/*{answer['id']}")
+    length, *ids = array("i", file.read_bytes())
+    tokenizer = Tokenizer.from_file(str(tiny.target_path() / "tokenizer.json"))
+    assert "41 plus 17" in tokenizer.decode(ids[:length])
+    assert tokenizer.decode(ids[length:]).strip() in answer["choices"][0]["message"]["content"]
 
 
 @pytest.mark.parametrize("place", ["TAKE-IN", "DECODE", "READING", "OUTPUT"])

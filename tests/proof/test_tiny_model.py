@@ -198,10 +198,10 @@ def test_acceptance_counts_what_a_server_would():
             by_position[right] += 1
             right += 1
         last, verifications = min(last + right + 1, len(tokens) - 1), verifications + 1
-    result = acceptance(target, draft, [Exchange(tokens, len(prompt))])
+    length, shares = acceptance(target, draft, [Exchange(tokens, len(prompt))])
     assert by_position[1] > 0
-    assert result.by_position == [count / verifications for count in by_position]
-    assert result.length == (len(tokens) - 1 - len(prompt)) / verifications
+    assert [share.value for share in shares] == [count / verifications for count in by_position]
+    assert length.value == (len(tokens) - 1 - len(prompt)) / verifications
 
 
 @pytest.mark.parametrize("shape", [(16, 48), (48, 16), (3, 32, 32)])
