@@ -58,7 +58,7 @@ PACKAGES = {
 BACKENDS = {"flydsl", "moe", "triton"}  # folders with the same parts by the same names
 SHARED = {"tests": "proof"}  # a package whose lines count with another one's
 ENGINE = ("sglang_plugin/__init__.py", "sglang_plugin/run_module.py")  # what an engine process starts with
-ENGINE_LINES = (9_500, 11_400)  # of ours that they import: the plan, and the most for now
+ENGINE_LINES = (9_500, 11_200)  # of ours that they import: the plan, and the most for now
 
 SOURCES = {
     name: (ROOT / name).read_text()
