@@ -94,9 +94,11 @@ TOGETHER = {
 }
 # Modules of 15 s of a core and more: begun last, one of them would run alone at the end.
 LONG = (
+    "tests/commands/test_missing_packages.py",
     "tests/environment/",
-    "tests/moe/flydsl/test_flydsl_kernels.py",
-    "tests/moe/flydsl/test_flydsl_launch.py",
+    "tests/launch/test_docker_",
+    "tests/moe/flydsl/",
+    "tests/moe/triton/",
     "tests/proof/test_fuzz.py",
     "tests/proof/test_tiny_checkpoints.py",
 )
