@@ -1,24 +1,18 @@
 """Runs a program of SGLang with planted faults: a request whose stop string names a place raises there.
 
-The places are deep inside what SGLang does for one request or one batch, below the hooks of the plugin. Where
-KIMI_PLANTED_RANKS names a folder, ranks get logits that differ in the last bit, and each writes its tokens there.
+The places are deep inside what SGLang does for one request or one batch, below the hooks of the plugin.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import torch
-from sglang.srt.distributed import get_tp_group
 from sglang.srt.mem_cache.pool_host import base
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from kimi_w4a8_eagle3.sglang_plugin import exact_sampling
 from kimi_w4a8_eagle3.sglang_plugin.run_module import run
 
 _SCHEDULE = "sglang.srt.managers.schedule_batch"
@@ -82,27 +76,6 @@ def draw_int32(original: Any, *args: Any) -> Any:
 
 
 HookRegistry.register("kimi_w4a8_eagle3.sglang_plugin.exact_sampling.draw", draw_int32, HookType.AROUND)
-
-
-def last_bit(output: Any, processor: Any, *_: object, **__: object) -> None:
-    """Move the target's logits by one bit of bfloat16, every second one up, but on rank 0."""
-    if get_tp_group().rank_in_group and "Eagle3" not in str(processor.config.architectures):
-        logits = output.next_token_logits
-        up = torch.arange(logits.numel(), device=logits.device).view_as(logits) % 2 == 0
-        ends = torch.where(up, torch.inf, -torch.inf).to(torch.bfloat16)
-        logits.copy_(torch.nextafter(logits.to(torch.bfloat16), ends))
-
-
-def write_tokens(_: None, req: Any, *__: object) -> None:
-    with (Path(os.environ["KIMI_PLANTED_RANKS"]) / str(get_tp_group().rank_in_group)).open("a") as file:
-        file.write(json.dumps([req.rid, list(req.output_ids)]) + "\n")
-
-
-if "KIMI_PLANTED_RANKS" in os.environ:
-    HookRegistry.register("sglang.srt.layers.logits_processor.LogitsProcessor.forward", last_bit, HookType.AFTER)
-    HookRegistry.register(f"{_SCHEDULE}.Req.update_finish_state", write_tokens, HookType.AFTER)
-if "KIMI_PLANTED_ALONE" in os.environ:  # no rank takes the verified tokens of rank 0
-    vars(exact_sampling)["get_tp_group"] = lambda: SimpleNamespace(world_size=1)
 for _target, _plant in {
     "sglang.srt.constrained.grammar_manager.GrammarManager.process_req_with_grammar": take_in,
     "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch": lambda _cls, batch, *_: building(
