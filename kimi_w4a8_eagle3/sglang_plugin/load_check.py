@@ -63,9 +63,9 @@ def require_all_as_stored(model: torch.nn.Module, *_: object, **__: object) -> N
     """Raise KimiError where a parameter outside the routed experts differs from the checkpoint's tensors."""
     if not _folder or not read_gates(os.environ).load_check:
         return
-    from sglang.srt.distributed import get_tensor_model_parallel_rank  # SGLang's import order
+    from sglang.srt.distributed import get_tp_group  # SGLang's import order
 
-    rank, blocks = get_tensor_model_parallel_rank(), dict[str, list[_Block]]()
+    rank, blocks = get_tp_group().rank_in_group, dict[str, list[_Block]]()
     files = {name: file for name, file in _files(_folder[0]).items() if ".mlp.experts." not in name}
     for stored in sorted(files, key=_SECOND.findall):
         name = stored

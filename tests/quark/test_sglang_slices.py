@@ -194,7 +194,7 @@ def test_a_rank_compares_every_parameter_outside_the_experts(
 
     from kimi_w4a8_eagle3.sglang_plugin import load_check
 
-    monkeypatch.setattr(distributed, "get_tensor_model_parallel_rank", lambda: rank)
+    monkeypatch.setattr(distributed, "get_tp_group", lambda: SimpleNamespace(rank_in_group=rank))
     stored, loaded = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
     for name, (cut, tensors) in HELD.items():
         names = tensors.split()
