@@ -74,20 +74,18 @@ def corrupted(name: str, folder: Path) -> Path:
 def refusal(model: Path, scratch: Path, setting: str) -> str:
     """Start a replica of the checkpoint and return why it is not ready; empty if it is."""
     words = [f"port={free_port()}", "context-length=8192", f"model.repo={model}", setting]
-    states = list[str]()
 
     def announce(_: str, event: str, reason: str) -> None:
-        states.append(event)
         if event == "ready":
             replica.end()
 
+    launch = render(load_recipe("tiny:plain"), words)
+    replica = Replica(launch, scratch / "log", announce, "0", "tiny", 0.0)
     try:
-        replica = Replica(
-            checked(render(load_recipe("tiny:plain"), words)), scratch / "log", announce, "0", "tiny", 0.0
-        )
+        replica.launch = checked(launch)
         replica.serve()
     except KimiError as error:
-        return error.what if "ready" not in states else ""
+        return "" if replica.was_ready else error.what
     return ""
 
 

@@ -149,13 +149,12 @@ def _breaks_an_answer(model: str) -> list[Case]:
     ]
     wrong_key = HttpRequest("POST", "/flush_cache", b"", (("authorization", "Bearer not-a-key"), *OUTSIDER), key=False)
     probes = (HttpRequest("GET", f"/health?{number}", leave_after_s=0.01, key=False) for number in range(20))
-    ids = {**generate, "return_logprob": True, "token_ids_logprob": [1, 2]}
     sealed = [{"type": "reasoning", "summary": [], "encrypted_content": "A" * 4000}] * 84
     return [
         *said,
         Case("8 answers", "probes that leave", tuple(probes)),
         Case("8 answers", "/metrics is posted", (HttpRequest("POST", "/metrics", key=False),), refused=True),
-        _case(8, "logprobs of token ids", "/generate", ids),
+        _case(8, "logprobs of token ids", "/generate", {**generate, "return_logprob": True, "token_ids_logprob": [1]}),
         _case(8, "thinking that nobody signed", RESPONSES, {"input": [*sealed, _says("Tom")], "max_output_tokens": 2}),
         _case(8, "spaces behind a marker", "/generate", {"text": "Tom", "sampling_params": _SPACES}),
         _case(8, "n is null", "/generate", {"text": "Tom", "sampling_params": {"n": None}}),

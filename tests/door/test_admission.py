@@ -46,6 +46,10 @@ def work(value: Any) -> None:
         case {"once": path}:
             with Path(path).open("a", encoding="ascii") as file:
                 file.write("x")
+        case {"nice": expected}:
+            while os.nice(0) < expected:  # so it needs more than the time of a first try
+                pass
+            assert (os.nice(0), signal.getsignal(signal.SIGINT)) == (expected, signal.SIG_IGN)
         case {"descriptors": expected}:
             targets = [str(Path(f"/proc/self/fd/{number}").readlink()) for number in range(3, 1000) if is_open(number)]
             # A library may make pipes of its own after a fork.
@@ -89,7 +93,7 @@ def running(door: Admission, scenario: Callable[[], Any]) -> Any:
 
 
 def test_a_worker_accepts_or_refuses_with_its_reason() -> None:
-    assert verdicts(jobs(), {"x": "y" * 2**21}, {"refuse": "too wide"}) == ["", "too wide"]
+    assert verdicts(jobs(), {"x": "y" * 2**21}, {"refuse": "too wide"}, {"nice": 10}) == ["", "too wide", ""]
 
 
 def test_no_worker_becomes_a_zombie() -> None:

@@ -170,9 +170,7 @@ def test_the_load_check_finds_weights_that_the_files_lack(
 # A parameter, how a rank of two cuts it, and the tensors that it is made of.
 M, A, V, D = "language_model.model.", f"{LAYER[:-13]}.self_attn.", "vision_tower.blocks.0.", "midlayer.self_attn."
 HELD = {
-    f"{M}embed_tokens.weight": ("rows", f"{M}embed_tokens.weight"),
     f"{A}fused_qkv_a_proj_with_mqa.weight": ("whole", f"{A}q_a_proj.weight {A}kv_a_proj_with_mqa.weight"),
-    f"{A}o_proj.weight": ("columns", f"{A}o_proj.weight"),
     f"{M}layers.0.mlp.gate_up_proj.weight": (
         "rows",
         f"{M}layers.0.mlp.gate_proj.weight {M}layers.0.mlp.up_proj.weight",
