@@ -1,25 +1,30 @@
 """`python -m proof.demo`, `make demo`: the whole chain here, with and without speculation, as one table.
 
 The built-in W4A8 checkpoint is served by SGLang twice: without a draft and with EAGLE3. Both hold the same conversation
-with a calculator and answer the same questions greedily, which must give the same tokens, and take the same short load.
+with a calculator. Then they answer the same questions greedily, taking turns as in `bench ab`: the tokens must be the
+same, and the times are compared by pairs.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from datetime import date
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import httpx
+import numpy as np
 import psutil
 import typer
 from rich.console import Console
 from rich.panel import Panel
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -31,93 +36,133 @@ from kimi_w4a8_eagle3.cli import run
 from kimi_w4a8_eagle3.door.settings import without_keys
 from kimi_w4a8_eagle3.engine import startup_check
 from kimi_w4a8_eagle3.engine.client import EngineClient, Generation
-from kimi_w4a8_eagle3.engine.metrics import Acceptance, acceptance_from_histograms
-from kimi_w4a8_eagle3.engine.process import EngineServer, free_port, last_line
+from kimi_w4a8_eagle3.engine.metrics import Acceptance
+from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
+from kimi_w4a8_eagle3.engine.reply import events
 from kimi_w4a8_eagle3.fleet.checks import checked
 from kimi_w4a8_eagle3.fleet.serve import Terminated, signals_raise
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render
 from kimi_w4a8_lab.accuracy.problems import parse_answer
-from kimi_w4a8_lab.base.server_under_test import Target
+from kimi_w4a8_lab.accuracy.tokens import TokenClient
+from kimi_w4a8_lab.report import page as report
+from kimi_w4a8_lab.report.measured import factor
 from kimi_w4a8_lab.report.page import Page, Section, Words, write_page
-from kimi_w4a8_lab.report.page import Table as PageTable
-from kimi_w4a8_lab.speed.generator import LoadResult
-from kimi_w4a8_lab.speed.measure import measure
-from kimi_w4a8_lab.speed.statistics import Interval
-from kimi_w4a8_lab.speed.texts import prepare
-from kimi_w4a8_lab.speed.workloads import Workload
+from kimi_w4a8_lab.speed.statistics import DRAWS, Interval
 
 from .tiny.problems import WordProblem, problems
 
 FOR_TOOLS = "On a farm there are 6 hens and 3 cows. How many legs are there in all?"
-QUESTIONS = 20
-LOAD_PROMPTS = 16
+PAIRS, EACH = 5, 4
+QUESTIONS = PAIRS * EACH
 CONCURRENCY = 2
 MAX_TOKENS = 192
 MAX_TURNS = 8
-FIGURES = (
-    ("TTFT median, ms", "median_ttft_ms"),
-    ("TPOT median, ms", "median_tpot_ms"),
-    ("ITL median, ms", "median_itl_ms"),
-    ("output, tok/s", "output_throughput"),
-)
+LOAD = f"{PAIRS} pairs of {EACH} requests at concurrency {CONCURRENCY}, greedy"
+_OTHERS = 0.15  # share of the cores that other programs may use while times are taken
 _READY_TIMEOUT_S = 240.0
-LOAD = Workload(
-    name="load",
-    summary="short questions, as a conversation asks them",
-    dataset="conversations",
-    text="problems",
-    output_len=MAX_TOKENS,
-    concurrency=[CONCURRENCY],
-    num_prompts=LOAD_PROMPTS,
-    chat_template=True,
-    ignore_eos=False,
-)
+_INTRO = """A small Kimi-K2.5-shaped model, quantized to W4A8 by AMD Quark, served by SGLang on this machine:
+once without speculation, once with EAGLE3 (3 steps, topk 1, 4 draft tokens)."""
 
 
 @dataclass(frozen=True)
-class ServerResults:
-    """Results of one of the two servers."""
+class TimedGeneration(Generation):
+    """A streamed generation. tpot_ms: the time after the first token divided by the tokens after it."""
+
+    ttft_ms: float
+    tpot_ms: float
+
+
+@dataclass
+class Side:
+    """Results of one of the two servers. seconds: of each block of `EACH` questions."""
 
     name: str
     ready_s: float
-    conversation: list[Generation]
-    answers: list[Generation]
-    load: LoadResult
-    acceptance: Acceptance | None
+    conversation: list[Generation] = field(default_factory=list)
+    answers: list[TimedGeneration] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    acceptance: Acceptance | None = None
+
+    def block(self, pair: int) -> dict[str, float]:
+        """Return TPOT, throughput and TTFT of a block."""
+        answers = self.answers[pair * EACH : (pair + 1) * EACH]
+        return {
+            "TPOT, ms": float(np.median([answer.tpot_ms for answer in answers])),
+            "throughput, tok/s": sum(len(answer.token_ids) for answer in answers) / self.seconds[pair],
+            "TTFT, ms": float(np.median([answer.ttft_ms for answer in answers])),
+        }
+
+
+@dataclass(frozen=True)
+class PairedFigure:
+    """One figure of both sides: medians over the pairs, and how many times as good EAGLE3 is in the median pair."""
+
+    title: str
+    plain: float
+    fast: float
+    times: Interval
+
+    @property
+    def verdict(self) -> str:
+        """Return a word; a difference counts if the interval leaves out 1."""
+        return "the same within its interval" if self.times.covers(1) else "better" if self.times.value > 1 else "worse"
+
+    @property
+    def row(self) -> list[str]:
+        return [self.title, f"{self.plain:.1f}", f"{self.fast:.1f}", factor(self.times)]
+
+
+def paired_figures(plain: Side, fast: Side) -> list[PairedFigure]:
+    blocks, found = [(plain.block(pair), fast.block(pair)) for pair in range(PAIRS)], []
+    for title in blocks[0][0]:
+        pairs = np.asarray([(a[title], b[title]) for a, b in blocks])
+        times = pairs[:, 1] / pairs[:, 0] if title.startswith("throughput") else pairs[:, 0] / pairs[:, 1]
+        drawn = np.median(np.random.default_rng(0).choice(times, (DRAWS, PAIRS)), axis=1)
+        low, high = np.percentile(drawn, [2.5, 97.5])
+        ratio = Interval(float(np.median(times)), float(low), float(high))
+        a, b = np.median(pairs, axis=0)
+        found.append(PairedFigure(title, float(a), float(b), ratio))
+    return found
 
 
 def demonstrate(runs: Path = DEFAULT_ROOT, console: Console | None = None) -> Path:
     """Run the demo; returns its run directory. Raises KimiError when a server fails or the two texts differ."""
     console = console or table_console()
     folder = new_run_dir("demo", runs)
-    console.print(Panel.fit(_intro(folder), title="demo", border_style="cyan"))
-    if line := busy(psutil.cpu_percent(0.5)):
-        console.print(line, style="yellow", markup=False)
+    console.print(Panel.fit(f"{_INTRO}\nLogs and results: {folder}", title="demo", border_style="cyan"))
     launches = [_launch(speculate) for speculate in (False, True)]
     launches[0].server(_log(launches[0], folder)).prepare()  # while the checkpoints are examined
     questions = problems("held_out", QUESTIONS)
 
     with signals_raise(), ExitStack() as engines:
         # Both start at once; whichever is not measured sleeps, and uses no processor time.
-        started = [_start(engines, launch, folder, console) for launch in launches]
-        ready = [_ready(server, console) for server, _ in started]
-        plain, fast = [
-            _measure(server, launch, ready_s, questions, folder, console)
-            for (server, launch), ready_s in zip(started, ready, strict=True)
-        ]
+        servers = [_start(engines, launch, folder) for launch in launches]
+        plain, fast = sides = [Side(server.name, _ready(server, console)) for server in servers]
+        clients = [engines.enter_context(TokenClient(server.base_url)) for server in servers]
+        for side, client in zip(sides, clients, strict=True):
+            side.conversation = _converse(client, side.name, console)
+        others = _measure(sides, clients, questions, console)
+        ending = engines.enter_context(ThreadPoolExecutor(len(servers)))
+        for server in servers:
+            ending.submit(server.stop, 0.0)
+    fast.acceptance = startup_check.require_acceptance(fast.answers, launches[1].num_draft_tokens or 1, "tiny")
 
     differences = [
         i for i, (a, b) in enumerate(zip(plain.answers, fast.answers, strict=True)) if a.token_ids != b.token_ids
     ]
-    talked = [[turn.token_ids for turn in side.conversation] for side in (plain, fast)]
-    correct = sum(parse_answer(a.text) == q.answer for a, q in zip(fast.answers, questions, strict=True))
-    console.print(_table(plain, fast))
-    console.print(_verdict(differences, talked[0] == talked[1], correct, folder))
-    write_json(folder / "result.json", _result(plain, fast, differences, correct))
+    talked = [[turn.token_ids for turn in side.conversation] for side in sides]
     same = not differences and talked[0] == talked[1]
-    console.print(f"page: {write_page(page(plain, fast, same, correct, folder), folder)}", markup=False)
+    correct = sum(parse_answer(a.text) == q.answer for a, q in zip(fast.answers, questions, strict=True))
+    found = paired_figures(plain, fast)
+    console.print(_table(plain, fast, found))
+    if line := busy(others):
+        console.print(line, style="yellow", markup=False)
+    console.print(_verdict(QUESTIONS - len(differences), talked[0] == talked[1], correct, found, folder))
+    record = {"kind": "demo", "others": others, "different_answers": differences, "solved": correct}
+    write_json(folder / "result.json", record | {"w4a8": asdict(plain), "eagle3": asdict(fast)})
+    console.print(f"page: {write_page(page(plain, fast, same, correct, others, folder), folder)}", markup=False)
     console.print("next: .venv/bin/kimi-w4a8 serve tiny   # an OpenAI server with this model", markup=False)
-    if differences or talked[0] != talked[1]:
+    if not same:
         raise KimiError(
             f"{len(differences)} of {QUESTIONS} greedy answers, or turns with the calculator, differ with speculation",
             where=str(folder / "result.json"),
@@ -127,11 +172,10 @@ def demonstrate(runs: Path = DEFAULT_ROOT, console: Console | None = None) -> Pa
     return folder
 
 
-def busy(percent: float) -> str:
-    """Return a warning if other programs use the cores already before the servers start; empty otherwise."""
-    if percent < 50:
-        return ""
-    return f"This machine is busy ({percent:.0f}% of its cores): it may slow one side more, so do not trust the times."
+def busy(others: float) -> str:
+    """Return a warning if other programs used many of the cores while times were taken; empty otherwise."""
+    used = f"Other programs used {others:.0%} of this machine's cores meanwhile"
+    return "" if others < _OTHERS else f"{used}: measure again before you use the times."
 
 
 def _launch(speculate: bool) -> Launch:
@@ -140,63 +184,65 @@ def _launch(speculate: bool) -> Launch:
     return replace(launch, env={**launch.env, **without_keys()})
 
 
-def _start(engines: ExitStack, launch: Launch, folder: Path, console: Console) -> tuple[EngineServer, Launch]:
+def _start(engines: ExitStack, launch: Launch, folder: Path) -> EngineServer:
     """Start one server; `engines` ends it."""
     name = "W4A8 + EAGLE3" if launch.draft else "W4A8"
     launch = checked(launch)
     write_json(folder / f"{_label(launch)}-{RECORD}", record("demo", {launch.name: launch.described()}, launch.env))
     server = launch.server(_log(launch, folder), name)
-    with console.status(f"{name}: starting SGLang"):
-        engines.enter_context(server)
-    engines.callback(server.stop, 0.5)  # no client waits for an answer any more: a graceful end takes 6 s
-    return server, launch
+    engines.enter_context(server)
+    engines.callback(server.stop, 0.0)  # no client waits for an answer any more
+    return server
 
 
 def _ready(server: EngineServer, console: Console) -> float:
     """Wait until it answers; the seconds since its start."""
-    with console.status(f"{server.name}: starting SGLang") as status:
-        began = time.monotonic()
-
-        def show() -> None:
-            line = _plain(last_line(server.log_path))
-            status.update(f"{server.name}: starting SGLang, {time.monotonic() - began:.0f} s  [dim]{line}[/]")
-
-        seconds = server.wait_ready(_READY_TIMEOUT_S, show)
+    with console.status(f"{server.name}: starting SGLang; its log is {server.log_path}"):
+        seconds = server.wait_ready(_READY_TIMEOUT_S)
     console.print(f"[green]✓[/] {server.name}: ready after {seconds:.0f} s")
     return seconds
 
 
 def _measure(
-    server: EngineServer,
-    launch: Launch,
-    ready_s: float,
-    questions: Sequence[WordProblem],
-    folder: Path,
-    console: Console,
-) -> ServerResults:
-    name = server.name
-    with EngineClient(server.base_url) as client:
-        if launch.draft and launch.num_draft_tokens:
-            startup_check.require_acceptance(startup_check.ask(client), launch.num_draft_tokens, launch.draft)
-        conversation = _converse(client, name, console)
-        with _progress(console) as progress, ThreadPoolExecutor(CONCURRENCY) as pool:
-            asked = pool.map(lambda problem: client.chat(problem.question, MAX_TOKENS), questions)
-            answers = list(
-                progress.track(asked, len(questions), description=f"{name}: {len(questions)} greedy answers")
-            )
-    with console.status(f"{name}: load, {LOAD_PROMPTS} requests at concurrency {CONCURRENCY}"):
-        (point,) = LOAD.points()
-        measured = replace(Target(server.base_url).connected, name=_label(launch))
-        found = measure(measured, point, prepare(LOAD, folder, None, None), folder)
-    if found.problems:
-        raise KimiError(found.problems[0], where=str(folder / found.raw))
-    console.print(f"[green]✓[/] {name}: load finished in {found.load.duration:.0f} s")
-    acceptance = found.acceptance
-    if launch.num_draft_tokens and acceptance:
-        detail = acceptance_from_histograms((a.accepted_histogram for a in answers), launch.num_draft_tokens)
-        per_position = detail.per_position if detail else ()
-        acceptance = Acceptance(acceptance.length, acceptance.rate, acceptance.steps, per_position)
-    return ServerResults(name, ready_s, conversation, answers, found.load, acceptance)
+    sides: Sequence[Side], clients: Sequence[TokenClient], questions: Sequence[WordProblem], console: Console
+) -> float:
+    """Let the sides answer in turns, A B, B A and so on; return the share of the cores that other programs used."""
+    model = clients[0].model_name()
+    prompts = [clients[0].chat_ids(problem.question, model) for problem in questions]
+    before = _processor_seconds()
+    with Progress(console=console) as progress, ThreadPoolExecutor(CONCURRENCY) as pool:
+        shown = progress.add_task(f"{QUESTIONS} questions to both, in turns", total=2 * QUESTIONS)
+        for pair in range(PAIRS):
+            block = prompts[pair * EACH : (pair + 1) * EACH]
+            for at in (0, 1) if pair % 2 == 0 else (1, 0):
+                began = time.monotonic()
+                sides[at].answers += pool.map(partial(_timed, clients[at].base_url), block)
+                sides[at].seconds.append(time.monotonic() - began)
+                progress.advance(shown, EACH)
+    others, everything = _processor_seconds() - before
+    return max(0.0, float(others / everything))
+
+
+def _timed(base_url: str, ids: Sequence[int]) -> TimedGeneration:
+    """Return the greedy answer to a prompt, with the times at which its first and its last token came."""
+    body = {"input_ids": ids, "sampling_params": {"temperature": 0.0, "max_new_tokens": MAX_TOKENS}, "stream": True}
+    began = time.monotonic()
+    with httpx.stream("POST", f"{base_url}/generate", json=body, timeout=_READY_TIMEOUT_S) as response:
+        pieces = [(time.monotonic(), piece) for piece in events(response.iter_text())]
+    (first, _), (end, last) = pieces[0], pieces[-1]
+    meta = last["meta_info"]
+    tpot = (end - first) / (meta["completion_tokens"] - 1)
+    histogram, reason = meta.get("spec_correct_drafts_histogram") or (), meta["finish_reason"]["type"]
+    found = last["text"], tuple(last["output_ids"]), reason, tuple(histogram)
+    return TimedGeneration(*found, ttft_ms=1000 * (first - began), tpot_ms=1000 * tpot)
+
+
+def _processor_seconds() -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return the seconds that other programs used of all cores, and the seconds that there were."""
+    here, cores = psutil.Process(), psutil.cpu_times()
+    used = [process.cpu_times() for process in (here, *here.children(recursive=True))]
+    own = sum(times.user + times.system for times in used)
+    return np.asarray([sum(cores) - cores.idle - cores.iowait - own, sum(cores)])
 
 
 def _label(launch: Launch) -> str:
@@ -229,105 +275,55 @@ def _converse(client: EngineClient, name: str, console: Console) -> list[Generat
     return turns
 
 
-def _table(plain: ServerResults, fast: ServerResults) -> Table:
-    table = Table(title=f"{LOAD_PROMPTS} requests at concurrency {CONCURRENCY}, greedy", title_style="bold")
+def _table(plain: Side, fast: Side, found: Sequence[PairedFigure]) -> Table:
+    table = Table(title=LOAD, title_style="bold", caption="medians over the pairs, with the 95% interval of the ratio")
     table.add_column("")
-    for side in (plain, fast):
-        table.add_column(side.name, justify="right")
-    table.add_column("times as good", justify="right")
-    for title, field in FIGURES:
-        a, b = getattr(plain.load, field), getattr(fast.load, field)
-        table.add_row(title, f"{a:.1f}", f"{b:.1f}", f"{(b / a if 'throughput' in field else a / b):.2f}x")
-    accept = fast.acceptance
-    table.add_row("accept length", "-", f"{accept.length:.2f} of 4" if accept else "-", "")
-    table.add_row("accept rate", "-", f"{accept.rate:.0%}" if accept else "-", "")
-    positions = ", ".join(f"{share:.0%}" for share in accept.per_position) if accept else "-"
-    table.add_row("accepted at position 1, 2, 3", "-", positions, "")
+    for name in (plain.name, fast.name, "times as good"):
+        table.add_column(name, justify="right")
+    for one in found:
+        table.add_row(*one.row)
+    if accept := fast.acceptance:
+        table.add_row("accept length", "-", f"{accept.length:.2f} of 4", "")
+        table.add_row("accepted at position 1, 2, 3", "-", ", ".join(f"{p:.0%}" for p in accept.per_position), "")
     return table
 
 
-def page(plain: ServerResults, fast: ServerResults, same: bool, correct: int, folder: Path) -> Page:
+def page(plain: Side, fast: Side, same: bool, correct: int, others: float, folder: Path) -> Page:
     """The page of the demo: what is the same, what is faster, and the figures."""
-    times = plain.load.median_tpot_ms / fast.load.median_tpot_ms
-    speed = f"{times:.2f}x {'faster' if times > 1 else 'as fast'} (TPOT)"
-    title = f"{'PASS' if same else 'FAIL'}: EAGLE3 gives {'the same' if same else 'OTHER'} tokens and is {speed}"
-    verdicts = [Words(f"{correct} of {QUESTIONS} held-out problems solved.")]
-    rows = [[title, *(f"{getattr(s.load, field):.1f}" for s in (plain, fast))] for title, field in FIGURES]
-    accept = fast.acceptance
-    rows.append(["accept length", "", f"{accept.length:.2f}" if accept else ""])
+    found = paired_figures(plain, fast)
+    title = f"{'PASS' if same else 'FAIL'}: EAGLE3 gives {'the same' if same else 'OTHER'} tokens; {_speed(found)}"
+    scope = f"The built-in model on {psutil.cpu_count()} cores, no GPU, {date.today()}."
+    verdicts = [Words(f"{correct} of {QUESTIONS} held-out problems solved. {scope}")]
+    verdicts += [Words(busy(others), "worse")] if busy(others) else []
+    rows = [one.row for one in found]
+    if accept := fast.acceptance:
+        rows.append(["accept length", "", f"{accept.length:.2f}", ""])
     answers = [(f"answer {n}", a.text) for n, a in enumerate(fast.answers, start=1)]
-    sections = [
-        Section("Measured", tables=[PageTable(("figure", plain.name, fast.name), rows)]),
-        Section("Answers with EAGLE3", listings=answers, closed=True),
-    ]
+    columns = ("median over the pairs", plain.name, fast.name, "times as good [95%]")
+    sections = [Section("Measured", tables=[report.Table(columns, rows)])]
+    sections += [Section("Answers with EAGLE3", listings=answers, closed=True)]
     chart = None
     if find_spec("matplotlib"):
-        from kimi_w4a8_lab.report.page import Bar
         from kimi_w4a8_lab.report.plots import panel
 
-        values = [(s.name, Interval(s.load.median_tpot_ms, None, None)) for s in (plain, fast)]
-        chart = panel("tpot", "TPOT median (ms)", [Bar("load", name, False, value) for name, value in values])
-    load = f"{LOAD_PROMPTS} requests at concurrency {CONCURRENCY} on this machine, in {folder.name}."
-    about = f"Demo: the built-in W4A8 model, with and without EAGLE3. {load}"
+        bars = [report.Bar(one.title.partition(",")[0], "EAGLE3 against W4A8", False, one.times) for one in found]
+        chart = panel("speed", "times as good as without EAGLE3", bars)
+    about = f"Demo: the built-in W4A8 model, with and without EAGLE3. {LOAD}, in {folder.name}."
     return Page(title, verdicts, about, chart, sections=sections, tone="better" if same else "worse")
 
 
-def _verdict(differences: list[int], same_talk: bool, correct: int, folder: Path) -> Panel:
-    same = same_talk and not differences
-    turns = "all turns" if same_talk else "not all turns"
-    lines = [
-        f"{'[green]✓' if same else '[red]✗'} {QUESTIONS - len(differences)} of {QUESTIONS} greedy answers and {turns} "
-        "with the calculator have the same tokens with and without EAGLE3[/]",
-        f"{correct} of {QUESTIONS} held-out problems solved",
-        f"Everything is in {folder}",
-    ]
-    return Panel.fit("\n".join(lines), border_style="green" if same else "red")
+def _speed(found: Sequence[PairedFigure]) -> str:
+    return ", ".join(f"{one.title.partition(',')[0]} {one.times.value:.2f}x ({one.verdict})" for one in found)
 
 
-def _result(plain: ServerResults, fast: ServerResults, differences: list[int], correct: int) -> dict[str, object]:
-    def side(s: ServerResults) -> dict[str, object]:
-        return {
-            "ready_s": s.ready_s,
-            "load": s.load.model_dump(),
-            "acceptance": asdict(s.acceptance) if s.acceptance else None,
-            "conversation": [asdict(turn) for turn in s.conversation],
-            "answers": [asdict(answer) for answer in s.answers],
-        }
-
-    return {
-        "kind": "demo",
-        "w4a8": side(plain),
-        "eagle3": side(fast),
-        "questions": QUESTIONS,
-        "different_answers": differences,
-        "solved": correct,
-    }
-
-
-@contextmanager
-def _progress(console: Console) -> Iterator[Progress]:
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
+def _verdict(alike: int, same_talk: bool, correct: int, found: Sequence[PairedFigure], folder: Path) -> Panel:
+    same, turns = same_talk and alike == QUESTIONS, "all turns" if same_talk else "not all turns"
+    text = (
+        f"{'[green]✓' if same else '[red]✗'} {alike} of {QUESTIONS} greedy answers and {turns} with the calculator "
+        f"have the same tokens with and without EAGLE3[/]\n{correct} of {QUESTIONS} held-out problems solved\n"
+        f"EAGLE3: {_speed(found)}\nEverything is in {folder}"
     )
-    with Progress(*columns, console=console) as progress:
-        yield progress
-
-
-def _intro(folder: Path) -> str:
-    return (
-        "A small Kimi-K2.5-shaped model, quantized to W4A8 by AMD Quark, served by SGLang on this machine:\n"
-        "once without speculation, once with EAGLE3 (3 steps, topk 1, 4 draft tokens).\n"
-        f"Logs and results: {folder}"
-    )
-
-
-def _plain(line: str) -> str:
-    """A log line that rich shows as it is, cut to the terminal."""
-    return line.replace("[", "(").replace("]", ")")[:90]
+    return Panel.fit(text, border_style="green" if same else "red")
 
 
 def main(runs: Path = typer.Option(DEFAULT_ROOT, "--runs", help="Where the run directory is created.")) -> None:

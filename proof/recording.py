@@ -18,6 +18,7 @@ from .demo import demonstrate
 PATH = Path(__file__).parents[1] / "docs" / "images" / "demo.svg"
 WIDTH = 86
 LONGEST_WAIT_S = 1.5  # a reader need not wait for a server to start
+POSTER_S = 2  # the picture's end is shown before it plays
 _FONT = re.compile(r"@font-face \{.*?\}", re.DOTALL)  # rich names a font on another host
 
 
@@ -34,15 +35,15 @@ class Clock(io.StringIO):
 
 
 def played(svg: str, times: list[float]) -> str:
-    """Return a terminal's picture with line n shown at `times[n]`, waits shortened; it stands still without motion."""
+    """Return a terminal's picture that shows its end, as in print, and then line n at `times[n]`, waits shortened."""
     waits = [min(later - earlier, LONGEST_WAIT_S) for earlier, later in pairwise([0.0, *times])]
     shown = [sum(waits[: n + 1]) for n in range(len(waits))]
     rules = "".join(
-        f'[clip-path$="-line-{n})"] {{ animation: line 0s {at:.2f}s both }}\n' for n, at in enumerate(shown)
+        f'[clip-path$="-line-{n})"] {{ animation: line {at:.2f}s {POSTER_S}s }}\n' for n, at in enumerate(shown)
     )
-    motion = f"@keyframes line {{ from {{ opacity: 0 }} to {{ opacity: 1 }} }}\n{rules}"
+    motion = f"@keyframes line {{ from, to {{ opacity: 0 }} }}\n{rules}"
     return _FONT.sub("", svg).replace(
-        "</style>", f"@media (prefers-reduced-motion: no-preference) {{\n{motion}}}\n</style>", 1
+        "</style>", f"@media screen and (prefers-reduced-motion: no-preference) {{\n{motion}}}\n</style>", 1
     )
 
 

@@ -77,7 +77,7 @@ class FleetObserver:
         return None if window is None else window.acceptance(time.monotonic())
 
     def figures(self, replica: str) -> Figures | None:
-        """Return a replica's load over the last half minute; None when it does not answer. Thread-safe."""
+        """Return a replica's load over the last seconds; None when it does not answer. Thread-safe."""
         window = self._loads.get(replica)
         return None if window is None else window.figures(time.monotonic())
 

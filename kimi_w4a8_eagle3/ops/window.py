@@ -1,8 +1,7 @@
-"""Acceptance and load of an engine over the last minute, from counters that a restart resets. Pure."""
+"""Acceptance of an engine over the last minute and its load over seconds, from counters that a restart resets. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -49,7 +48,7 @@ class AcceptanceWindow:
         return acceptance_from_histograms(recent, self._num_draft_tokens or max([2, *map(len, recent)]))
 
 
-SPAN_S = 30.0
+SPAN_S = 10.0  # live.html names it
 _MODES = ("decode", "prefill_cache", "prefill_compute")
 _TIMES = ("time_to_first_token", "inter_token_latency")
 
@@ -58,8 +57,8 @@ _TIMES = ("time_to_first_token", "inter_token_latency")
 class Figures:
     """Load of one engine; None where nothing was counted.
 
-    kv_in_use: share of the pool, on the fullest rank. cached: share of prompt tokens from the prefix cache. ttft_ms,
-    itl_ms: medians.
+    kv_in_use: share of the pool, on the fullest rank. cached: share of prompt tokens from the prefix cache. ttft_ms:
+    mean of the requests whose first token came in the window. tpot_ms: mean of the output tokens after the first ones.
     """
 
     running: int
@@ -68,7 +67,7 @@ class Figures:
     output_tok_s: float
     cached: float | None
     ttft_ms: float | None
-    itl_ms: float | None
+    tpot_ms: float | None
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class _Sample:
     queued: int
     kv_in_use: float
     tokens: tuple[float, ...]  # by mode
-    times: tuple[Mapping[str, float], ...]  # cumulative counts by upper bound, in seconds
+    times: tuple[tuple[float, float], ...]  # seconds and counts of both histograms
 
 
 class FiguresWindow:
@@ -96,7 +95,7 @@ class FiguresWindow:
             int(reading.total("sglang:num_queue_reqs") or 0),
             reading.largest("sglang:token_usage") or 0.0,
             tuple(reading.total("sglang:realtime_tokens_total", mode=mode) or 0.0 for mode in _MODES),
-            tuple(reading.by(f"sglang:{name}_seconds_bucket", "le") for name in _TIMES),
+            tuple(_sum_and_count(reading, f"sglang:{name}_seconds") for name in _TIMES),
         )
         kept = [one for one in self._samples if one.at > now - self._span_s]
         if kept and any(new < old for new, old in zip(sample.tokens, kept[-1].tokens, strict=True)):
@@ -110,21 +109,17 @@ class FiguresWindow:
             return None
         first, last = samples[0], samples[-1]
         decoded, cached, computed = (new - old for new, old in zip(last.tokens, first.tokens, strict=True))
-        ttft, itl = (_median_ms(new, old) for new, old in zip(last.times, first.times, strict=True))
+        ttft, tpot = (_mean_ms(new, old) for new, old in zip(last.times, first.times, strict=True))
         rate = decoded / (last.at - first.at) if last.at > first.at else 0.0
         share = cached / (cached + computed) if cached + computed else None
-        return Figures(last.running, last.queued, last.kv_in_use, rate, share, ttft, itl)
+        return Figures(last.running, last.queued, last.kv_in_use, rate, share, ttft, tpot)
 
 
-def _median_ms(now: Mapping[str, float], before: Mapping[str, float]) -> float | None:
-    """Return the median of what a histogram gained, linear within its bucket; None if it gained nothing."""
-    gained = sorted((float(bound), count - before.get(bound, 0.0)) for bound, count in now.items())
-    if not gained or gained[-1][1] <= 0:
-        return None
-    half, low, below = gained[-1][1] / 2, 0.0, 0.0
-    for bound, count in gained:
-        if count >= half:
-            inside = (half - below) / (count - below)
-            return 1000 * (low if bound == float("inf") else low + inside * (bound - low))
-        low, below = bound, count
-    return None
+def _sum_and_count(reading: Reading, name: str) -> tuple[float, float]:
+    return reading.total(f"{name}_sum") or 0.0, reading.total(f"{name}_count") or 0.0
+
+
+def _mean_ms(now: tuple[float, float], before: tuple[float, float]) -> float | None:
+    """Return the mean of what a histogram gained; its buckets are too wide for a median. None if it gained nothing."""
+    gained = now[1] - before[1]
+    return 1000 * (now[0] - before[0]) / gained if gained > 0 else None

@@ -48,7 +48,7 @@ def settled(claim: Claim, results: Mapping[str, StageResult]) -> tuple[Verdict, 
 
 def page(run: AcceptResult) -> Page:
     """Return the page: the verdict with its scope and reasons, stages with their figures, and a row for each claim."""
-    stage_rows, figures, claims = list[list[str | Words]](), list[list[str | Words]](), list[list[str | Words]]()
+    stage_rows, figures, claims, left = (list[list[str | Words]]() for _ in range(4))
     scope = " on ".join(run.identity[key] for key in ("scope", "machine") if key in run.identity)
     words = [Words(", ".join(filter(None, (scope, run.started))))]
     for name, result in run.stages.items():
@@ -63,11 +63,13 @@ def page(run: AcceptResult) -> Page:
             words.append(Words(f"{name}: {WORDS[verdict]}: {first}", _WORDS[verdict].tone))
     for claim in CLAIMS:
         verdict, found = settled(claim, run.stages)
-        claims.append([claim.what.replace("`", ""), claim.left_open.replace("`", ""), _WORDS[verdict], found])
+        rows = left if verdict is Verdict.NOT_RUN else claims
+        rows.append([claim.what.replace("`", ""), claim.left_open.replace("`", ""), _WORDS[verdict], found])
     sections = [
         Section("Figures", "Beyond its limit a figure is slow.", tables=[Table(_FIGURES, figures)]),
         Section("Stages", tables=[Table(("stage", "verdict", "s", "found"), stage_rows)]),
         Section("What this run settles", tables=[Table(_CLAIMED, claims)]),
+        Section(f"What this run leaves open: {len(left)} claims", tables=[Table(_CLAIMED, left)], closed=True),
     ]
     about = ", ".join(f"{name} {value}" for name, value in run.identity.items())
     tone: Tone = "worse" if run.names(*REFUSED) else "better" if run.accepted and not run.names(*DONE[1:]) else ""

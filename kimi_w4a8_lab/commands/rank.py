@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from kimi_w4a8_eagle3.base.console import table_console
 
@@ -53,7 +53,8 @@ def rank(
         typer.echo(json.dumps(content, indent=2))
         return
     console.print(MODEL, markup=False)
-    table = Table(*traffic_plan.COLUMNS, title=f"{plan.trace.name}, {plan.job.slo}")
+    columns = (Column(name, overflow="fold") for name in traffic_plan.COLUMNS)
+    table = Table(*columns, title=f"{plan.trace.name}, {plan.job.slo}")
     for row in traffic_plan.rows(plan):
         table.add_row(*row)
     console.print(table)

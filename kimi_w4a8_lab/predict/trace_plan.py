@@ -64,7 +64,9 @@ class TracePlan:
             good = self.chosen[nearest][0].good
             return f"No layout meets {self.job.slo} {where}. The nearest is {nearest}, with {good:.0%} of the requests"
         if self.winner is self.layouts[0]:
-            return f"The default, recipe {self.winner.recipe}, stays {where}"
+            more, most = max((self.gain(name).value, name) for name in self.chosen)
+            but = f": {most} serves {more:.2f}x, at least {self.gain(most).low:.2f}x" if more > 1 else ""
+            return f"The default, recipe {self.winner.recipe}, stays {where}{but}"
         return f"{self.winner.name} serves this traffic best {where}"
 
     def gain(self, name: str) -> Interval:

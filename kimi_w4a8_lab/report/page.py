@@ -102,8 +102,9 @@ class Page:
 
 
 def write_page(page: Page, folder: Path) -> Path:
-    """Write `report.html` and each picture as an SVG file into `folder`, and return the page's path."""
+    """Write the page and its pictures (SVG) into `folder`, which may end with the page's own name; return its path."""
     require("jinja2")
+    path = folder if folder.suffix == ".html" else folder / PAGE
     from jinja2 import Environment, PackageLoader, StrictUndefined  # optional: jinja2
 
     templates = PackageLoader("kimi_w4a8_lab.report", ".")
@@ -113,15 +114,15 @@ def write_page(page: Page, folder: Path) -> Path:
     text = environment.get_template("page.html.jinja").render(page=page, first=_FIRST)
     pictures = [page.chart] if page.chart else []
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         for picture in (*pictures, *(shown for section in page.sections for shown in section.pictures)):
-            write_atomic(folder / f"{picture.name}.svg", picture.svg)
-        write_atomic(folder / PAGE, text)
+            write_atomic(path.with_name(f"{picture.name}.svg"), picture.svg)
+        write_atomic(path, text)
     except OSError as error:
         raise KimiError(
             f"cannot write the page: {error.strerror}", where=str(folder), remedy="choose a folder with --output"
         ) from error
-    return folder / PAGE
+    return path
 
 
 def unreadable(folder: Path, error: KimiError) -> Page:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import httpx
 import pytest
@@ -11,31 +12,38 @@ from support.fleet_views import HandmadeFleet, replica
 
 from kimi_w4a8_eagle3.base.prometheus import Reading
 from kimi_w4a8_eagle3.engine.process import free_port
-from kimi_w4a8_eagle3.ops.endpoint import OpsServer
+from kimi_w4a8_eagle3.ops.endpoint import PAGE, OpsServer
 from kimi_w4a8_eagle3.ops.replica_state import Phase
-from kimi_w4a8_eagle3.ops.window import Figures, FiguresWindow
+from kimi_w4a8_eagle3.ops.window import SPAN_S, AcceptanceWindow, Figures, FiguresWindow
 
-TTFT = "sglang:time_to_first_token_seconds_bucket"
+TTFT = 'sglang:time_to_first_token_seconds_{}{{is_streaming="{}"}} {}\n'
 
 
-def reading(decoded: int, cached: int, computed: int, waits: tuple[int, int, int] = (0, 0, 0)) -> Reading:
+def reading(decoded: int, cached: int, computed: int, waits: Sequence[float] = (), gaps: float = 0.0) -> Reading:
     tokens = {"decode": decoded, "prefill_cache": cached, "prefill_compute": computed}
     text = "".join(f'sglang:realtime_tokens_total{{mode="{mode}"}} {count}\n' for mode, count in tokens.items())
     text += "sglang:num_running_reqs 4\nsglang:num_queue_reqs 1\n"
     text += 'sglang:token_usage{tp_rank="0"} 0.25\nsglang:token_usage{tp_rank="1"} 0.5\n'
-    bounds = zip(("0.1", "0.2", "+Inf"), waits, strict=True)
-    return Reading.parse(text + "".join(f'{TTFT}{{le="{bound}"}} {count}\n' for bound, count in bounds))
+    for streams, some in (("true", waits[::2]), ("false", waits[1::2])):
+        text += TTFT.format("sum", streams, sum(some)) + TTFT.format("count", streams, len(some))
+    text += f"sglang:inter_token_latency_seconds_sum {gaps}\nsglang:inter_token_latency_seconds_count {decoded}\n"
+    return Reading.parse(text)
 
 
-def test_rates_and_medians_are_of_the_window() -> None:
-    window = FiguresWindow(span_s=30.0)
+def test_rates_and_means_are_of_the_window() -> None:
+    window, waits = FiguresWindow(span_s=30.0), [0.5] * 5
     assert window.figures(0.0) is None
-    window.add(10.0, reading(100, 10, 50, (5, 5, 5)))
-    window.add(12.0, reading(160, 40, 60, (5, 15, 15)))  # ten requests between 0.1 and 0.2 s
-    assert window.figures(12.0) == Figures(4, 1, 0.5, 30.0, 0.75, pytest.approx(150.0), None)
-    window.add(41.0, reading(170, 40, 60, (5, 15, 15)))  # the first sample is too old
-    assert window.figures(41.0) == Figures(4, 1, 0.5, pytest.approx(10 / 29), None, None, None)
+    window.add(10.0, reading(100, 10, 50, waits, 1.0))
+    window.add(12.0, reading(160, 40, 60, [*waits, 0.02, 0.04, 0.03], 1.6))
+    ttft, tpot = pytest.approx(30.0), pytest.approx(10.0)  # all below the first bound of SGLang's buckets, 0.1 s
+    assert window.figures(12.0) == Figures(4, 1, 0.5, 30.0, 0.75, ttft, tpot)
+    window.add(41.0, reading(170, 40, 60, [*waits, 0.02, 0.04, 0.03], 1.6))  # the first sample is too old
+    assert window.figures(41.0) == Figures(4, 1, 0.5, pytest.approx(10 / 29), None, None, 0.0)
     assert window.figures(71.0) is None  # the engine has not answered for half a minute
+
+
+def test_the_page_names_the_window_of_its_figures() -> None:
+    assert PAGE.read_text().count(f"{SPAN_S:.0f} s") == 3 and f"{AcceptanceWindow(4)._span_s:.0f} s" in PAGE.read_text()
 
 
 def test_an_engine_that_was_restarted_counts_from_zero() -> None:

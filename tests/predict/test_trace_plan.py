@@ -68,6 +68,7 @@ def test_within_its_interval_a_gain_leaves_the_default(goodput: float, good: flo
     assert "default, recipe agent, stays" in found.verdict and found.reasons() == []
     gain = found.gain("2 x TP 4")
     assert gain.low < 1 < gain.value < gain.high
+    assert found.verdict.endswith(f": 2 x TP 4 serves {gain.value:.2f}x, at least {gain.low:.2f}x")
 
 
 def test_a_default_that_may_meet_the_slo_stays_within_the_interval() -> None:

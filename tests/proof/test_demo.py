@@ -1,8 +1,39 @@
-"""The demo measures each side once, so it says when other programs may slow one of them."""
+"""The demo measures its sides in turns: figures by pairs, and what its page says about them."""
 
-from proof.demo import busy
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from proof.demo import EACH, QUESTIONS, Side, TimedGeneration, page, paired_figures
 
 
-def test_the_demo_says_when_the_machine_is_busy() -> None:
-    assert busy(12.0) == ""
-    assert busy(97.0).startswith("This machine is busy (97% of its cores)")
+def side(tpots: list[float], seconds: list[float], ttft_ms: float = 40.0) -> Side:
+    answers = [TimedGeneration("#### 1", (1, 2, 3), "stop", (), ttft_ms, tpots[n // EACH]) for n in range(QUESTIONS)]
+    return Side("W4A8", 1.0, [], answers, seconds)
+
+
+PLAIN = side([10.0, 12.0, 11.0, 30.0, 10.0], [2.0, 2.0, 2.0, 6.0, 2.0])
+FAST = side([5.0, 6.0, 5.5, 15.0, 5.0], [1.0, 1.0, 1.0, 3.0, 1.0], ttft_ms=80.0)
+
+
+def test_a_slow_minute_of_both_sides_changes_no_ratio() -> None:
+    tpot, throughput, ttft = paired_figures(PLAIN, FAST)
+    assert (tpot.times.value, tpot.times.low, tpot.times.high) == pytest.approx((2.0, 2.0, 2.0))
+    assert (tpot.plain, tpot.fast, throughput.times.value) == pytest.approx((11.0, 5.5, 2.0))
+    assert (throughput.plain, ttft.times.value) == (EACH * 3 / 2.0, 0.5)
+
+
+def test_a_ratio_whose_interval_has_1_is_no_gain() -> None:
+    tpot = paired_figures(PLAIN, side([5.0, 20.0, 5.5, 60.0, 9.0], FAST.seconds))[0]
+    assert tpot.times.low is not None and tpot.times.low < 1 < tpot.times.value
+    assert tpot.verdict == "the same within its interval"
+
+
+def test_the_page_names_three_figures_its_scope_and_a_busy_machine() -> None:
+    shown, calm = (page(PLAIN, FAST, True, 20, others, Path("demo")) for others in (0.4, 0.05))
+    speed = "TPOT 2.00x (better), throughput 2.00x (better), TTFT 0.50x (worse)"
+    assert shown.title == f"PASS: EAGLE3 gives the same tokens; {speed}" and "no GPU" in calm.verdicts[0].text
+    assert shown.verdicts[1].text.startswith("Other programs used 40% of this machine's cores")
+    assert len(calm.verdicts) == 1

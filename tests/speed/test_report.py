@@ -19,7 +19,7 @@ from kimi_w4a8_lab.base.server_under_test import Target
 from kimi_w4a8_lab.report import changes
 from kimi_w4a8_lab.report.analysis import Analysis
 from kimi_w4a8_lab.report.measured import page, verdicts
-from kimi_w4a8_lab.report.page import Table, write_page
+from kimi_w4a8_lab.report.page import Page, Table, write_page
 from kimi_w4a8_lab.report.tables import print_figures
 from kimi_w4a8_lab.speed import runs
 from kimi_w4a8_lab.speed.ab import Plan
@@ -74,6 +74,12 @@ def test_a_side_alone_is_shown_beside_published_and_predicted_figures(copies: Co
     assert table.columns == ["figure", "side", "measured [95%]", "predicted", "published", "meaning"]
     tpot = {name: cell.text for name, cell in zip(table.columns, table.rows[0], strict=True)}  # type: ignore[union-attr]
     assert tpot["figure"] == "TPOT median" and tpot["published"] == "27.79 ms" and tpot["predicted"].endswith(" ms")
+
+
+def test_a_page_may_be_named_and_prints_the_colours_of_its_legends(tmp_path: Path) -> None:
+    path = write_page(Page("t", []), tmp_path / "new" / "x.html")
+    assert path == tmp_path / "new" / "x.html" and [path.name] == [made.name for made in path.parent.iterdir()]
+    assert "figcaption i { print-color-adjust: exact" in path.read_text()
 
 
 def test_empty_columns_are_not_shown() -> None:

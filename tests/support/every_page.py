@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from support.plans import plan
 
-from kimi_w4a8_eagle3.engine.client import Generation
 from kimi_w4a8_lab.accept import claims
 from kimi_w4a8_lab.accept.journal import AcceptResult, Figure, StageResult
 from kimi_w4a8_lab.accuracy.results import Accuracy, AccuracyResult, Differing, Judgement, Paired
@@ -44,14 +44,11 @@ def every_page(copies: Copies, folder: Path) -> dict[str, Path]:
 
 def demo_page(copies: Copies) -> Page:
     found = copies("demo", "tiny").result.measurements[0]
-    answers = [Generation(LONG, (1, 2), "stop", ()) for _ in range(demo.QUESTIONS)]
-    sides = [
-        demo.ServerResults(
-            name, 3.0, answers[:1], answers, found.load.model_copy(update={"median_tpot_ms": tpot}), accepted
-        )
-        for name, tpot, accepted in (("W4A8", 9.61, None), ("W4A8 + EAGLE3", 4.58, found.acceptance))
-    ]
-    return demo.page(*sides, True, 20, Path("runs/20261123-192843-demo"))
+    answers = [demo.TimedGeneration(LONG, (1, 2), "stop", (), 30.0 + n, 9.0 + n) for n in range(demo.QUESTIONS)]
+    faster = [replace(answer, tpot_ms=answer.tpot_ms / 2) for answer in answers]
+    plain = demo.Side("W4A8", 3.0, [], answers, [1.0] * demo.PAIRS)
+    fast = demo.Side("W4A8 + EAGLE3", 3.0, [], faster, [0.5, 0.4, 0.5, 0.6, 0.5], found.acceptance)
+    return demo.page(plain, fast, True, 20, 0.4, Path("runs/20261123-192843-demo"))
 
 
 def replay_page(copies: Copies) -> Page:
