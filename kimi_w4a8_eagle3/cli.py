@@ -14,6 +14,8 @@ from contextlib import suppress
 from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import entry_points
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 import typer
@@ -149,8 +151,8 @@ def main() -> None:
 def run(command: Callable[[], object]) -> None:
     """Call a program, and end it with one message for what a user can repair.
 
-    That is a KimiError, a missing optional package, a file that cannot be opened, and standard output that is closed
-    or full.
+    That is a KimiError, a missing optional package, a file that cannot be opened or nests too deeply, and standard
+    output that is closed or full.
     """
     try:
         if sys.stdout is None:
@@ -164,9 +166,19 @@ def run(command: Callable[[], object]) -> None:
             raise failed_import(error) or error from error
         except OSError as error:
             raise _unusable(error) from error
+        except RecursionError as error:
+            raise _too_deep(error) from error
     except KimiError as error:
         Console(stderr=True, highlight=False).print(f"[bold red]{PROGRAM}:[/] {escape(str(error))}", soft_wrap=True)
         sys.exit(error.exit_code)
+
+
+def _too_deep(error: RecursionError) -> Exception:
+    """Return the message for a file of JSON or TOML that nests too deeply; the error itself if no parser raised it."""
+    modules = {Path(frame.filename).parent.name for frame in extract_tb(error.__traceback__)}
+    if not modules & {"json", "tomllib", "tomli"}:
+        return error
+    return KimiError("a file is not valid: its lists or tables nest too deeply", remedy="give another file")
 
 
 def _unusable(error: OSError) -> KimiError:

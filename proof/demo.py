@@ -18,7 +18,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import psutil
 import typer
@@ -35,10 +34,9 @@ from kimi_w4a8_eagle3.chat.calculator import declaration, results
 from kimi_w4a8_eagle3.cli import run
 from kimi_w4a8_eagle3.door.settings import without_keys
 from kimi_w4a8_eagle3.engine import startup_check
-from kimi_w4a8_eagle3.engine.client import EngineClient, Generation
+from kimi_w4a8_eagle3.engine.client import EngineClient, Generation, TimedGeneration
 from kimi_w4a8_eagle3.engine.metrics import Acceptance
 from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
-from kimi_w4a8_eagle3.engine.reply import events
 from kimi_w4a8_eagle3.fleet.checks import checked
 from kimi_w4a8_eagle3.fleet.serve import Terminated, signals_raise
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render
@@ -62,14 +60,6 @@ _OTHERS = 0.15  # share of the cores that other programs may use while times are
 _READY_TIMEOUT_S = 240.0
 _INTRO = """A small Kimi-K2.5-shaped model, quantized to W4A8 by AMD Quark, served by SGLang on this machine:
 once without speculation, once with EAGLE3 (3 steps, topk 1, 4 draft tokens)."""
-
-
-@dataclass(frozen=True)
-class TimedGeneration(Generation):
-    """A streamed generation. tpot_ms: the time after the first token divided by the tokens after it."""
-
-    ttft_ms: float
-    tpot_ms: float
 
 
 @dataclass
@@ -216,25 +206,11 @@ def _measure(
             block = prompts[pair * EACH : (pair + 1) * EACH]
             for at in (0, 1) if pair % 2 == 0 else (1, 0):
                 began = time.monotonic()
-                sides[at].answers += pool.map(partial(_timed, clients[at].base_url), block)
+                sides[at].answers += pool.map(partial(clients[at].timed, max_new_tokens=MAX_TOKENS), block)
                 sides[at].seconds.append(time.monotonic() - began)
                 progress.advance(shown, EACH)
     others, everything = _processor_seconds() - before
     return max(0.0, float(others / everything))
-
-
-def _timed(base_url: str, ids: Sequence[int]) -> TimedGeneration:
-    """Return the greedy answer to a prompt, with the times at which its first and its last token came."""
-    body = {"input_ids": ids, "sampling_params": {"temperature": 0.0, "max_new_tokens": MAX_TOKENS}, "stream": True}
-    began = time.monotonic()
-    with httpx.stream("POST", f"{base_url}/generate", json=body, timeout=_READY_TIMEOUT_S) as response:
-        pieces = [(time.monotonic(), piece) for piece in events(response.iter_text())]
-    (first, _), (end, last) = pieces[0], pieces[-1]
-    meta = last["meta_info"]
-    tpot = (end - first) / (meta["completion_tokens"] - 1)
-    histogram, reason = meta.get("spec_correct_drafts_histogram") or (), meta["finish_reason"]["type"]
-    found = last["text"], tuple(last["output_ids"]), reason, tuple(histogram)
-    return TimedGeneration(*found, ttft_ms=1000 * (first - began), tpot_ms=1000 * tpot)
 
 
 def _processor_seconds() -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -6,15 +6,16 @@ ids, streamed text as it arrives, and acceptance per request.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import httpx
 
-from ..base.errors import KimiError
+from ..base.errors import KimiError, UsageError
 from ..base.http import trusted
 from .reply import events
 
@@ -33,6 +34,14 @@ class Generation:
     finish_reason: str
     accepted_histogram: tuple[int, ...]
     prompt_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class TimedGeneration(Generation):
+    """A streamed generation. tpot_ms: the time after the first token divided by the tokens after it."""
+
+    ttft_ms: float = 0.0
+    tpot_ms: float = 0.0
 
 
 @dataclass
@@ -57,9 +66,12 @@ class EngineClient:
     def __init__(self, base_url: str, api_key: str | None = None, timeout_s: float = _TIMEOUT_S) -> None:
         self.base_url = base_url
         timeout, limits = httpx.Timeout(timeout_s, connect=5.0), httpx.Limits(max_connections=256)
-        self._http = httpx.Client(
-            base_url=base_url, timeout=timeout, limits=limits, headers=bearer(api_key), verify=trusted()
-        )
+        try:
+            self._http = httpx.Client(
+                base_url=base_url, timeout=timeout, limits=limits, headers=bearer(api_key), verify=trusted()
+            )
+        except httpx.InvalidURL as error:
+            raise UsageError(f"not an address: {error}", where=base_url, expected="http://HOST:PORT") from error
 
     def __enter__(self) -> EngineClient:
         return self
@@ -97,6 +109,18 @@ class EngineClient:
         answers = self._call("POST", "/generate", {**asked, "logprob_start_len": 0})
         return [[one[0] for one in answer["meta_info"]["input_token_logprobs"][1:]] for answer in answers]
 
+    def timed(self, input_ids: Sequence[int], max_new_tokens: int) -> TimedGeneration:
+        """Continue a prompt greedily in a stream, and note when its first and its last token came."""
+        params, began = {"temperature": 0.0, "max_new_tokens": max_new_tokens}, time.monotonic()
+        body = {"input_ids": input_ids, "sampling_params": params, "stream": True}
+        pieces = [(time.monotonic(), piece) for piece in self._events("/generate", body)]
+        (first, _), (end, last) = pieces[0], pieces[-1]
+        ids, meta = tuple(last["output_ids"]), last["meta_info"]
+        histogram = tuple(meta.get("spec_correct_drafts_histogram") or ())
+        found = TimedGeneration(last["text"], ids, meta["finish_reason"]["type"], histogram)
+        per_token = (end - first) / max(len(ids) - 1, 1)
+        return replace(found, ttft_ms=1000 * (first - began), tpot_ms=1000 * per_token)
+
     def chat(self, content: str, max_tokens: int, **sampling: Any) -> Generation:
         """Answer one user message through the chat template; greedy unless `temperature` is given."""
         return self.reply([{"role": "user", "content": content}], max_tokens, **sampling)[1]
@@ -127,13 +151,15 @@ class EngineClient:
             return list(pool.map(lambda content: self.chat(content, max_tokens, **more), contents))
 
     def stream(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the pieces of a chat answer as the server sends them; `reply.Reply` assembles them.
+        """Return the pieces of a chat answer as the server sends them; `reply.Reply` assembles them.
 
         body: the request; without `model`, the served model answers.
         """
-        body = {"model": self._served, **body, "stream": True}
+        return self._events("/v1/chat/completions", {"model": self._served, **body, "stream": True})
+
+    def _events(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         try:
-            with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
+            with self._http.stream("POST", path, json=body) as response:
                 if response.status_code != 200:
                     response.read()
                     raise _refused(response)

@@ -30,7 +30,7 @@ def report(
     speed, pages, errors = [], [], []
     for run in runs:
         try:
-            if kind_of(run) == "demo":
+            if kind_of(run) == "demo" and (run / PAGE).is_file():
                 typer.echo(f"page: {run / PAGE}   # the demo wrote it")
                 continue
             match read_result(run, RunResult, AcceptResult, *RESULTS):

@@ -163,13 +163,13 @@ def _rows(path: Path) -> list[Any]:
         raise KimiError(f"cannot read the trace: {reason}", where=str(path), expected=FORMATS) from None
     try:
         return [json.loads(content)]
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         pass  # several objects, one a line
     rows = []
     for number, line in enumerate(content.split("\n"), 1):  # splitlines would split at U+2028 within a text
         try:
             rows += [json.loads(line)] if line.strip() else []
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise KimiError(f"not valid JSON: {error}", where=f"{path}, line {number}", expected=FORMATS) from None
     if not rows:
         raise KimiError("the trace is empty", where=str(path), expected=FORMATS)

@@ -91,15 +91,29 @@ def test_ctrl_c_is_one_line(monkeypatch):
 
 
 LONG = "x" * 300  # no file system has it; as for a folder that one cannot enter, a question for the file is an OSError
-PATHS = ["serve --dry-run", "plan -r", "gates", "trust", "bench replay -r tiny"]
+DEEP = "a file is not valid: its lists or tables nest too deeply\n"
+BAD = {f"{words} ./{LONG}.toml": "the system refused it: File name too long\n  where:    "
+       for words in ("serve --dry-run", "plan -r", "gates", "trust", "bench replay -r tiny")}  # fmt: skip
+BAD |= {
+    "serve ./deep.toml --dry-run": DEEP,
+    "bench chat --base-url http://127.0.0.1:1 --prompts-file deep.json": DEEP,
+    "bench replay deep.json --base-url http://127.0.0.1:1": "not valid JSON: maximum recursion",
+    "rank deep.json --slo ttft=1s,tpot=9ms": "not valid JSON: maximum recursion",
+    "report .": "result.json cannot be read: Input tag 'demo' found",  # of a demo that wrote no page
+    "chat hi --base-url http://[::1": "not an address: Invalid port",
+}
 
 
-@pytest.mark.parametrize("words", PATHS)
-def test_a_path_that_the_system_refuses_is_one_message(words, capsys):
-    with pytest.raises(SystemExit) as ended:
-        run(lambda: app([*words.split(), f"./{LONG}.toml"]))
-    assert ended.value.code == 1
-    assert capsys.readouterr().err.startswith("kimi-w4a8: the system refused it: File name too long\n  where:    ")
+@pytest.mark.parametrize("words", BAD)
+def test_bad_input_is_one_message_and_leaves_nothing(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    files = {"deep.json": "[" * 100_000, "deep.toml": "x = " + "[" * 5_000, "result.json": '{"kind": "demo"}'}
+    for name, text in files.items():
+        tmp_path.joinpath(name).write_text(text)
+    with pytest.raises(SystemExit):
+        run(lambda: app(words.split()))
+    assert capsys.readouterr().err.startswith(f"kimi-w4a8: {BAD[words]}")
+    assert {path.name for path in tmp_path.rglob("*")} == set(files)
 
 
 @pytest.mark.parametrize(

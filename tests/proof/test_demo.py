@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from proof.demo import EACH, QUESTIONS, Side, TimedGeneration, page, paired_figures
+from kimi_w4a8_eagle3.engine.client import TimedGeneration
+from proof.demo import EACH, QUESTIONS, Side, page, paired_figures
 
 
 def side(tpots: list[float], seconds: list[float], ttft_ms: float = 40.0) -> Side:
-    answers = [TimedGeneration("#### 1", (1, 2, 3), "stop", (), ttft_ms, tpots[n // EACH]) for n in range(QUESTIONS)]
-    return Side("W4A8", 1.0, [], answers, seconds)
+    answer = TimedGeneration("#### 1", (1, 2, 3), "stop", (), ttft_ms=ttft_ms)
+    return Side("W4A8", 1.0, [], [replace(answer, tpot_ms=tpots[n // EACH]) for n in range(QUESTIONS)], seconds)
 
 
 PLAIN = side([10.0, 12.0, 11.0, 30.0, 10.0], [2.0, 2.0, 2.0, 6.0, 2.0])
