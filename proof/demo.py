@@ -1,8 +1,7 @@
-"""`python -m proof.demo`, `make demo`: the whole chain here, with and without speculation, as one table.
+"""`python -m proof.demo`, `make demo`: the built-in model on SGLang, with and without speculation, as one table.
 
-The built-in W4A8 checkpoint is served by SGLang twice: without a draft and with EAGLE3. Both hold the same conversation
-with a calculator. Then they answer the same questions greedily, taking turns as in `bench ab`: the tokens must be the
-same, and the times are compared by pairs.
+Both servers hold the same conversation with a calculator, and answer the same questions greedily, in turns as in
+`bench ab`. The tokens must be the same, and the times are compared by pairs.
 """
 
 from __future__ import annotations
@@ -47,17 +46,16 @@ from kimi_w4a8_lab.report.measured import factor
 from kimi_w4a8_lab.report.page import Page, Section, Words, write_page
 from kimi_w4a8_lab.speed.statistics import DRAWS, Interval
 
-from .tiny.problems import WordProblem, problems
+from .tiny.problems import problems
 
 FOR_TOOLS = "On a farm there are 6 hens and 3 cows. How many legs are there in all?"
 PAIRS, EACH = 5, 4
 QUESTIONS = PAIRS * EACH
 CONCURRENCY = 2
 MAX_TOKENS = 192
-MAX_TURNS = 8
 LOAD = f"{PAIRS} pairs of {EACH} requests at concurrency {CONCURRENCY}, greedy"
-_OTHERS = 0.15  # share of the cores that other programs may use while times are taken
-_READY_TIMEOUT_S = 240.0
+_COLUMNS = ("", "W4A8", "W4A8 + EAGLE3", "times as good")
+_CAPTION = "medians over the pairs, with the 95% interval of the ratio"
 _INTRO = """A small Kimi-K2.5-shaped model, quantized to W4A8 by AMD Quark, served by SGLang on this machine:
 once without speculation, once with EAGLE3 (3 steps, topk 1, 4 draft tokens)."""
 
@@ -74,7 +72,6 @@ class Side:
     acceptance: Acceptance | None = None
 
     def block(self, pair: int) -> dict[str, float]:
-        """Return TPOT, throughput and TTFT of a block."""
         answers = self.answers[pair * EACH : (pair + 1) * EACH]
         return {
             "TPOT, ms": float(np.median([answer.tpot_ms for answer in answers])),
@@ -85,7 +82,7 @@ class Side:
 
 @dataclass(frozen=True)
 class PairedFigure:
-    """One figure of both sides: medians over the pairs, and how many times as good EAGLE3 is in the median pair."""
+    """One figure of both sides: medians, and how many times as good EAGLE3 is; no verdict if that interval has 1."""
 
     title: str
     plain: float
@@ -94,12 +91,7 @@ class PairedFigure:
 
     @property
     def verdict(self) -> str:
-        """Return a word; a difference counts if the interval leaves out 1."""
         return "the same within its interval" if self.times.covers(1) else "better" if self.times.value > 1 else "worse"
-
-    @property
-    def row(self) -> list[str]:
-        return [self.title, f"{self.plain:.1f}", f"{self.fast:.1f}", factor(self.times)]
 
 
 def paired_figures(plain: Side, fast: Side) -> list[PairedFigure]:
@@ -110,8 +102,7 @@ def paired_figures(plain: Side, fast: Side) -> list[PairedFigure]:
         drawn = np.median(np.random.default_rng(0).choice(times, (DRAWS, PAIRS)), axis=1)
         low, high = np.percentile(drawn, [2.5, 97.5])
         ratio = Interval(float(np.median(times)), float(low), float(high))
-        a, b = np.median(pairs, axis=0)
-        found.append(PairedFigure(title, float(a), float(b), ratio))
+        found.append(PairedFigure(title, float(np.median(pairs[:, 0])), float(np.median(pairs[:, 1])), ratio))
     return found
 
 
@@ -121,17 +112,22 @@ def demonstrate(runs: Path = DEFAULT_ROOT, console: Console | None = None) -> Pa
     folder = new_run_dir("demo", runs)
     console.print(Panel.fit(f"{_INTRO}\nLogs and results: {folder}", title="demo", border_style="cyan"))
     launches = [_launch(speculate) for speculate in (False, True)]
-    launches[0].server(_log(launches[0], folder)).prepare()  # while the checkpoints are examined
+    launches[0].server(folder / f"{_label(launches[0])}-server.log").prepare()  # while the checkpoints are examined
     questions = problems("held_out", QUESTIONS)
 
     with signals_raise(), ExitStack() as engines:
         # Both start at once; whichever is not measured sleeps, and uses no processor time.
         servers = [_start(engines, launch, folder) for launch in launches]
-        plain, fast = sides = [Side(server.name, _ready(server, console)) for server in servers]
+        sides = list[Side]()
+        for server in servers:
+            with console.status(f"{server.name}: starting SGLang; its log is {server.log_path}"):
+                sides.append(Side(server.name, server.wait_ready(240.0)))
+            console.print(f"[green]✓[/] {server.name}: ready after {sides[-1].ready_s:.0f} s")
+        plain, fast = sides
         clients = [engines.enter_context(TokenClient(server.base_url)) for server in servers]
         for side, client in zip(sides, clients, strict=True):
             side.conversation = _converse(client, side.name, console)
-        others = _measure(sides, clients, questions, console)
+        others = _measure(sides, clients, [problem.question for problem in questions], console)
         ending = engines.enter_context(ThreadPoolExecutor(len(servers)))
         for server in servers:
             ending.submit(server.stop, 0.0)
@@ -144,7 +140,10 @@ def demonstrate(runs: Path = DEFAULT_ROOT, console: Console | None = None) -> Pa
     same = not differences and talked[0] == talked[1]
     correct = sum(parse_answer(a.text) == q.answer for a, q in zip(fast.answers, questions, strict=True))
     found = paired_figures(plain, fast)
-    console.print(_table(plain, fast, found))
+    table = Table(*_COLUMNS, title=LOAD, title_style="bold", caption=_CAPTION)
+    for row in _rows(fast, found):
+        table.add_row(*row)
+    console.print(table)
     if line := busy(others):
         console.print(line, style="yellow", markup=False)
     console.print(_verdict(QUESTIONS - len(differences), talked[0] == talked[1], correct, found, folder))
@@ -165,7 +164,7 @@ def demonstrate(runs: Path = DEFAULT_ROOT, console: Console | None = None) -> Pa
 def busy(others: float) -> str:
     """Return a warning if other programs used many of the cores while times were taken; empty otherwise."""
     used = f"Other programs used {others:.0%} of this machine's cores meanwhile"
-    return "" if others < _OTHERS else f"{used}: measure again before you use the times."
+    return "" if others < 0.15 else f"{used}: measure again before you use the times."
 
 
 def _launch(speculate: bool) -> Launch:
@@ -179,27 +178,15 @@ def _start(engines: ExitStack, launch: Launch, folder: Path) -> EngineServer:
     name = "W4A8 + EAGLE3" if launch.draft else "W4A8"
     launch = checked(launch)
     write_json(folder / f"{_label(launch)}-{RECORD}", record("demo", {launch.name: launch.described()}, launch.env))
-    server = launch.server(_log(launch, folder), name)
+    server = launch.server(folder / f"{_label(launch)}-server.log", name)
     engines.enter_context(server)
     engines.callback(server.stop, 0.0)  # no client waits for an answer any more
     return server
 
 
-def _ready(server: EngineServer, console: Console) -> float:
-    """Wait until it answers; the seconds since its start."""
-    with console.status(f"{server.name}: starting SGLang; its log is {server.log_path}"):
-        seconds = server.wait_ready(_READY_TIMEOUT_S)
-    console.print(f"[green]✓[/] {server.name}: ready after {seconds:.0f} s")
-    return seconds
-
-
-def _measure(
-    sides: Sequence[Side], clients: Sequence[TokenClient], questions: Sequence[WordProblem], console: Console
-) -> float:
+def _measure(sides: Sequence[Side], clients: Sequence[TokenClient], asked: Sequence[str], console: Console) -> float:
     """Let the sides answer in turns, A B, B A and so on; return the share of the cores that other programs used."""
-    model = clients[0].model_name()
-    prompts = [clients[0].chat_ids(problem.question, model) for problem in questions]
-    before = _processor_seconds()
+    prompts, before = [clients[0].chat_ids(q, clients[0].model_name()) for q in asked], _processor_seconds()
     with Progress(console=console) as progress, ThreadPoolExecutor(CONCURRENCY) as pool:
         shown = progress.add_task(f"{QUESTIONS} questions to both, in turns", total=2 * QUESTIONS)
         for pair in range(PAIRS):
@@ -225,16 +212,12 @@ def _label(launch: Launch) -> str:
     return "eagle3" if launch.draft else "w4a8"
 
 
-def _log(launch: Launch, folder: Path) -> Path:
-    return folder / f"{_label(launch)}-server.log"
-
-
 def _converse(client: EngineClient, name: str, console: Console) -> list[Generation]:
     """Let the model use a calculator until it answers, and show it: question, thinking, calls, results, answer."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": FOR_TOOLS}]
     turns: list[Generation] = []
     shown = Text(FOR_TOOLS, style="bold")
-    while len(turns) < MAX_TURNS:
+    while len(turns) < 8:
         message, turn = client.reply(messages, MAX_TOKENS, tools=[declaration()])
         messages.append(message)
         turns.append(turn)
@@ -251,17 +234,14 @@ def _converse(client: EngineClient, name: str, console: Console) -> list[Generat
     return turns
 
 
-def _table(plain: Side, fast: Side, found: Sequence[PairedFigure]) -> Table:
-    table = Table(title=LOAD, title_style="bold", caption="medians over the pairs, with the 95% interval of the ratio")
-    table.add_column("")
-    for name in (plain.name, fast.name, "times as good"):
-        table.add_column(name, justify="right")
-    for one in found:
-        table.add_row(*one.row)
+def _rows(fast: Side, found: Sequence[PairedFigure]) -> list[list[str]]:
+    rows = [[one.title, f"{one.plain:.1f}", f"{one.fast:.1f}", factor(one.times)] for one in found]
     if accept := fast.acceptance:
-        table.add_row("accept length", "-", f"{accept.length:.2f} of 4", "")
-        table.add_row("accepted at position 1, 2, 3", "-", ", ".join(f"{p:.0%}" for p in accept.per_position), "")
-    return table
+        rows.append(["accept length", "", f"{accept.length:.2f} of 4", ""])
+        rows.append(
+            ["accepted at position 1, 2, 3", "", ", ".join(f"{share:.0%}" for share in accept.per_position), ""]
+        )
+    return rows
 
 
 def page(plain: Side, fast: Side, same: bool, correct: int, others: float, folder: Path) -> Page:
@@ -271,13 +251,8 @@ def page(plain: Side, fast: Side, same: bool, correct: int, others: float, folde
     scope = f"The built-in model on {psutil.cpu_count()} cores, no GPU, {date.today()}."
     verdicts = [Words(f"{correct} of {QUESTIONS} held-out problems solved. {scope}")]
     verdicts += [Words(busy(others), "worse")] if busy(others) else []
-    rows = [one.row for one in found]
-    if accept := fast.acceptance:
-        rows.append(["accept length", "", f"{accept.length:.2f}", ""])
     answers = [(f"answer {n}", a.text) for n, a in enumerate(fast.answers, start=1)]
-    columns = ("median over the pairs", plain.name, fast.name, "times as good [95%]")
-    sections = [Section("Measured", tables=[report.Table(columns, rows)])]
-    sections += [Section("Answers with EAGLE3", listings=answers, closed=True)]
+    measured = Section("Measured", tables=[report.Table(_COLUMNS, _rows(fast, found), _CAPTION)])
     chart = None
     if find_spec("matplotlib"):
         from kimi_w4a8_lab.report.plots import panel
@@ -285,7 +260,8 @@ def page(plain: Side, fast: Side, same: bool, correct: int, others: float, folde
         bars = [report.Bar(one.title.partition(",")[0], "EAGLE3 against W4A8", False, one.times) for one in found]
         chart = panel("speed", "times as good as without EAGLE3", bars)
     about = f"Demo: the built-in W4A8 model, with and without EAGLE3. {LOAD}, in {folder.name}."
-    return Page(title, verdicts, about, chart, sections=sections, tone="better" if same else "worse")
+    closed = Section("Answers with EAGLE3", listings=answers, closed=True)
+    return Page(title, verdicts, about, chart, sections=[measured, closed], tone="better" if same else "worse")
 
 
 def _speed(found: Sequence[PairedFigure]) -> str:

@@ -18,7 +18,6 @@ from .demo import demonstrate
 PATH = Path(__file__).parents[1] / "docs" / "images" / "demo.svg"
 WIDTH = 86
 LONGEST_WAIT_S = 1.5  # a reader need not wait for a server to start
-POSTER_S = 2  # the picture's end is shown before it plays
 _FONT = re.compile(r"@font-face \{.*?\}", re.DOTALL)  # rich names a font on another host
 
 
@@ -38,9 +37,7 @@ def played(svg: str, times: list[float]) -> str:
     """Return a terminal's picture that shows its end, as in print, and then line n at `times[n]`, waits shortened."""
     waits = [min(later - earlier, LONGEST_WAIT_S) for earlier, later in pairwise([0.0, *times])]
     shown = [sum(waits[: n + 1]) for n in range(len(waits))]
-    rules = "".join(
-        f'[clip-path$="-line-{n})"] {{ animation: line {at:.2f}s {POSTER_S}s }}\n' for n, at in enumerate(shown)
-    )
+    rules = "".join(f'[clip-path$="-line-{n})"] {{ animation: line {at:.2f}s 2s }}\n' for n, at in enumerate(shown))
     motion = f"@keyframes line {{ from, to {{ opacity: 0 }} }}\n{rules}"
     return _FONT.sub("", svg).replace(
         "</style>", f"@media screen and (prefers-reduced-motion: no-preference) {{\n{motion}}}\n</style>", 1

@@ -63,8 +63,8 @@ def page(run: AcceptResult) -> Page:
             words.append(Words(f"{name}: {WORDS[verdict]}: {first}", _WORDS[verdict].tone))
     for claim in CLAIMS:
         verdict, found = settled(claim, run.stages)
-        rows = left if verdict is Verdict.NOT_RUN else claims
-        rows.append([claim.what.replace("`", ""), claim.left_open.replace("`", ""), _WORDS[verdict], found])
+        row: list[str | Words] = [claim.what.replace("`", ""), claim.left_open.replace("`", ""), _WORDS[verdict], found]
+        (left if verdict is Verdict.NOT_RUN else claims).append(row)
     sections = [
         Section("Figures", "Beyond its limit a figure is slow.", tables=[Table(_FIGURES, figures)]),
         Section("Stages", tables=[Table(("stage", "verdict", "s", "found"), stage_rows)]),

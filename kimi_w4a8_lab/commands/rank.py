@@ -53,8 +53,8 @@ def rank(
         typer.echo(json.dumps(content, indent=2))
         return
     console.print(MODEL, markup=False)
-    columns = (Column(name, overflow="fold") for name in traffic_plan.COLUMNS)
-    table = Table(*columns, title=f"{plan.trace.name}, {plan.job.slo}")
+    table = Table(title=f"{plan.trace.name}, {plan.job.slo}")
+    table.columns += [Column(name, overflow="fold") for name in traffic_plan.COLUMNS]
     for row in traffic_plan.rows(plan):
         table.add_row(*row)
     console.print(table)

@@ -159,8 +159,7 @@ def goodput_curves(curves: Mapping[str, Sequence[TrafficFigures]]) -> Picture:
         figure, axis = plt.subplots(figsize=(5.6, 3.6))
         for at, (name, shade) in enumerate(legend):  # equal lines: each is drawn on a broader one
             points = [(one.users or 0, one.goodput_tok_s) for one in curves[name]]
-            width = 1 + 1.5 * (len(legend) - 1 - at)
-            axis.plot(*zip(*points, strict=True), "o-", color=shade, linewidth=width, markersize=width + 3)
+            axis.plot(*zip(*points, strict=True), "o-", color=shade, linewidth=1.5 * (len(legend) - at))
         counts = sorted({one.users or 0 for found in curves.values() for one in found})
         axis.set_xscale("log", base=2)
         axis.set_xticks(counts, [str(count) for count in counts])

@@ -12,15 +12,9 @@ from kimi_w4a8_eagle3.cli import app, load, run, tables
 from kimi_w4a8_eagle3.recipe.schema import load_recipe, recipe_names
 
 COMPLETIONS = [
-    ("serve eagle3-o", "eagle3-opt"),
-    ("plan -r tin", "tiny"),
-    ("serve --gpu mi32", "mi325x"),
-    ("bench run con4", "con40"),
-    ("bench con4", "con40"),
-    ("bench comp", "compare"),
-]
-
-
+    ("serve eagle3-o", "eagle3-opt"), ("plan -r tin", "tiny"), ("serve --gpu mi32", "mi325x"),
+    ("bench run con4", "con40"), ("bench con4", "con40"), ("bench comp", "compare"),
+]  # fmt: skip
 LINES = {name: line for table in tables().values() for name, line in table.items()}
 
 
@@ -97,7 +91,6 @@ BAD = {f"{words} ./{LONG}.toml": "the system refused it: File name too long\n  w
 BAD |= {
     "serve ./deep.toml --dry-run": DEEP,
     "bench chat --base-url http://127.0.0.1:1 --prompts-file deep.json": DEEP,
-    "bench replay deep.json --base-url http://127.0.0.1:1": "not valid JSON: maximum recursion",
     "rank deep.json --slo ttft=1s,tpot=9ms": "not valid JSON: maximum recursion",
     "report .": "result.json cannot be read: Input tag 'demo' found",  # of a demo that wrote no page
     "chat hi --base-url http://[::1": "not an address: Invalid port",

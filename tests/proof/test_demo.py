@@ -25,17 +25,12 @@ def test_a_slow_minute_of_both_sides_changes_no_ratio() -> None:
     assert (tpot.times.value, tpot.times.low, tpot.times.high) == pytest.approx((2.0, 2.0, 2.0))
     assert (tpot.plain, tpot.fast, throughput.times.value) == pytest.approx((11.0, 5.5, 2.0))
     assert (throughput.plain, ttft.times.value) == (EACH * 3 / 2.0, 0.5)
-
-
-def test_a_ratio_whose_interval_has_1_is_no_gain() -> None:
-    tpot = paired_figures(PLAIN, side([5.0, 20.0, 5.5, 60.0, 9.0], FAST.seconds))[0]
-    assert tpot.times.low is not None and tpot.times.low < 1 < tpot.times.value
-    assert tpot.verdict == "the same within its interval"
+    mixed = paired_figures(PLAIN, side([5.0, 20.0, 5.5, 60.0, 9.0], FAST.seconds))[0]
+    assert mixed.times.covers(1) and mixed.times.value > 1 and mixed.verdict == "the same within its interval"
 
 
 def test_the_page_names_three_figures_its_scope_and_a_busy_machine() -> None:
     shown, calm = (page(PLAIN, FAST, True, 20, others, Path("demo")) for others in (0.4, 0.05))
     speed = "TPOT 2.00x (better), throughput 2.00x (better), TTFT 0.50x (worse)"
     assert shown.title == f"PASS: EAGLE3 gives the same tokens; {speed}" and "no GPU" in calm.verdicts[0].text
-    assert shown.verdicts[1].text.startswith("Other programs used 40% of this machine's cores")
-    assert len(calm.verdicts) == 1
+    assert "used 40% of this machine's cores" in shown.verdicts[1].text and len(calm.verdicts) == 1
