@@ -285,6 +285,13 @@ def test_connections_without_a_whole_header_are_closed() -> None:
     class Bounded(H11Protocol):
         pass
 
+    class Websocket(asyncio.Protocol):  # uvicorn hands the connection over
+        def __init__(self, **_: Any) -> None:
+            pass
+
+        def connection_made(self, transport: Any) -> None:
+            asyncio.get_running_loop().call_later(1.5, transport.write, b"ok")
+
     bound_headers(Bounded, deadline_s=1.0)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -298,13 +305,18 @@ def test_connections_without_a_whole_header_are_closed() -> None:
         if second:
             await asyncio.wait_for(reader.readuntil(b"ok"), 280)
             writer.write(second)
-        found = await asyncio.wait_for(reader.read(), 280)
+        reading = asyncio.create_task(reader.readuntil(b"ok") if b"Upgrade" in first else reader.read())
+        while second and not (await asyncio.wait({reading}, timeout=0.3))[0]:
+            writer.write(b"x")  # a piece of the header does not renew its deadline
+        found = await asyncio.wait_for(reading, 280)
         writer.close()
         return found
 
     async def scenario() -> list[bytes]:
         server = uvicorn.Server(
-            uvicorn.Config(app, port=0, http=Bounded, timeout_keep_alive=60, lifespan="off", log_level="error")
+            uvicorn.Config(
+                app, port=0, http=Bounded, ws=Websocket, timeout_keep_alive=60, lifespan="off", log_level="error"
+            )
         )
         serving = asyncio.create_task(server.serve())
         while not server.started:
@@ -312,12 +324,13 @@ def test_connections_without_a_whole_header_are_closed() -> None:
         port = server.servers[0].sockets[0].getsockname()[1]
         whole = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
         kept = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
-        sent = [(b"",), (whole[:20],), (whole,), (kept, whole[:20])]
+        upgrade = b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n"
+        sent = [(b"",), (whole[:20],), (whole,), (kept, whole[:20]), (upgrade,)]
         found = await asyncio.gather(*(answer(port, *pieces) for pieces in sent))
         server.should_exit = True
         await serving
         return found
 
-    silent, cut, whole, second = asyncio.run(scenario())
+    silent, cut, whole, second, websocket = asyncio.run(scenario())
     assert (silent, cut, second) == (b"", b"", b"")
-    assert whole.endswith(b"ok")
+    assert whole.endswith(b"ok") and websocket.endswith(b"ok")
