@@ -105,9 +105,10 @@ class EngineClient:
 
     def score(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return the log probability of each token of each prompt but its first."""
-        asked = {"input_ids": prompts, "sampling_params": {"max_new_tokens": 1}, "return_logprob": True}
-        answers = self._call("POST", "/generate", {**asked, "logprob_start_len": 0})
-        return [[one[0] for one in answer["meta_info"]["input_token_logprobs"][1:]] for answer in answers]
+        asked = {"model": self._served, "prompt": prompts, "echo": True, "logprobs": 1, "max_tokens": 1}
+        choices = self._call("POST", "/v1/completions", asked)["choices"]  # /generate is not open to a client's key
+        scores = [choice["logprobs"]["token_logprobs"] for choice in choices]
+        return [score[1 : len(prompt)] for score, prompt in zip(scores, prompts, strict=True)]
 
     def timed(self, input_ids: Sequence[int], max_new_tokens: int) -> TimedGeneration:
         """Continue a prompt greedily in a stream, and note when its first and its last token came."""

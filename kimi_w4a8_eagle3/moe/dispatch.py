@@ -39,7 +39,7 @@ def select_backend(
     asked, asked_by = _override(gates, requested)
     rejected: list[str] = []
     for name in [asked] if asked else BACKENDS:
-        backend, reason = None, "rows span more octaves than its sums hold (docs/moe.md)"
+        backend, reason = None, "rows span more octaves than its sums hold"
         if name != "flydsl" or not in_parts:
             backend, reason = _try_backend(name, shape, device, gates)
         if backend is not None:

@@ -98,9 +98,9 @@ class _Block(NamedTuple):
         rows = math.prod(shape[:1]) // number
         return [cls(file, name, shape, part * rows, rows) for part in range(number)]
 
-    def share(self, loaded: torch.Tensor, shares: int, rank: int) -> torch.Tensor:
-        """Read a rank's rows, with as many columns as it has loaded."""
-        file, own = _opened(self.file), -(-self.rows // shares)
+    def share(self, loaded: torch.Tensor, own: int, shares: int, rank: int) -> torch.Tensor:
+        """Read a rank's rows, of which it has `own`, with as many columns as it has loaded."""
+        file = _opened(self.file)
         if not self.shape:
             return cast(torch.Tensor, file.get_tensor(self.name).reshape(1))
         stored = file.get_slice(self.name)
@@ -121,10 +121,12 @@ def _compare(name: str, loaded: torch.Tensor, blocks: list[_Block], rank: int) -
         split = loaded.dim() == len(stored) + 1 == 2 and stored[0] % width[0] == 0
         if (stored != width and not split) or (len(blocks) > 1 and block.rows % shares):
             return False
-    if not shares:
+    own = [block.rows // shares if len(blocks) > 1 else loaded.shape[0] for block in blocks]  # a single one has padding
+    if not shares or sum(own) != loaded.shape[0]:  # such as keys that several ranks share
         return False
-    want = torch.cat([block.share(loaded, shares, rank) for block in blocks])
-    if not torch.equal(loaded[: len(want)], want.to(loaded.device, loaded.dtype)):  # their device compares them
+    want = torch.cat([block.share(loaded, rows, shares, rank) for block, rows in zip(blocks, own, strict=True)])
+    have, want = loaded[: len(want)], want.to(loaded.device, loaded.dtype)  # their device compares them
+    if not torch.equal(have, want) and not torch.allclose(have.double(), want.double(), rtol=0, atol=0, equal_nan=True):
         raise KimiError(
             f"{name} did not load as it is stored",
             where=f"{blocks[0].name} (rank {rank})",

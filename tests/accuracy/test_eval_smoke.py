@@ -164,6 +164,7 @@ def test_report_leaves_nothing_where_there_is_no_run_and_finds_the_page_of_a_dem
     assert isinstance(done.exception, KimiError) and "no run is here" in done.exception.what
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "result.json").write_text('{"kind": "demo"}')
+    (tmp_path / "report.html").touch()
     done = CliRunner().invoke(app, ["report", str(tmp_path)])
     assert (done.exit_code, done.output) == (0, f"page: {tmp_path}/report.html   # the demo wrote it\n")
 

@@ -56,6 +56,8 @@ LINES: tuple[tuple[str, str, str], ...] = (
     (r"pip install .*", "", NETWORK),
     (r"(\.venv/bin/)?kimi-w4a8 serve tiny",
      "e2e/test_serve_processes.py::test_a_key_is_asked_for_and_shown_nowhere_and_ctrl_c_ends_everything", ""),
+    (r"kimi-w4a8 check MODEL --record answers\.json --base-url URL".replace("URL", URL),
+     "e2e/test_serve_processes.py::test_a_key_is_asked_for_and_shown_nowhere_and_ctrl_c_ends_everything", ""),
     (r"kimi-w4a8 serve tiny --replicas 2", "e2e/test_faults.py::test_the_whole_fleet_is_measured_through_its_router",
      ""),
     (r"kimi-w4a8 serve (agent|eagle3).*", "", GPU),

@@ -1,5 +1,6 @@
 """`kimi-w4a8 serve` as an operator runs it: ready, stopped, crashed, refused; nothing stays behind."""
 
+import json
 import os
 import re
 import shutil
@@ -15,8 +16,12 @@ import psutil
 import pytest
 from safetensors.torch import load_file, save_file
 from support import supervisor
+from support.repository import ROOT
+from typer.testing import CliRunner
 
+from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.engine.process import free_port
+from kimi_w4a8_eagle3.fleet.checks import weights_digest
 from kimi_w4a8_laptop import tiny
 from kimi_w4a8_laptop.fork_server import ForkedProcess
 
@@ -103,6 +108,15 @@ def test_a_key_is_asked_for_and_shown_nowhere_and_ctrl_c_ends_everything(serve, 
     assert {name: answer.status_code for name, answer in answers.items()} == {"none": 401, "wrong": 401, "right": 200}
     assert "needs a key" in answers["none"].json()["error"]["message"]
     assert httpx.get(f"http://127.0.0.1:{kimi.ops_port}/ready", timeout=60).status_code == 200
+    check = ["check", str(tiny.target_path()), "--record", str(tmp_path / "answers.json")]
+    check += ["--base-url", f"http://127.0.0.1:{kimi.port}", "--api-key-file", str(tmp_path / "key")]
+    done = CliRunner().invoke(app, check)
+    assert done.exit_code == 0 and weights_digest(tiny.target_path()) in done.output, done.output
+    files = [tmp_path / "answers.json", ROOT / "launch/answers/tiny.json"]
+    recorded, known = (json.loads(file.read_text()) for file in files)
+    assert [recorded[part] for part in ("prompts", "answers")] == [known[part] for part in ("prompts", "answers")]
+    for scores, others in zip(recorded["logprobs"], known["logprobs"], strict=True):
+        assert scores == pytest.approx(others, abs=known["band"])
     shown = [*(" ".join(process.cmdline()) for process in family), kimi.text]
     shown += [path.read_text(errors="replace") for path in (tmp_path / "runs").rglob("*") if path.is_file()]
     assert not [text for text in shown if key in text or prompt in text]

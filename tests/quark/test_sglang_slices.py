@@ -216,6 +216,19 @@ def test_a_rank_compares_every_parameter_outside_the_experts(
         loaded[name] = parameter
 
 
+def test_padding_is_no_difference_a_nan_is_one_value_and_shared_rows_are_not_compared(tmp_path: Path) -> None:
+    from kimi_w4a8_eagle3.sglang_plugin import load_check
+
+    rows = torch.arange(20.0).reshape(10, 2).index_put((torch.tensor(7), torch.tensor(0)), torch.tensor(torch.nan))
+    save_file({"embed": rows, "q": torch.ones(128, 2), "k": torch.ones(8, 2)}, file := tmp_path / "model.safetensors")
+    embed, q, k = (load_check._Block.parts(file, name) for name in ("embed", "q", "k"))
+    padded = torch.cat([rows[6:], torch.zeros(2, 2)])  # of rank 1: a vocabulary is padded to whole ranks
+    assert load_check._compare("embed", padded, embed, 1)
+    with pytest.raises(KimiError, match="did not load as it is stored"):
+        load_check._compare("embed", padded.nan_to_num(), embed, 1)
+    assert not load_check._compare("qkv", torch.zeros(20, 2), q + k + k, 1)  # 8 ranks, 4 keys: each is on two ranks
+
+
 @pytest.mark.parametrize("padded_loading", [True, False], ids=["cpu", "gpu"])
 def test_every_rank_loads_its_blocks_of_mxfp4(
     fused_moe: type[torch.nn.Module], tmp_path: Path, padded_loading: bool

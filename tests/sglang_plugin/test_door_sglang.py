@@ -21,6 +21,7 @@ from sglang.srt.managers.tokenizer_manager import TokenizerManager
 manager = TokenizerManager.__new__(TokenizerManager)
 manager.context_len = 8192
 manager.tokenizer = None
+manager.served_model_name = "kimi"
 door.guard_http_server(lambda *_: None, arguments, manager)
 app = http_server.app
 
@@ -178,6 +179,7 @@ USUAL = dict(host="127.0.0.1", tokenizer_worker_num=1, grpc_port=None, api_key=N
 manager = TokenizerManager.__new__(TokenizerManager)
 manager.context_len = 8192
 manager.tokenizer = None
+manager.served_model_name = "kimi"
 def serve(**arguments):
     door.guard_http_server(lambda *_: None, SimpleNamespace(**{**USUAL, **arguments}), manager)
 

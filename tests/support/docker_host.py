@@ -96,13 +96,13 @@ class Host:
         return bool(found.st_mode >> shift & bit)
 
 
-_ACCEPTED: set[frozenset[str]] = set()  # arguments, by SGLang's parser, whose import takes seconds
+_ACCEPTED: set[str] = set()  # arguments that SGLang's parser, whose import takes seconds, has accepted in this process
 
 
 def _parse_once(launch: Launch) -> None:
-    if (names := frozenset(launch.args)) not in _ACCEPTED:
+    if (args := repr(launch.args)) not in _ACCEPTED:
         require_parsed(launch)
-        _ACCEPTED.add(names)
+        _ACCEPTED.add(args)
 
 
 class DryRun(socketserver.StreamRequestHandler):
