@@ -13,6 +13,7 @@ from rich.table import Table
 
 from ..base.console import table_console
 from ..base.errors import KimiError, UsageError
+from ..base.files import write_atomic
 from ..door.settings import client_key
 from ..engine import startup_check
 from ..engine.client import EngineClient
@@ -42,7 +43,7 @@ def check(
             raise UsageError("no server was named", where="--record", expected="--base-url URL")
         with EngineClient(base_url, client_key(key_file, os.environ)) as client:
             answers = startup_check.recorded(client, startup_check.require_answers(client))
-        record.write_text(json.dumps(answers) + "\n")
+        write_atomic(record, json.dumps(answers) + "\n")
         typer.echo(f'[model]\nrepo = "{model}"\nsha256 = "{weights_digest(model)}"\nanswers = "{record}"')
         return
     report = preflight(model, draft, tp)
