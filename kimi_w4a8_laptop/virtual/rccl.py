@@ -41,15 +41,26 @@ class Gloo:
         self, source: _Pointer, target: _Pointer, count: int, kind: int, op: int, group: dist.ProcessGroup, _: object
     ) -> None:
         read, written = _memory(source, count, kind), _memory(target, count, kind)
-        if op:
-            raise NotImplementedError(f"ncclAllReduce with operation {op} has no stand-in")
+        _require_sum(op)
         launch("ncclAllReduce", lambda: group.allreduce([written.copy_(read)]).wait())
+
+    def ncclReduceScatter(
+        self, source: _Pointer, target: _Pointer, count: int, kind: int, op: int, group: dist.ProcessGroup, _: object
+    ) -> None:
+        parts, written = _memory(source, count * group.size(), kind).chunk(group.size()), _memory(target, count, kind)
+        _require_sum(op)
+        launch("ncclReduceScatter", lambda: group.reduce_scatter([written], [list(parts)]).wait())
 
     def ncclAllGather(
         self, source: _Pointer, target: _Pointer, count: int, kind: int, group: dist.ProcessGroup, _: object
     ) -> None:
         read, parts = _memory(source, count, kind), _memory(target, count * group.size(), kind).chunk(group.size())
         launch("ncclAllGather", lambda: group.allgather([list(parts)], [read]).wait())
+
+
+def _require_sum(op: int) -> None:
+    if op:
+        raise NotImplementedError(f"an NCCL reduction with operation {op} has no stand-in")
 
 
 def _memory(pointer: _Pointer, count: int, kind: int) -> torch.Tensor:

@@ -65,7 +65,7 @@ def test_the_fault_is_noticed_by_name(fault: str, said: dict[str, Any]) -> None:
 def test_tensors_say_cuda_and_the_draw_takes_its_triton_kernel(said: dict[str, Any]) -> None:
     healthy = said["healthy"]
     assert healthy["devices"] == ["cuda:0", "True", "cuda:3"]
-    assert healthy["attended into out"] and healthy["summed over ranks"] == [1.0, 1.0, 1.0]
+    assert healthy["attended into out"] and healthy["summed over ranks"] == [[1.0, 1.0, 1.0], [0.0, 3.0], [6.0, 9.0]]
     assert healthy["draw"] == [True, "torch.int64", ["triton draw_kernel"]]
 
 

@@ -167,7 +167,7 @@ def test_the_load_check_finds_weights_that_the_files_lack(
     load_check.require_as_stored("model.layers.1.mlp.experts", layer)  # weights from no file: nothing to compare
 
 
-# A parameter, how a rank of two cuts it, and the tensors that it is made of.
+# A parameter, how one of two ranks cuts it, and the tensors that it is made of.
 M, A, V, D = "language_model.model.", f"{LAYER[:-13]}.self_attn.", "vision_tower.blocks.0.", "midlayer.self_attn."
 HELD = {
     f"{A}fused_qkv_a_proj_with_mqa.weight": ("whole", f"{A}q_a_proj.weight {A}kv_a_proj_with_mqa.weight"),
@@ -184,7 +184,7 @@ HELD = {
 }
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, 1, 3])  # 3: the last of TP 4 with DP attention 2, whose groups have two ranks
 def test_a_rank_compares_every_parameter_outside_the_experts(
     fused_moe: type[torch.nn.Module], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
 ) -> None:
@@ -199,7 +199,7 @@ def test_a_rank_compares_every_parameter_outside_the_experts(
         shape = (6,) if "bias" in name else (6, 4, 2, 2) if "patch" in name else (6, 4)
         stored |= {one: torch.randn(shape, dtype=torch.bfloat16) for one in names}
         whole = [part for one in names for part in stored[one].chunk(3 if cut == "thirds" else 1)]
-        whole = [one if cut == "whole" else one.chunk(2, int(cut == "columns"))[rank] for one in whole]
+        whole = [one if cut == "whole" else one.chunk(2, int(cut == "columns"))[rank % 2] for one in whole]
         loaded[name] = torch.cat([part[:1] for part in whole] if cut == "thirds" else whole).float()
     save_file(stored, tmp_path / "model.safetensors")
     monkeypatch.setattr(load_check, "_folder", [tmp_path])

@@ -5,8 +5,10 @@ Run by tests/laptop/test_virtual_device.py. Each fault maps to the message that 
 
 from __future__ import annotations
 
+import ctypes
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from kimi_w4a8_laptop import virtual
@@ -17,8 +19,9 @@ import torch  # noqa: E402  (the device is installed first, as in an engine)
 import torch.distributed as dist  # noqa: E402
 
 from kimi_w4a8_eagle3.sampling.draw import Filters, draw  # noqa: E402
-from kimi_w4a8_laptop.virtual import library  # noqa: E402
+from kimi_w4a8_laptop.virtual import library, rccl  # noqa: E402
 
+FLOAT32 = 7  # of nccl.h
 LINKS = ("candidates", "retrive_index", "retrive_next_token", "retrive_next_sibling", "target_predict")
 
 
@@ -51,13 +54,16 @@ def in_capture(action: Callable[[torch.Tensor], object]) -> None:
         action(tensor)
 
 
-def race(second: Callable[[torch.Tensor, torch.cuda.Stream], object]) -> None:
-    """Write on a side stream, then run `second` on the default stream; raise what was noticed."""
+def race(
+    second: Callable[[torch.Tensor, torch.cuda.Stream], object],
+    first: Callable[[torch.Tensor], object] = lambda tensor: tensor.add_(1),
+) -> None:
+    """Run `first` on a side stream, then `second` on the default stream; raise what was noticed."""
     tensor, side = torch.zeros(4, device="cuda"), torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     before = library.report().get("race", {})
     with torch.cuda.stream(side):
-        tensor.add_(1)
+        first(tensor)
     second(tensor, side)
     if new := library.report().get("race", {}).keys() - before.keys():
         raise RuntimeError(f"race: {min(new)}")
@@ -70,18 +76,6 @@ def early_event(tensor: torch.Tensor, side: torch.cuda.Stream) -> None:
         tensor.mul_(2)
     torch.cuda.current_stream().wait_event(event)
     tensor.sum()
-
-
-def overwritten() -> None:
-    """Overwrite what a side stream still reads."""
-    tensor, side = torch.zeros(4, device="cuda"), torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    before = library.report().get("race", {})
-    with torch.cuda.stream(side):
-        tensor.sum()
-    tensor.fill_(3)
-    if new := library.report().get("race", {}).keys() - before.keys():
-        raise RuntimeError(f"race: {min(new)}")
 
 
 def missing_name() -> None:
@@ -142,7 +136,7 @@ FAULTS: dict[str, Callable[[], object]] = {
     "synchronize in a capture": lambda: in_capture(lambda x: torch.cuda.synchronize()),
     "a forgotten wait": lambda: race(lambda x, side: x.sum()),
     "an event recorded too early": lambda: race(early_event),
-    "a buffer overwritten while it is read": overwritten,
+    "a buffer overwritten while it is read": lambda: race(lambda x, side: x.fill_(3), torch.Tensor.sum),
     "a name that AITER lacks": missing_name,
     "greedy_sample into int64": greedy_sample_into_int64,
     "page indices in int64": wide_pages,
@@ -156,6 +150,14 @@ def noticed(fault: Callable[[], object]) -> str:
     except Exception as error:
         return str(error)
     return "not noticed"
+
+
+def scattered(rank: int, unique: ctypes.Structure) -> list[float]:
+    """Return a rank's half of the sum over two ranks, by NCCL's library as SGLang's communicator calls it."""
+    nccl, own = rccl.Gloo(), (torch.arange(4.0) * (rank + 1)).cuda()
+    half, group = torch.zeros(2, device="cuda"), nccl.ncclCommInitRank(2, unique, rank)
+    nccl.ncclReduceScatter(*(ctypes.c_void_p(one.data_ptr()) for one in (own, half)), 2, FLOAT32, 0, group, None)
+    return half.tolist()
 
 
 def healthy() -> dict[str, object]:
@@ -178,6 +180,8 @@ def healthy() -> dict[str, object]:
     summed = torch.ones(3, device="cuda")
     dist.all_reduce(summed)
     dist.broadcast(summed, src=0)
+    with ThreadPoolExecutor(2) as pool:
+        halves = list(pool.map(scattered, range(2), [rccl.Gloo().ncclGetUniqueId()] * 2))
 
     library.reset()
     x = torch.full((3,), 2.0, device="cuda")
@@ -201,7 +205,7 @@ def healthy() -> dict[str, object]:
         "after a wait": noticed(lambda: race(lambda x, side: (torch.cuda.current_stream().wait_stream(side), x.sum()))),
         "replayed": replayed,
         "attended into out": attended,
-        "summed over ranks": summed.tolist(),
+        "summed over ranks": [summed.tolist(), *halves],
         "counted": counted,
     }
 
