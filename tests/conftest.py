@@ -105,6 +105,7 @@ LONG = (
 LOCK = pytest.StashKey[IO[str]]()  # of the run's folder
 _NEEDS = "the extra `kernels`: FlyDSL and a linker"
 _SLOWEST = 10
+_FROZEN = Counter[str]()  # modules that were imported when garbage was last told from what stays
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -125,6 +126,14 @@ def pytest_collection_finish() -> None:
     """From here on there is garbage, but none among the modules."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call() -> None:
+    """Nor are those that a test imported late: hypothesis collects garbage in every thread, for seconds in all."""
+    if len(sys.modules) > _FROZEN["modules"] + 100:
+        gc.freeze()
+        _FROZEN["modules"] = len(sys.modules)
 
 
 @pytest.hookimpl(tryfirst=True)
