@@ -11,8 +11,9 @@ import torch
 from kimi_w4a8_eagle3.machine.hardware import gpu_by_name
 from kimi_w4a8_eagle3.moe.contract import MoeShape
 from kimi_w4a8_eagle3.quark.packing import MAX_SHIFT
+from kimi_w4a8_eagle3.quark.weight_format import MXFP4
 
-from .account.moe_time import ours
+from .account.moe_time import CACHE_TB_S, SMALL_TB_S, SMALL_US, ours
 
 ROWS, K, INTER, TOKENS = 512, 7168, 256, 10240
 # Clocks of vector operations and of issuing matrix instructions by the matrix unit's 256 of a tile with 64 rows, TP 8:
@@ -45,24 +46,23 @@ def shares(exponents: torch.Tensor) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    """Print shares and modelled times of the distributions."""
-    shape = MoeShape(384, K, INTER, 8)
-    int4 = {kernel.name: kernel.us for kernel in ours(gpu_by_name("mi325x"), shape, TOKENS)}
-    print(f"INT4: {sum(int4.values()):.0f} us")
-    print("distribution     K 7,168: shifted   again   K 256: shifted   again   us      of INT4")
+    """Print shares and modelled times of the distributions, and the least time of a layer in two parts, in Triton."""
+    gpu, mxfp4 = gpu_by_name("mi325x"), MoeShape(384, K, INTER, 8, weights=MXFP4)
+    int4 = {kernel.name: kernel.us for kernel in ours(gpu, MoeShape(384, K, INTER, 8), TOKENS)}
+    print(f"INT4: {(total := sum(int4.values())):.0f} us\nK 7,168: shifted, again; K 256: the same; us; of INT4")
     names = "Gaussian, Laplace, t 5, t 4, t 3, outliers, log-normal 0.5, log-normal 0.9, log-normal 1"
     for name in names.split(", "):
         exponents = weights(name).abs().view(ROWS, -1, 32).amax(-1).log2().floor()
         found = {"stage1": shares(exponents), "stage2": shares(exponents.view(-1, INTER // 32))}
-        us = sum(int4.values()) + SHORT_BLOCKS_US
+        us = total + SHORT_BLOCKS_US
         for stage, (shifted, again, converted) in found.items():
-            vector = (
-                NEAR[stage] + SHIFTED * shifted + AGAIN * again + (CONVERTED * converted if stage == "stage2" else 0)
-            )
+            vector = NEAR[stage] + SHIFTED * shifted + AGAIN * again + (stage == "stage2") * CONVERTED * converted
             us += (int4[stage] - LAUNCHES_US[stage]) * (max(vector, 1 + again) - 1)
-        (first, second, _), (third, fourth, _) = found.values()
-        ratio = us / sum(int4.values())
-        print(f"{name:<17}{first:>16.1%}{second:>8.1%}{third:>17.1%}{fourth:>8.1%}{us:>8,.0f}{ratio:>9.2f}")
+        print(f"{name:15}", *(f"{at[0]:>9.1%}{at[1]:>7.1%}" for at in found.values()), f"{us:>7,.0f}{us / total:>9.2f}")
+    for tokens in (8, 40, 160, TOKENS):  # torch adds the parts: 35 launches, and 44 bytes for each sum of a part
+        us = 2 * sum(kernel.us for kernel in ours(gpu, mxfp4, tokens) if "stage" in kernel.name) + 35 * SMALL_US
+        low, high = (us + 88e-6 * tokens * 8 * (2 * INTER + K) / rate for rate in (CACHE_TB_S, SMALL_TB_S))
+        print(f"{tokens:,} tokens in two parts: {low:,.0f} to {high:,.0f} us")
 
 
 if __name__ == "__main__":
