@@ -22,7 +22,6 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import httpx
 import psutil
@@ -30,6 +29,7 @@ import typer
 
 from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
+from kimi_w4a8_lab.accuracy.vendor_checks import Body
 from proof.fuzz.resources import NO_KERNEL_CACHE
 
 CONTEXT = 262_144  # Kimi's
@@ -37,7 +37,6 @@ _LINE = "The quick brown fox, jumped over 13 lazy dogs; and then (slowly) it wen
 _CHAT = "/v1/chat/completions"
 MODEL = "kimi-k2.5-tiny"
 _LONG = {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}  # the built-in model has 65,536
-Body = dict[str, Any]
 app = typer.Typer(add_completion=False, help=__doc__)
 
 

@@ -24,8 +24,6 @@ from .options import KEY_FILE
 _MOST_ROUNDS = 32  # rounds of calls and results per question
 _REQUEST = {"stream_options": {"include_usage": True}, "return_spec_tokens_details": True}
 
-Message = dict[str, Any]
-
 
 @dataclass
 class Screen:
@@ -69,7 +67,7 @@ def status(reply: Reply, seconds: float) -> str:
     return ", ".join(filter(None, parts))
 
 
-def answer(client: EngineClient, messages: list[Message], settings: Message, screen: Screen) -> str:
+def answer(client: EngineClient, messages: list[dict[str, Any]], settings: dict[str, Any], screen: Screen) -> str:
     """Let the model answer, run its tool calls until it stops calling, append all to `messages`, and return the text.
 
     settings: fields of every request, with `tools` if the model may call the calculator.
@@ -111,10 +109,10 @@ def chat(
     Answers are streamed, thinking is dimmed, and tool calls run.
     """
     console = Console(highlight=False)
-    settings: Message = {"temperature": temperature, "max_tokens": max_tokens}
+    settings: dict[str, Any] = {"temperature": temperature, "max_tokens": max_tokens}
     settings |= {"chat_template_kwargs": {"thinking": False}} if no_thinking else {}
     settings |= {} if no_tools else {"tools": [calculator.declaration()]}
-    messages: list[Message] = [{"role": "system", "content": system}] if system else []
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     with EngineClient(base_url.rstrip("/").removesuffix("/v1"), client_key(api_key_file, os.environ)) as client:
         for asked in _questions(question, console, client.model_name):
             before = len(messages)

@@ -1,19 +1,15 @@
-"""AMD Quark's entry in config.json, `quantization_config`: the format of the weights, and the modules without one."""
+"""Format of the weights in AMD Quark's entry in config.json, `quantization_config`."""
 
 from __future__ import annotations
 
-import fnmatch
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from ..base.errors import KimiError
 from .weight_format import INT4, MXFP4, WeightFormat
 
 _GLOB_CHARACTERS = "*?["
-_WRAPPER_PREFIX = "language_model."
 
 
 class TensorQuant(BaseModel):
@@ -64,34 +60,6 @@ class LayerQuant(BaseModel):
         return None
 
 
-class QuarkExport(BaseModel):
-    pack_method: str | None = None
-
-
-class QuantizationConfig(BaseModel):
-    """The `quantization_config` of config.json; fields that no check needs are ignored."""
-
-    quant_method: str = ""
-    format: str | None = None
-    global_quant_config: LayerQuant | None = None
-    layer_quant_config: dict[str, LayerQuant] | None = None
-    exclude: list[str] | None = None
-    export: QuarkExport | None = None
-
-    @property
-    def weight_format(self) -> WeightFormat | None:
-        """The format of layers without an entry of their own, or None if the kernels do not compute it."""
-        return (
-            self.global_quant_config.weight_format
-            if self.quant_method == "quark" and self.global_quant_config
-            else None
-        )
-
-    def excludes(self) -> ExcludeRules:
-        """Return the exclude list compiled for many lookups."""
-        return ExcludeRules(self.exclude or [])
-
-
 def weight_format(config: Mapping[str, Any]) -> WeightFormat | None:
     """Return the format of the weights, or None for a config of another kind, whatever its fields.
 
@@ -105,50 +73,6 @@ def weight_format(config: Mapping[str, Any]) -> WeightFormat | None:
         return None
 
 
-def quantization_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the `quantization_config`, at the top or in `text_config`."""
-    text = config.get("text_config")
-    found = config.get("quantization_config") or (text.get("quantization_config") if isinstance(text, dict) else None)
-    return found if isinstance(found, dict) else None
-
-
-def is_packed_int4(quantization: dict[str, Any]) -> bool:
-    """Return True for compressed-tensors' symmetric INT4 in groups, the format of moonshotai/Kimi-K2.5."""
-    groups = quantization.get("config_groups")
-    weights = [group.get("weights") or {} for group in groups.values()] if isinstance(groups, dict) else []
-    return (
-        quantization.get("quant_method") == "compressed-tensors"
-        and quantization.get("format") == "pack-quantized"
-        and bool(weights)
-        and all(w.get("num_bits") == 4 and w.get("type") == "int" and w.get("symmetric") for w in weights)
-    )
-
-
 def is_glob(entry: str) -> bool:
     """Return True if an entry of an exclude list is a glob, neither a plain name nor a `re:` pattern."""
     return not entry.startswith("re:") and any(character in entry for character in _GLOB_CHARACTERS)
-
-
-class ExcludeRules:
-    """The modules that a Quark `exclude` list leaves unquantized.
-
-    An entry is a module name, a `re:` pattern (matched from the start of the name, as SGLang and vLLM do) or a glob (as
-    Quark itself matches). A multimodal wrapper's prefix `language_model.` may be present or absent on both sides.
-    """
-
-    def __init__(self, patterns: list[str]) -> None:
-        self._names = {p.removeprefix(_WRAPPER_PREFIX) for p in patterns if not p.startswith("re:")}
-        globs = [fnmatch.translate(p) for p in self._names if is_glob(p)]
-        try:
-            regexes = [re.compile(p[3:]).pattern for p in patterns if p.startswith("re:")]
-        except re.error as error:
-            raise KimiError(
-                f"exclude pattern is not a regular expression: {error}", expected="Python syntax after 're:'"
-            ) from error
-        self._pattern = re.compile("|".join(f"(?:{p})" for p in globs + regexes)) if globs or regexes else None
-
-    def __contains__(self, module: str) -> bool:
-        short = module.removeprefix(_WRAPPER_PREFIX)
-        if short in self._names:
-            return True
-        return self._pattern is not None and bool(self._pattern.match(module) or self._pattern.match(short))

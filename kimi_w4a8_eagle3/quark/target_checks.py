@@ -17,8 +17,8 @@ import numpy as np
 
 from ..base.errors import KimiError
 from ..base.finding import Finding, Severity
-from .config import ModelConfig, TextShape
-from .quantization import QuantizationConfig, is_glob
+from .config import ModelConfig, QuantizationConfig, TextShape
+from .quantization import is_glob
 from .safetensors_header import Checkpoint, TensorInfo
 from .weight_format import INT4, MXFP4, NIBBLES_PER_WORD, WeightFormat
 

@@ -23,8 +23,7 @@ from ..machine.aiter_regime import Regime
 from ..machine.hardware import Gpu
 from ..machine.page_guard import KvShape, PagedKernel, kv_shape, paged_kernels
 from ..machine.pool import Budget, PoolDecision, decide
-from ..quark.config import draft_shape
-from ..quark.quantization import is_packed_int4, quantization_of
+from ..quark.config import draft_shape, is_packed_int4, quantization_of
 from ..quark.safetensors_header import read_json
 from .arguments import attention_tp, number
 from .schema import ArgValue, Recipe

@@ -13,8 +13,7 @@ from packaging.version import Version
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.installed import not_installed
 from kimi_w4a8_eagle3.base.next_step import pip_install
-from kimi_w4a8_eagle3.quark.config import MHA_DRAFT, MLA_DRAFT
-from kimi_w4a8_eagle3.quark.quantization import is_packed_int4, quantization_of
+from kimi_w4a8_eagle3.quark.config import MHA_DRAFT, MLA_DRAFT, is_packed_int4, quantization_of
 from kimi_w4a8_eagle3.quark.safetensors_header import Checkpoint, TensorInfo, read_checkpoint, read_json
 
 QUARK_MINIMUM = "0.13"

@@ -34,7 +34,6 @@ from ..tiny.problems import problems
 from ..tiny.tokenizer import load_tokenizer
 from ..tiny.train_draft import acceptance
 
-Tokens = list[tuple[int, ...]]
 MAX_TOKENS, CONCURRENCY, SEED, DRAFT_TOKENS = 192, 8, 6, 4
 
 
@@ -59,7 +58,7 @@ def answered(name: str, folder: Path, count: int) -> str:
     return f"{name}: {right} of {count} right ({right / count:.1%}){length}"
 
 
-def served(name: str, settings: tuple[str, ...], questions: list[str], log: Path) -> tuple[Tokens, str]:
+def served(name: str, settings: tuple[str, ...], questions: list[str], log: Path) -> tuple[list[tuple[int, ...]], str]:
     """Return the greedy answers of a server, and a line with the accept length that its counters give."""
     with (
         Target(recipe="tiny", settings=settings).running(log, print) as server,

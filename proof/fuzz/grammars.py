@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import re
 from itertools import count
-from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-Schema = dict[str, Any]
+from proof.structured.schemas import Schema
 
 _CONSTANT = re.compile(r'"const": \d+')
 _LARGEST = 2**15  # characters of a schema's part, with all its copies

@@ -13,10 +13,8 @@ import numpy as np
 from .errors import UnknownInstruction
 from .operands import Operand, Reader, parse_operand, reader, writer
 from .parser import Instruction, Kernel
-from .state import PARTIAL, PENDING, READY, Array, Waves
+from .state import PARTIAL, PENDING, READY, Array, Step, Waves
 from .valu import check_modifiers, source_readers
-
-Step = Callable[[Waves], object]
 
 _CONDITIONS: dict[str, Callable[[Array, Array], Array]] = {
     "lt": lambda a, b: a < b,

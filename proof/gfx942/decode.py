@@ -19,11 +19,9 @@ from .packed import decode_packed
 from .parser import Instruction, Kernel
 from .salu import branch_condition, decode_salu
 from .smem import decode_smem
-from .state import Array, Waves
+from .state import Array, Step, Waves
 from .valu import decode_valu
 from .vmem import decode_vmem
-
-Step = Callable[[Waves], object]
 
 # Instructions that change no state that the interpreter models: timing and priorities.
 _NO_EFFECT = {"s_nop", "s_sleep", "s_setprio"}

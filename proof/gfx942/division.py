@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from .errors import UnknownInstruction
 from .numeric import exponent_f32, fma_to_odd, is_denormal
 from .operands import Operand, parse_operand, reader, writer
 from .parser import Instruction, Kernel
-from .state import VCC, Waves
+from .state import VCC, Step, Waves
 from .valu import check_modifiers
-
-Step = Callable[[Waves], object]
 
 
 def decode_division(instruction: Instruction, kernel: Kernel) -> Step | None:

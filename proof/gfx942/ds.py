@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import numpy as np
 
@@ -11,11 +10,10 @@ from .context import Context
 from .errors import UndefinedRead, UnknownInstruction
 from .operands import Operand, parse_operand, reader
 from .parser import Instruction, Kernel
-from .state import LANES, PENDING, Array, Waves
+from .state import LANES, PENDING, Array, Step, Waves
 from .valu import check_modifiers
 from .waits import Outstanding
 
-Step = Callable[[Waves], object]
 _PLAIN = re.compile(r"^ds_(read|write)_([bu])(8|16|32|64|96|128)$")
 _TWO = re.compile(r"^ds_(read|write)2(st64)?_b(32|64)$")
 

@@ -9,10 +9,8 @@ import numpy as np
 from .errors import UnknownInstruction
 from .operands import Operand, parse_operand, reader, scalar_reader, writer
 from .parser import Instruction, Kernel
-from .state import LANES, PARTIAL, PENDING, Array, Waves
+from .state import LANES, PARTIAL, PENDING, Array, Step, Waves
 from .valu import check_modifiers
-
-Step = Callable[[Waves], object]
 
 
 def decode_lane_access(instruction: Instruction, kernel: Kernel) -> Step | None:

@@ -17,10 +17,9 @@ from .errors import UnknownInstruction
 from .numeric import bf16_to_f32
 from .operands import Operand, constant_bits, parse_operand
 from .parser import Instruction, Kernel
-from .state import Array, Waves
+from .state import Array, Step, Waves
 from .valu import check_modifiers
 
-Step = Callable[[Waves], object]
 _NAME = re.compile(r"^v_mfma_([if]32)_(16|32)x(?:16|32)x(\d+)_(i8|bf16)$")
 _SHAPES = {"i8": {(16, 32), (32, 16)}, "bf16": {(16, 16)}}
 _ELEMENT_BYTES = {"i8": 1, "bf16": 2}

@@ -5,18 +5,14 @@ For each source op_sel_hi says whether it is a float32 (0) or a half (1), and op
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from .errors import UnknownInstruction
 from .numeric import fma_f32
 from .operands import Operand, Reader, parse_operand, reader
 from .parser import Instruction, Kernel
-from .state import Waves
+from .state import Step
 from .valu import check_modifiers
-
-Step = Callable[[Waves], object]
 
 
 def decode_mix(instruction: Instruction, kernel: Kernel) -> Step | None:

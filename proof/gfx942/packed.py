@@ -14,11 +14,8 @@ from .errors import UnknownInstruction
 from .numeric import fma_f32
 from .operands import DTYPES, Operand, Reader, constant_bits, parse_operand, reader
 from .parser import Instruction, Kernel
-from .state import Array, Waves
+from .state import Array, Step, Waves
 from .valu import check_modifiers
-
-Step = Callable[[Waves], object]
-
 
 _F32: dict[str, Callable[..., Array]] = {
     "v_pk_add_f32": lambda a, b: a + b,

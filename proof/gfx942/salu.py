@@ -12,9 +12,8 @@ import numpy as np
 from .errors import UnknownInstruction
 from .operands import DTYPES, Operand, parse_operand, scalar_reader, width
 from .parser import Instruction, Kernel
-from .state import EXEC, VCC, Array, Waves
+from .state import EXEC, VCC, Array, Step, Waves
 
-Step = Callable[[Waves], object]
 u32, u64, i64 = np.uint32, np.uint64, np.int64
 
 # name -> (source types, result type, function, how SCC is set: "" not, "nonzero", or "pair" = function gives it)

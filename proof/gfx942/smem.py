@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import numpy as np
 
@@ -11,11 +10,9 @@ from .context import Context
 from .errors import UnknownInstruction
 from .operands import parse_operand, scalar_reader
 from .parser import Instruction, Kernel
-from .state import Array, Waves
+from .state import Array, Step, Waves
 from .valu import check_modifiers
 from .waits import Outstanding
-
-Step = Callable[[Waves], object]
 
 
 def decode_smem(instruction: Instruction, kernel: Kernel, context: Context) -> Step | None:

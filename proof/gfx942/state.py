@@ -9,6 +9,7 @@ mask), PENDING (a memory instruction writes it and was not waited for).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -257,3 +258,6 @@ def require_register(register: int, count: int, limit: int, kind: str) -> None:
     """Raise unless [register, register + count) lies within the `limit` allocated registers."""
     if register + count > limit:
         raise OutOfBounds(f"{kind}{register + count - 1} is used, but the kernel allocates {limit}")
+
+
+Step = Callable[[Waves], object]  # an instruction, decoded

@@ -10,10 +10,9 @@ from .errors import UnknownInstruction
 from .lanes import apply_dpp, sdwa_reader, sdwa_writer
 from .operands import Operand, Reader, parse_operand, reader, writer
 from .parser import Instruction, Kernel
-from .state import READY, Array, Waves
+from .state import READY, Array, Step, Waves
 from .valu_ops import OPS, SATURATED, Op
 
-Step = Callable[[Waves], object]
 _COPIES = {"v_mov_b32", "v_mov_b64"}
 _ACCUMULATE = {"v_fmac_f32": "v_fma_f32"}
 _WITH_LITERAL = {"v_fmamk_f32"}

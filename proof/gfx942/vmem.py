@@ -6,7 +6,6 @@ A result becomes readable only after the s_waitcnt for it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import numpy as np
 
@@ -15,11 +14,10 @@ from .context import ActiveLanes, Context
 from .errors import UnknownInstruction
 from .operands import Operand, parse_operand
 from .parser import Instruction, Kernel
-from .state import Array, Waves
+from .state import Array, Step, Waves
 from .valu import check_modifiers
 from .waits import Outstanding
 
-Step = Callable[[Waves], object]
 _NAME = re.compile(r"^(buffer|global)_(load|store)_(\w+)$")
 _BYTES = {"ubyte": 1, "byte": 1, "ushort": 2, "short": 2, "dword": 4, "dwordx2": 8, "dwordx3": 12, "dwordx4": 16}
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from support.repository import ROOT
 
 from kimi_w4a8_eagle3.machine.hardware import Device, Machine
 from kimi_w4a8_lab.accept.claims import CLAIMS, page, settled, write_bundle
@@ -20,7 +21,6 @@ from kimi_w4a8_lab.report.page import write_page
 from kimi_w4a8_lab.speed.single import Texts
 from kimi_w4a8_lab.speed.workloads import load_workload
 
-ROOT = Path(__file__).parents[2]
 MI325X = Machine((Device("gfx942", 304, "0000:01:00.0", 0, 256 << 30),) * 8)
 PASSED = StageResult("well", figures=[Figure("TPOT median", 27.4, "ms", published=27.41)])
 FAILED = StageResult("<b>a GPU fell off", Verdict.FAIL)

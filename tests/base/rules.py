@@ -30,6 +30,7 @@ READERS = {
 }  # fmt: skip
 READERS |= {"index", "search", "match", "fullmatch", "findall", "finditer", "compile", "fnmatch", "fnmatchcase"}
 NAMED = {"namedtuple", "NamedTuple", "TypedDict", "NewType", "Enum", "make_dataclass", "create_model", "type"}
+ALIAS = re.compile("[A-Z][a-z]")  # a class's name; a constant has capitals alone
 OPENING = re.compile(
     r"(?i:(What|Who|Whom|Whose|Whether|Which|Where|When|How|Why|Of|That|As|If|Is|Are|Can)\b|[^.`]*\w\?( |$))"
 )
@@ -138,6 +139,19 @@ def classes(text: str) -> tuple[str, ...]:
             ) | ast.AnnAssign(ast.Name(name), value=ast.Call(func=ast.Name(maker) | ast.Attribute(attr=maker))):
                 names += [name] if maker in NAMED else []
     return tuple(name for name in names if not name.startswith("_"))
+
+
+def type_alias(sources: Sources) -> Iterator[str]:
+    """A type alias is defined once."""
+    defined = dict[tuple[str, str], str]()
+    for path, text in python(sources, tests=True):
+        for node in nodes(text)[0].body:
+            match node:
+                case ast.Assign(targets=[ast.Name(name)], value=ast.Subscript() | ast.BinOp() as value) | ast.AnnAssign(
+                    ast.Name(name), value=ast.Subscript() | ast.BinOp() as value
+                ) if ALIAS.match(name):
+                    if (other := defined.setdefault((name, ast.unparse(value)), path)) != path:
+                        yield f"{path}: the alias {name} is in {other}, too"
 
 
 def module_name(sources: Sources) -> Iterator[str]:
@@ -366,6 +380,7 @@ RULES: dict[str, Rule] = {
     "circle": circle,
     "light": light,
     "class-name": class_name,
+    "type-alias": type_alias,
     "module-name": module_name,
     "late-import": each_file(late_import, only=packages.SHIPPED),
     "map": on_the_map,

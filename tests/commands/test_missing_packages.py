@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.repository import ROOT
 
 from kimi_w4a8_eagle3.base.installed import failed_import
 from kimi_w4a8_eagle3.base.run_dir import RECORD, record, write_json
@@ -22,7 +23,6 @@ from kimi_w4a8_lab.speed.runs import RunResult
 from kimi_w4a8_lab.speed.workloads import load_workload
 from kimi_w4a8_laptop import tiny
 
-ROOT = Path(__file__).parents[2]
 SUPPORT = ROOT / "tests" / "support"
 PROGRAM = SUPPORT / "verbs.py"
 ONLY_EXTRAS = SUPPORT / "only_extras"  # its sitecustomize.py hides the other packages

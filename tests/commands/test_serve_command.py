@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from support.repository import ROOT
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.base.errors import KimiError
@@ -17,8 +18,6 @@ from kimi_w4a8_eagle3.machine.aiter_regime import Regime
 from kimi_w4a8_eagle3.machine.hardware import Machine
 from kimi_w4a8_eagle3.recipe import launch as rendering
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve, with_settings
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)

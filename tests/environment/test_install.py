@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.repository import ROOT
 
 from kimi_w4a8_eagle3.base.toml import tomllib
 from kimi_w4a8_eagle3.doctor.software import SGLANG_NEWEST, SGLANG_PINNED
 
-ROOT = Path(__file__).parents[2]
 INSTALL = ROOT / "requirements/install.sh"
 AWAY = "http://127.0.0.1:9/simple"  # the port of `discard`: no service of today listens there
 TOOLS = [

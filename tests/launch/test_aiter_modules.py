@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from standin_rocm import import_little, write_rocm
+from support.repository import ROOT
 
-ROOT = Path(__file__).parents[2]
 AITER = Path(os.environ.get("AITER_SITE", f"{sys.prefix}/compat/amd-aiter"))  # requirements/install.sh puts it there
 pytestmark = pytest.mark.skipif(not (AITER / "aiter").is_dir(), reason="no amd-aiter: requirements/install.sh has it")
 

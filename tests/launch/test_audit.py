@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from support.loopback import answering
+from support.repository import ROOT
 
-ROOT = Path(__file__).parents[2]
 PIP_AUDIT = Path(sys.executable).parent / "pip-audit"
 FLAW = {
     "id": "OSV-2026-1",

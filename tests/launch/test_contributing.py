@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support.repository import ROOT
 
 import kimi_w4a8_eagle3
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / ".ci" / "commits"
 IDENTITY = {f"GIT_{role}_{what}": "a@b" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
 WRONG = {

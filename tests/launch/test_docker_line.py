@@ -10,10 +10,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support.repository import ROOT
 
 from kimi_w4a8_eagle3.base.errors import KimiError, on_host
 
-ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "launch"
 RUN = LAUNCH / "docker-run.sh"
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

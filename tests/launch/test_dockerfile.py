@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from support.repository import ROOT
 
 from kimi_w4a8_eagle3.doctor.software import SGLANG_PINNED
 
-ROOT = Path(__file__).parents[2]
 HADOLINT = shutil.which("hadolint", path=f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin")
 
 

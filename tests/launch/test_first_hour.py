@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from support.repository import ROOT
 
 
 def test_every_problem_names_its_tests() -> None:

@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support.repository import ROOT
 
-ROOT = Path(__file__).parents[2]
 HERE = ["--base-url", "http://127.0.0.1:9527"]
 CASES = [
     (["bench/con2.sh"], ["bench", "con2", *HERE]),

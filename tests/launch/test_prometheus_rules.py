@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import yaml
 from support.prometheus import needs_prometheus
+from support.repository import ROOT
 
 from kimi_w4a8_eagle3.recipe.launch import load_recipe
 from kimi_w4a8_lab.speed import published
 
-ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "launch" / "prometheus"
 RULES = PROMETHEUS / "rules" / "kimi.rules.yml"
 GROUPS: dict[str, list[dict[str, Any]]] = {

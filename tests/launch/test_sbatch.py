@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import typer
+from support.repository import ROOT
 
 from kimi_w4a8_eagle3.cli import app
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "launch/slurm/kimi.sbatch"
 
 

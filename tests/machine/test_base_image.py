@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.machines import OF_THE_BASE, base_record, check, mi325x, write
+from support.repository import ROOT
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.finding import Finding, Severity
@@ -26,7 +27,6 @@ from kimi_w4a8_eagle3.machine.hardware import (
 )
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
 
-ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "launch/docker/record_base.py"
 DIGEST = "sha256:" + "0" * 64
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from kimi_w4a8_eagle3.quark import weight_format as formats
-from kimi_w4a8_eagle3.quark.config import TextShape, read_model_config
-from kimi_w4a8_eagle3.quark.quantization import ExcludeRules, weight_format
+from kimi_w4a8_eagle3.quark.config import ExcludeRules, TextShape, read_model_config
+from kimi_w4a8_eagle3.quark.quantization import weight_format
 
 FP8 = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_dynamic": False}
 INT4 = {"dtype": "int4", "qscheme": "per_channel", "ch_axis": 0, "is_dynamic": False}

@@ -1,11 +1,11 @@
 """Repetition, speed-up curves, published verdicts and the machine model: the arithmetic behind a report."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.every_page import Copies
 from support.repetitions import repetition
 
 from kimi_w4a8_eagle3.base.errors import KimiError
@@ -22,8 +22,6 @@ from kimi_w4a8_lab.speed.repetition import WARN_ABOVE, measure, repeated_share
 from kimi_w4a8_lab.speed.runs import Cell, Run
 from kimi_w4a8_lab.speed.statistics import METRICS, Interval, Repetition
 from proof import pictures
-
-Copies = Callable[..., Run]
 
 
 def test_repeated_text_differs_from_prose() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from support.every_page import Copies
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.base.errors import KimiError
@@ -28,7 +29,6 @@ from kimi_w4a8_lab.speed.single import recorded
 from kimi_w4a8_lab.speed.statistics import METRICS, Interval
 from kimi_w4a8_lab.speed.workloads import load_workload
 
-Copies = Callable[..., Run]
 PANELS = ("tpot_median_ms", "output_throughput_tok_s", "tpot_p99_ms", "itl_median_ms", "ttft_median_ms")
 
 

@@ -1,10 +1,10 @@
 """A sweep: its commands, what a resumed run repeats, the speed-up by shape, and the files in InferenceX's form."""
 
 import json
-from collections.abc import Callable
 
 import pytest
 from pydantic import ValidationError
+from support.every_page import Copies
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.base.errors import KimiError
@@ -21,8 +21,6 @@ from kimi_w4a8_lab.speed.runs import Run, read_run
 from kimi_w4a8_lab.speed.single import left, recorded, seeded
 from kimi_w4a8_lab.speed.statistics import Interval
 from kimi_w4a8_lab.speed.workloads import Workload, load_workload, with_changes
-
-Copies = Callable[..., Run]
 
 
 def test_the_matrix_is_printed_as_commands() -> None:

@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 from support.pictures import noise, picture
 
-Body = dict[str, Any]
+from kimi_w4a8_lab.accuracy.vendor_checks import Body
+
 _WORDS = ("a file", "größer", "<b>", "two\nlines", '{"x": 1}', "日本語", "  spaces  ", "\\n", "end.")
 _PARAMETERS = {"type": "object", "properties": {"value": {}}}
 _NAMES = ("read", "write_file", "search")

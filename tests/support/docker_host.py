@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.repository import ROOT
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.base.errors import KimiError
@@ -26,7 +27,6 @@ from kimi_w4a8_eagle3.commands import serve as serve_command
 from kimi_w4a8_eagle3.fleet.checks import require_parsed
 from kimi_w4a8_eagle3.recipe.launch import Launch
 
-ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "launch"
 RUN = LAUNCH / "docker-run.sh"
 FAKES = ROOT / "tests/launch"
