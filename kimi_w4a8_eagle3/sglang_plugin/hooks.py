@@ -26,6 +26,7 @@ from ..base.errors import KimiError, or_end
 from ..gates import read_gates
 
 if TYPE_CHECKING:
+    from prometheus_client import Counter
     from sglang.srt.plugins.hook_registry import HookRegistry
 
 logger = logging.getLogger(__name__)
@@ -84,6 +85,14 @@ class Feature:
             return function
 
         return declare
+
+
+@cache
+def counter(name: str, text: str, *labels: str) -> Counter:
+    """Return the counter of this name, made at its first use."""
+    from prometheus_client import Counter  # it reads its environment when imported, and SGLang sets that late
+
+    return Counter(name, text, labels)
 
 
 def register(registry: type[HookRegistry], features: Iterable[Feature]) -> None:

@@ -5,15 +5,9 @@
 
 from __future__ import annotations
 
-from functools import cache
-from typing import TYPE_CHECKING
-
 import torch
 
-from .hooks import Feature
-
-if TYPE_CHECKING:
-    from prometheus_client import Counter
+from .hooks import Feature, counter
 
 FEATURE = Feature("the count of NaN logits", remove_when="SGLang has a metric for logits that are NaN")
 
@@ -44,11 +38,5 @@ _rows = _Rows()
 @FEATURE.before("sglang.srt.utils.async_probe.sanitize_nan_logits")
 def count(logits: torch.Tensor, *_: object, **__: object) -> None:
     """Add the rows with a NaN to the metric, in each rank."""
-    _counter().inc(_rows.add(logits))
-
-
-@cache
-def _counter() -> Counter:
-    from prometheus_client import Counter  # it reads its environment when imported, and SGLang sets that late
-
-    return Counter("kimi_nan_logits_total", "Rows of logits that held a NaN, over all ranks.")
+    found = counter("kimi_nan_logits_total", "Rows of logits that held a NaN, over all ranks.")
+    found.inc(_rows.add(logits))

@@ -7,11 +7,11 @@ failure is forgotten only after a pass of the same mode that held all that the f
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING
 
+from .hooks import counter
+
 if TYPE_CHECKING:
-    from prometheus_client import Counter
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 
 
@@ -70,12 +70,6 @@ def _features(req: Req) -> set[str]:
 
 def count(requests: int, place: str, error: Exception) -> None:
     """Add requests that ended by an error to the metric."""
-    _counter().labels(place=place, error=type(error).__name__).inc(requests)
-
-
-@cache
-def _counter() -> Counter:
-    from prometheus_client import Counter  # it reads its environment when imported, and SGLang sets that late
-
     text = "Requests that ended by an error inside the engine, by place (prefill, verify, ...) and type of the error."
-    return Counter("kimi_failed_requests_total", text, ["place", "error"])
+    found = counter("kimi_failed_requests_total", text, "place", "error")
+    found.labels(place=place, error=type(error).__name__).inc(requests)

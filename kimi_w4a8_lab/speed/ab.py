@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kimi_w4a8_eagle3.base.errors import UsageError
-from kimi_w4a8_eagle3.base.installed import require
-from kimi_w4a8_eagle3.base.run_dir import new_run_dir
 from kimi_w4a8_eagle3.recipe.schema import VARIANTS, load_recipe
 
 from ..base.server_under_test import Say, Target
-from .single import Texts, left, measure_points, prepared, recorded, require_usable, seeded
+from .single import Texts, measured
 from .workloads import Workload
 
 
@@ -56,31 +54,9 @@ class Plan:
 
 
 def ab(plan: Plan, texts: Texts, runs: Path, say: Say, resume: Path | None = None) -> Path:
-    """Measure all sides and return the run directory. Raises KimiError and keeps finished measurements.
-
-    resume: the directory of a run to finish. A server starts only if one of its points is missing.
-    """
-    require("sglang")
-    with prepared(texts, plan.workloads) as place:
-        for side in plan.sides:
-            side.check()
-        sides = {side.name: side for side in plan.sides}
-        folder = resume or new_run_dir("ab-" + "-".join(sides).replace(":", "-"), runs)
-        datasets = {}
-        for workload in plan.workloads:
-            (folder / workload.name).mkdir(exist_ok=True)
-            datasets[workload.name] = place(workload, folder / workload.name)
-    with recorded(folder, "ab", sides, say, plan.workloads, resume is not None) as run:
-        for number, (side, repetitions) in enumerate(plan.blocks()):
-            if not left(run, side.name, plan.workloads, repetitions):
-                continue
-            with side.running(folder / f"server-{number}.log", say) as server:
-                for repetition in repetitions:
-                    for workload in plan.workloads:
-                        fresh, dataset = seeded(workload, repetition), datasets[workload.name]
-                        measure_points(server, fresh, dataset, run, say, repetition, examine=repetition == 0)
-    require_usable(run)
-    return folder
+    """Measure all sides and return the run directory: see `measured`."""
+    name = "-".join(side.name for side in plan.sides).replace(":", "-")
+    return measured("ab", name, plan.blocks(), plan.workloads, texts, runs, say, resume)
 
 
 def with_and_without(recipe: str) -> list[str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from shutil import move
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Literal
 
 from kimi_w4a8_eagle3.base.errors import KimiError
@@ -40,47 +41,57 @@ class Texts:
 def bench(
     workload: Workload, texts: Texts | Replay, target: Target, runs: Path, say: Say, resume: Path | None = None
 ) -> Path:
-    """Measure the target and return the run directory. resume: the directory of a run to finish.
+    """Measure the target once and return the run directory: see `measured`."""
+    return measured("bench", workload.name, [(target, [0])], [workload], texts, runs, say, resume)
 
-    Raises KimiError and keeps finished measurements, marked incomplete.
+
+def measured(
+    kind: Literal["bench", "ab"], name: str, blocks: Sequence[tuple[Target, Sequence[int]]],
+    workloads: Sequence[Workload], texts: Texts | Replay, runs: Path, say: Say, resume: Path | None,
+) -> Path:  # fmt: skip
+    """Measure the workloads in blocks and return the run directory. A block is a server start and its repetitions.
+
+    resume: the directory of a run to finish. A server starts only if one of its points is missing. Raises KimiError and
+    keeps finished measurements, marked incomplete.
     """
     require("sglang")  # its load generator also measures running servers
-    with prepared(texts, [workload]) as place:
-        if target.base_url is not None:
-            say(f"{target.name}: asking the server")
-        target.check()  # fail before a run directory exists
-        if target.base_url is not None:
-            require_room(target.connected, workload)
-            if workload.backend != CHAT_BACKEND:
-                with EngineClient(target.connected.base_url, target.api_key) as client:
-                    client.generate("one", 1)  # fails here if /generate is reserved for the operator
-        folder = resume or new_run_dir(f"bench-{workload.name}", runs)
-        dataset = place(workload, folder)
-    with recorded(folder, "bench", {target.name: target}, say, [workload], resume is not None) as run:
-        if left(run, target.name, [workload], [0]):
-            with target.running(folder / "server.log", say) as server:
-                measure_points(server, workload, dataset, run, say)
+    sides = {side.name: side for side, _ in blocks}
+    with TemporaryDirectory() as place:  # everything that may fail does so before a run directory exists
+        early = Path(place).resolve()
+        made = {workload.name: texts.prepare(workload, Path(mkdtemp(dir=early))) for workload in workloads}
+        for side in sides.values():
+            if side.base_url is not None:
+                say(f"{side.name}: asking the server")
+                for workload in workloads:
+                    _check(side.connected, workload)
+            side.check()
+        folder = resume or new_run_dir(f"{kind}-{name}", runs)
+        datasets = {
+            name: _moved(path, folder / name if len(made) > 1 else folder) if early in path.parents else path
+            for name, path in made.items()
+        }
+    with recorded(folder, kind, sides, say, workloads, resume is not None) as run:
+        for number, (side, repetitions) in enumerate(blocks):
+            if left(run, side.name, workloads, repetitions):
+                log = folder / ("server.log" if len(blocks) == 1 else f"server-{number}.log")
+                with side.running(log, say) as server:
+                    for repetition, workload in product(repetitions, workloads):
+                        fresh = seeded(workload, repetition)
+                        measure_points(server, fresh, datasets[workload.name], run, say, repetition)
     require_usable(run)
     return folder
 
 
-@contextmanager
-def prepared(texts: Texts | Replay, workloads: Sequence[Workload]) -> Iterator[Callable[[Workload, Path], Path]]:
-    """Prepare the text of all workloads before a server is asked and a run directory exists.
+def _check(server: Server, workload: Workload) -> None:
+    require_room(server, workload)
+    if workload.backend != CHAT_BACKEND:
+        with EngineClient(server.base_url, server.api_key) as client:
+            client.generate("one", 1)  # fails here if /generate is reserved for the operator
 
-    Yields a function that moves the dataset of a workload into a folder and returns its path there.
-    """
-    with TemporaryDirectory() as name:
-        early, found = Path(name).resolve(), {}
-        for number, workload in enumerate(workloads):
-            (early / str(number)).mkdir()
-            found[workload.name] = texts.prepare(workload, early / str(number))
 
-        def place(workload: Workload, folder: Path) -> Path:
-            dataset = found[workload.name]
-            return Path(move(dataset, folder.resolve() / dataset.name)) if early in dataset.parents else dataset
-
-        yield place
+def _moved(dataset: Path, folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    return Path(move(dataset, folder.resolve() / dataset.name))
 
 
 @contextmanager
@@ -151,15 +162,9 @@ def seeded(workload: Workload, repetition: int) -> Workload:
 
 
 def measure_points(
-    server: Server,
-    workload: Workload,
-    dataset: Path,
-    run: Run,
-    say: Say,
-    repetition_index: int = 0,
-    examine: bool = True,
+    server: Server, workload: Workload, dataset: Path, run: Run, say: Say, repetition_index: int
 ) -> None:
-    """Measure every point of `workload` that the run does not have; the text is examined at the first point only."""
+    """Measure every point of `workload` that the run does not have; the text is examined at the first one only."""
     require_room(server, workload)
     require_trusted_tokenizer(server.facts.tokenizer)
     for number, point in enumerate(workload.points()):
@@ -169,7 +174,7 @@ def measure_points(
         say(f"{server.name}: {workload.name}: {asked}")
         found = measure(server, point, dataset, run.folder, repetition_index)
         run.add(found)
-        if examine and number == 0 and found.usable:
+        if repetition_index == number == 0 and found.usable:
             run.replace(found, examine_text(server, point, run.folder, found))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .byte_store import ByteStore, Index
-from .errors import DataRace, OutOfBounds, UndefinedRead
+from .errors import OutOfBounds, UndefinedRead, raise_race
 from .state import Array
 
 BASE = 0x20_0000_0000
@@ -51,7 +51,7 @@ class Memory:
         self._allocated = np.zeros(_CAPACITY, np.uint8)
         self._stored_by: npt.NDArray[np.int32] | None = None
         self._stored_range = (0, 0)
-        self.report: Callable[[str], None] = _raise_race
+        self.report: Callable[[str], None] = raise_race
         self._redundant_writes = False
 
     def add(self, array: npt.ArrayLike, name: str = "") -> Buffer:
@@ -231,7 +231,3 @@ class Memory:
             return f"address {address:#x} (before every buffer)"
         buffer = max(before, key=lambda b: b.address)
         return f"address {address:#x} = {buffer.name} + {address - buffer.address} (of {buffer.nbytes} bytes)"
-
-
-def _raise_race(message: str) -> None:
-    raise DataRace(message)

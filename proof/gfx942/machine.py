@@ -11,7 +11,7 @@ import numpy as np
 
 from .context import Context
 from .decode import BARRIER, END, Branch, Step, decode_kernel
-from .errors import DataRace, MachineError
+from .errors import MachineError, raise_race
 from .global_memory import Buffer, Memory
 from .kernarg import Argument, kernarg_bytes
 from .lds import Lds
@@ -69,7 +69,7 @@ class Gfx942Device:
         threads = int(np.prod(block))
         self._check_launch(kernel, block, threads, lds_bytes)
         found: list[str] = []
-        report = found.append if races == "collect" else _raise_race
+        report = found.append if races == "collect" else raise_race
         context, steps = _decoded(kernel)
         context.begin(self.memory, report)
         kernarg = self.memory.add(kernarg_bytes(kernel, args), f"{kernel.name} kernarg")
@@ -109,10 +109,6 @@ def _decoded(kernel: Kernel) -> tuple[Context, list[Step]]:
         context = Context()
         kernel.decoded = (context, decode_kernel(kernel, context))
     return cast("tuple[Context, list[Step]]", kernel.decoded)
-
-
-def _raise_race(message: str) -> None:
-    raise DataRace(message)
 
 
 def _start(kernel: Kernel, ids: np.ndarray, grid: Grid, block: Grid, kernarg: Buffer) -> Waves:

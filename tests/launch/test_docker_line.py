@@ -10,13 +10,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support.docker_host import RUN, own_groups
 from support.repository import ROOT
 
 from kimi_w4a8_eagle3.base.errors import KimiError, on_host
-
-LAUNCH = ROOT / "launch"
-RUN = LAUNCH / "docker-run.sh"
-AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
 def docker_run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -87,10 +84,6 @@ def test_keys_come_as_files() -> None:
     ]:
         assert {("--volume", f"{host}:{inside}:ro"), ("--env", f"{name}={inside}")} <= pairs
     assert "KIMI_API_KEY_FILE" not in docker_run("--print", "serve").stdout
-
-
-def own_groups() -> set[int]:
-    return {os.getgid(), os.getegid(), *os.getgroups()}
 
 
 def test_groups_are_those_of_the_device_nodes_and_of_an_ordinary_caller() -> None:

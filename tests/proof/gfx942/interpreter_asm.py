@@ -101,3 +101,12 @@ def run_workgroup(
         kernel(code, args=1, lds=lds), (1, 1, 1), (64 * waves, 1, 1), [result], order=order, **options
     )
     return memory.read(result), launched
+
+
+# Source in s[4:5], result in s[6:7], four bytes times the lane in v1.
+POINTERS = """
+	s_load_dwordx2 s[4:5], s[0:1], 0x0
+	s_load_dwordx2 s[6:7], s[0:1], 0x8
+	v_lshlrev_b32_e32 v1, 2, v0
+	s_waitcnt lgkmcnt(0)
+"""

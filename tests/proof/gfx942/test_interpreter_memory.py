@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from interpreter_asm import LANES, kernel
+from interpreter_asm import LANES, POINTERS, kernel
 
 from proof.gfx942 import (
     DataRace,
@@ -16,13 +16,6 @@ from proof.gfx942 import (
     UndefinedRead,
     UnknownInstruction,
 )
-
-POINTERS = """
-	s_load_dwordx2 s[4:5], s[0:1], 0x0
-	s_load_dwordx2 s[6:7], s[0:1], 0x8
-	v_lshlrev_b32_e32 v1, 2, v0
-	s_waitcnt lgkmcnt(0)
-"""
 
 
 def launch(body, source, result_words=64, grid=1, threads=64, result=None, rows=256, redundant_writes=False, **options):

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from interpreter_asm import kernel
+from interpreter_asm import POINTERS, kernel
 
 from proof.gfx942 import Gfx942Device, MachineError, Memory, OutOfBounds, UndefinedRead
-
-POINTERS = """
-	s_load_dwordx2 s[4:5], s[0:1], 0x0
-	s_load_dwordx2 s[6:7], s[0:1], 0x8
-	v_lshlrev_b32_e32 v1, 2, v0
-	s_waitcnt lgkmcnt(0)
-"""
 
 
 class Process:
