@@ -71,16 +71,16 @@ def _content(scope: Scope, refusal: Refusal) -> bytes:
 def only(names: tuple[str, ...], send: Send) -> Send:
     """Wrap `send` to pass only these members of a JSON object; an answer other than 200 passes whole."""
     start: MutableMapping[str, Any] = {}
-    body = b""
+    parts: list[bytes] = []
 
     async def filtered(message: MutableMapping[str, Any]) -> None:
-        nonlocal body
         if message["type"] == "http.response.start":
             start.update(message)
             return
-        body += message.get("body", b"")
+        parts.append(message.get("body", b""))
         if message.get("more_body", False):
             return
+        body = b"".join(parts)
         if start["status"] == HTTPStatus.OK:
             try:
                 answer = json.loads(body)

@@ -3,58 +3,81 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import inf
 
 from .answers import Receive, Refusal
 from .shares import Take
 
 DEADLINE_S = 30.0
+_GRACE_S, _LOOK_S = 2.0, 0.5
+
+
+@dataclass
+class _Progress:
+    """Bytes of a body that arrived, of those whose memory it took in advance at second `since`."""
+
+    arrived: int = 0
+    taken: int = 0
+    since: float = inf
 
 
 class BodyReader:
-    """Reads bodies of at most `max_bytes`."""
+    """Reads bodies of at most `max_bytes`. crowded: tells whether other requests wait for memory."""
 
-    def __init__(self, max_bytes: int, deadline_s: float = DEADLINE_S) -> None:
-        self._max_bytes, self._deadline_s = max_bytes, deadline_s
+    def __init__(self, max_bytes: int, crowded: Callable[[], bool], deadline_s: float = DEADLINE_S) -> None:
+        self._max_bytes, self._crowded, self._deadline_s = max_bytes, crowded, deadline_s
 
     async def read(self, headers: Mapping[bytes, bytes], receive: Receive, take: Take) -> bytes | None:
         """Return the whole body, whatever length it claims; None when the client disconnects first."""
+        progress, end = _Progress(), time.monotonic() + self._deadline_s
+        reading = asyncio.ensure_future(self._read(headers, receive, take, progress))
         try:
-            return await asyncio.wait_for(self._read(headers, receive, take), self._deadline_s)
-        except asyncio.TimeoutError:
-            why = f"the body did not arrive within {self._deadline_s:.0f} s"
-            raise Refusal(why, status=408) from None
+            while not (await asyncio.wait([reading], timeout=min(_LOOK_S, self._deadline_s)))[0]:
+                now = time.monotonic()
+                if now >= end:
+                    raise Refusal(f"the body did not arrive within {self._deadline_s:.0f} s", status=408)
+                # Claimed memory is for bodies that arrive. Without this, 15 silent connections would hold all of it.
+                due = progress.taken * (now - progress.since - _GRACE_S) / self._deadline_s
+                if progress.arrived < due and self._crowded():
+                    why = f"others wait for memory, and at its pace this body takes over {self._deadline_s:.0f} s"
+                    raise Refusal(why, status=408)
+            return reading.result()
+        finally:
+            reading.cancel()
 
-    async def _read(self, headers: Mapping[bytes, bytes], receive: Receive, take: Take) -> bytes | None:
+    async def _read(
+        self, headers: Mapping[bytes, bytes], receive: Receive, take: Take, progress: _Progress
+    ) -> bytes | None:
         limit, chunks = self._max_bytes, list[bytes]()
         too_large = Refusal(f"the request is larger than {limit} bytes", status=413)
         claimed = headers.get(b"content-length", b"0")
-        if claimed.isdigit() and (len(claimed) > 18 or int(claimed) > 2 * limit):  # int() refuses very long numbers
+        length = int(claimed[:19]) if claimed.isdigit() else 0  # int() refuses very long numbers
+        if length > 2 * limit:
             raise too_large
-        taken, size = 0, 0
         # All of a body before any of it: many that grow together would take the memory, and none would get enough.
-        if claimed.isdigit() and int(claimed) <= limit:
-            taken = int(claimed)
-            await take(taken)
+        if length <= limit:
+            await take(length)
+            progress.taken, progress.since = length, time.monotonic()
         try:
             while True:
                 message = await receive()
                 if message["type"] != "http.request":
                     return None
                 chunk = message.get("body", b"")
-                size += len(chunk)
-                if size <= limit:
-                    if size > taken:
-                        await take(size - taken)
-                        taken = size
+                progress.arrived += len(chunk)
+                if progress.arrived <= limit:
+                    if (more := progress.arrived - progress.taken) > 0:
+                        await take(more)
+                        progress.taken += more
                     chunks.append(chunk)
-                elif (
-                    size > 2 * limit
-                ):  # below this, read and drop the rest: most clients read only after they have sent
+                elif progress.arrived > 2 * limit:  # up to this, drop the rest: most clients read after they have sent
                     raise too_large
                 if not message.get("more_body", False):
                     break
-            if size > limit:
+            if progress.arrived > limit:
                 raise too_large
             return b"".join(chunks)
         finally:

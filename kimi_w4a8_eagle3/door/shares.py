@@ -18,7 +18,7 @@ from .answers import Refusal
 
 _HALF_S = 10.0  # seconds in which what a client has used counts half
 _MAX_ACCOUNTS = 4096  # of the last users
-_QUEUE_S, _POLL_S = 10.0, 0.05
+_QUEUE_S, _POLL_S, _CROWDED_S = 10.0, 0.05, 0.5
 ANSWER_S = 1e-7  # of the event loop for a byte of an answer: a logprob of 90 bytes takes 4 to 11 µs
 _TRIM_BYTES, _TRIM_S = 2**24, 5.0  # glibc gives memory back that long after so much was released
 
@@ -39,6 +39,11 @@ class Shares:
         self._used: dict[str, tuple[float, float]] = {}  # seconds by account, and when they were counted
         self._held: Counter[str] = Counter()
         self._total = self._released = 0
+        self._crowded_until = 0.0
+
+    def crowded(self) -> bool:
+        """Return True while requests wait for memory."""
+        return time.monotonic() < self._crowded_until
 
     def used(self, account: str) -> float:
         """Return the seconds that an account has used lately."""
@@ -68,6 +73,7 @@ class Shares:
             while max(self._held[one] for one in current_client.get()) + 2 * more > self._most_bytes - self._total:
                 if time.monotonic() > until or 2 * more > self._most_bytes:
                     raise Refusal("bodies of other requests hold the memory for them; try again", status=503)
+                self._crowded_until = time.monotonic() + _CROWDED_S
                 await asyncio.sleep(_POLL_S)
             size += more
             self._add(more)

@@ -87,12 +87,12 @@ def openings(answers: Sequence[Generation]) -> Openings:
 
 
 def fault_of(answers: Sequence[Generation], recorded: Openings | None) -> str | None:
-    """Return what is wrong with the answers, or None. recorded: openings of the answers at the server's start."""
+    """Return what is wrong with the answers, or None. recorded: openings of the same server or checkpoint."""
     found = openings(answers)
     if all(not opening or (len(opening) == _OPENING and len(set(opening)) == 1) for opening in found):
         return "the answers to the canary prompts are empty or repeat one token"
     if recorded is not None and 2 * sum(map(tuple.__eq__, found, recorded)) < len(recorded):
-        return "the answers to the canary prompts are not those of its start"
+        return "the answers to the canary prompts do not begin like the recorded ones"
     return None
 
 

@@ -31,7 +31,7 @@ def status(reader: BodyReader, pending: list[bytes], claimed: bytes = b"0") -> i
 
 
 def test_a_body_of_the_largest_size_is_read_and_a_byte_more_is_not() -> None:
-    reader = BodyReader(100)
+    reader = BodyReader(100, lambda: True)
     assert read(reader, [b"x" * 60, b"x" * 40]) == b"x" * 100 and TAKEN == [0, 60, 40]
     assert read(reader, [b"x" * 100], claimed=b"200") == b"x" * 100 and TAKEN == [100]
     assert read(reader, [b"x" * 60, b"x" * 40], claimed=b"80") == b"x" * 100 and TAKEN == [80, 20]
@@ -44,10 +44,10 @@ def test_a_body_up_to_twice_the_size_is_read_to_its_end_because_most_clients_sen
     chunks: list[int], left: int
 ) -> None:
     pending = [b"x" * size for size in chunks]
-    assert status(BodyReader(100), pending) == 413 and len(pending) == left
+    assert status(BodyReader(100, lambda: True), pending) == 413 and len(pending) == left
 
 
 def test_what_a_body_claims_is_refused_before_it_is_read() -> None:
     for claimed in (b"201", b"9" * 5000):
-        assert status(BodyReader(100), [], claimed) == 413  # reading would raise IndexError
-    assert read(BodyReader(100), [b"x"], b"many") == b"x"
+        assert status(BodyReader(100, lambda: True), [], claimed) == 413  # reading would raise IndexError
+    assert read(BodyReader(100, lambda: True), [b"x"], b"many") == b"x"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kimi_w4a8_eagle3.door import shares
+from kimi_w4a8_eagle3.door import bodies, shares
 from kimi_w4a8_eagle3.door.answers import Refusal
 from kimi_w4a8_eagle3.door.bodies import BodyReader
 from kimi_w4a8_eagle3.door.shares import Places, Shares, current_client
@@ -134,7 +134,7 @@ def test_bodies_that_do_not_fit_together_wait_for_each_other(monkeypatch: pytest
             return {"type": "http.request", "body": left.pop(), "more_body": bool(left)}
 
         with common.holding() as take:
-            body = await BodyReader(32).read({b"content-length": b"28"}, receive, take)
+            body = await BodyReader(32, common.crowded).read({b"content-length": b"28"}, receive, take)
             held.append(common._total)
             await asyncio.sleep(0.005)
         return body == b"x" * 28
@@ -144,3 +144,44 @@ def test_bodies_that_do_not_fit_together_wait_for_each_other(monkeypatch: pytest
 
     assert asyncio.run(main()) == [True] * 24
     assert max(held) == 28 * (9 if key else 17)  # as many at once as leave as much free
+
+
+@pytest.mark.parametrize(("honest", "silent"), [(0, []), (1, [408] * 15)], ids=["alone", "waited for"])
+def test_memory_that_is_claimed_and_not_used_goes_to_a_body_that_waits(
+    monkeypatch: pytest.MonkeyPatch, honest: int, silent: list[int]
+) -> None:
+    """15 connections that claimed the largest body and sent nothing held all memory for 30 s: others got 503."""
+    for module, name, value in (
+        (bodies, "_GRACE_S", 0.1), (bodies, "_LOOK_S", 0.01), (shares, "_POLL_S", 0.001), (shares, "_QUEUE_S", 2.0)
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, value)
+    common, refused = Shares(shares.BODIES * 32), list[int]()
+    reader = BodyReader(32, common.crowded)
+
+    async def one(connection: int, pieces: int, pause_s: float) -> bytes | None:
+        current_client.set((str(connection),))
+        left = [b"x" * 8] * pieces
+
+        async def receive() -> dict[str, Any]:
+            await asyncio.sleep(pause_s if left else 60)
+            return {"type": "http.request", "body": left.pop(), "more_body": bool(left)}
+
+        try:
+            with common.holding() as take:
+                return await reader.read({b"content-length": b"%d" % (8 * pieces or 32)}, receive, take)
+        except Refusal as refusal:
+            refused.append(refusal.status)
+            return None
+
+    async def main() -> list[bytes | None]:
+        silence = [asyncio.create_task(one(number, 0, 0)) for number in range(15)]
+        slow = asyncio.create_task(one(15, 2, 0.1))  # held what is left, and is at its pace
+        await asyncio.sleep(0.05)
+        found = await asyncio.gather(slow, *(one(16 + number, 4, 0.001) for number in range(honest)))
+        await asyncio.sleep(0.2)
+        for task in silence:
+            task.cancel()
+        return found
+
+    assert asyncio.run(main()) == [b"x" * 16, *[b"x" * 32] * honest]
+    assert refused == silent

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from socket import create_connection
 from typing import Any
 
 import httpx
@@ -118,6 +119,17 @@ def test_a_stream_runs_on_while_another_client_misbehaves(eagle3: EngineServer, 
             assert 400 <= httpx.post(eagle3.base_url + path, json=body, timeout=60).status_code < 500
     assert len(pieces) > 10
     assert "".join(pieces) == expected
+
+
+def test_connections_that_claim_memory_and_send_nothing_leave_it_to_a_large_body(eagle3: EngineServer) -> None:
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {2**25}\r\n\r\n".encode()
+    with ExitStack() as silent:
+        for _ in range(20):
+            silent.enter_context(create_connection(("127.0.0.1", eagle3.port))).sendall(head)
+        time.sleep(0.5)
+        body = {**COMPLETION, "prompt": "word " * 5_600_000}
+        answer = httpx.post(eagle3.base_url + "/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 400 and "longer than" in answer.text, answer.text[:300]  # and not 503
 
 
 def test_a_costly_grammar_fails_in_a_worker_while_another_client_goes_on(

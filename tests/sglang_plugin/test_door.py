@@ -185,7 +185,7 @@ def test_a_body_that_does_not_end() -> None:
 
     async def take(size: int) -> None: ...
 
-    reader = BodyReader(1000, deadline_s=0.01)
+    reader = BodyReader(1000, lambda: False, deadline_s=0.01)
     with pytest.raises(Refusal, match="did not arrive within") as refused:
         asyncio.run(reader.read({}, never, take))
     assert refused.value.status == 408
