@@ -99,12 +99,14 @@ class Admission:
 
     async def _ask(self, job: str, payload: bytes, cpu_s: float) -> bytes:
         """Return the worker's answer; nothing when it was killed, or does not even end by its own limits."""
+        zygote = self.pid
         try:
             return await asyncio.wait_for(self._sent(f"{cpu_s} {job}", payload), _WALL * cpu_s + _GRACE_S)
         except asyncio.TimeoutError:  # the zygote hangs, so it forks no worker
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
-                os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+            if self.pid == zygote:  # and no other request has replaced it
+                with suppress(ProcessLookupError):
+                    os.kill(zygote, signal.SIGKILL)
+                    os.waitid(os.P_PID, zygote, os.WEXITED | os.WNOWAIT)
             return b""
 
     async def _sent(self, order: str, payload: bytes) -> bytes:
