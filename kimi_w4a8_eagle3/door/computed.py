@@ -14,7 +14,7 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
-from .answers import App, Receive, Refusal, Scope, Send
+from .answers import App, Refusal, Scope, Send
 
 _SHARE = 20.0
 _MOST_S = 1.0
@@ -70,26 +70,17 @@ class Computed:
             messages.append(message)
 
         headers = [header for header in scope["headers"] if header[0] not in (b"accept", b"accept-encoding")]
+        stays: asyncio.Queue[MutableMapping[str, Any]] = (
+            asyncio.Queue()
+        )  # a caller that does not leave: others may wait
+        stays.put_nowait({"type": "http.request", "body": b"", "more_body": False})
         try:
             async with self._turn[key[0]]:
                 start = time.monotonic()
-                await self._app({**scope, "method": "GET", "query_string": key[1], "headers": headers}, _stays(), keep)
+                computed = {**scope, "method": "GET", "query_string": key[1], "headers": headers}
+                await self._app(computed, stays.get, keep)
                 end = time.monotonic()
         finally:
             del self._running[key]
         self._answers[key] = found = _Answer(messages, end + min(_MOST_S, _SHARE * (end - start)))
         return found
-
-
-def _stays() -> Receive:
-    """Return the `receive` of a caller that sends nothing and does not leave, because others may wait as well."""
-    sent = False
-
-    async def receive() -> MutableMapping[str, Any]:
-        nonlocal sent
-        if sent:
-            await asyncio.Event().wait()
-        sent = True
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    return receive

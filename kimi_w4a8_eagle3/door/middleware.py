@@ -111,14 +111,14 @@ class Door:
                     await self._request(scope, receive, send, take)
             except Refusal as refusal:
                 await answer(scope, send, refusal)
-        elif scope["type"] == "websocket" and not self._is_admin(_headers(scope)):
+        elif scope["type"] == "websocket" and not self._is_admin(dict(scope["headers"])):
             await receive()
             await send({"type": "websocket.close", "code": 1008, "reason": "for the operator"})  # becomes HTTP 403
         else:
             await self._app(scope, receive, send)
 
     async def _request(self, scope: Scope, receive: Receive, send: Send, take: Take) -> None:
-        headers = _headers(scope)
+        headers = dict[bytes, bytes](scope["headers"])
         if self._keyless:
             _refuse_web_pages(headers)
         if scope["method"] == "OPTIONS":  # a browser's preflight has no key and reaches no endpoint
@@ -208,10 +208,6 @@ class Door:
     def _is_admin(self, headers: Mapping[bytes, bytes]) -> bool:
         keys = (self._settings.admin_key, self._internal and self._internal.value)
         return any(_sent(headers, key) for key in keys if key)
-
-
-def _headers(scope: Scope) -> dict[bytes, bytes]:
-    return dict(scope["headers"])
 
 
 def _refuse_web_pages(headers: Mapping[bytes, bytes]) -> None:

@@ -106,6 +106,7 @@ def _stops_everybody(model: str) -> tuple[Case, ...]:
     some = {f"p{number}": {"type": "integer"} for number in range(600)}
     schema = {"type": "object", "properties": some, "minProperties": 500}
     long = "Tom has 3 apples. " * 1600
+    many = [_case(7, "", CHAT, _schema(model, {"const": number})).sends[0] for number in range(16)]
     return (
         _case(4, "slow stop pattern", CHAT, question(model, max_tokens=64, stop_regex=_SLOW_PATTERN)),
         _case(4, "slow stop pattern", "/generate", generate),
@@ -127,6 +128,7 @@ def _stops_everybody(model: str) -> tuple[Case, ...]:
         _case(7, "lengths", CHAT, _schema(model, {"items": {"maxLength": 100}, "minItems": 100})),
         _case(5, "4,096 bare calls", RESPONSES, {"input": [{"type": "function_call"}] * 4096}),
         _case(5, "4,096 parts without text", RESPONSES, {"input": [_says([{"type": "input_text"}] * 4096)]}),
+        Case(_NAMES[7], "16 grammars at once", tuple(many)),
         _case(
             7, "names in a list", CHAT, _schema(model, {"required": [*names][:4096], "properties": []}), refused=True
         ),

@@ -15,6 +15,8 @@ TAKEN = list[int]()
 
 def read(reader: BodyReader, pending: list[bytes], claimed: bytes = b"0") -> bytes | None:
     async def receive() -> dict[str, Any]:
+        if not pending:
+            await asyncio.sleep(60)
         return {"type": "http.request", "body": pending.pop(0), "more_body": bool(pending)}
 
     async def take(size: int) -> None:
@@ -49,5 +51,9 @@ def test_a_body_up_to_twice_the_size_is_read_to_its_end_because_most_clients_sen
 
 def test_what_a_body_claims_is_refused_before_it_is_read() -> None:
     for claimed in (b"201", b"9" * 5000):
-        assert status(BodyReader(100, lambda: True), [], claimed) == 413  # reading would raise IndexError
+        assert status(BodyReader(100, lambda: True), [], claimed) == 413  # there is nothing to read
     assert read(BodyReader(100, lambda: True), [b"x"], b"many") == b"x"
+
+
+def test_a_body_that_does_not_arrive_is_refused_at_the_deadline() -> None:
+    assert status(BodyReader(100, lambda: False, deadline_s=0.01), [], b"100") == 408

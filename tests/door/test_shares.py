@@ -119,69 +119,58 @@ def test_a_client_never_holds_more_memory_than_it_leaves_free(monkeypatch: pytes
     assert trimmed == [0] and common._released == 0
 
 
-@pytest.mark.parametrize("key", ["", "key"])
-def test_bodies_that_do_not_fit_together_wait_for_each_other(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+async def read(common: Shares, client: str, pieces: int, size: int = 1, pause_s: float = 0.0) -> int:
+    """Read a body of so many pieces, hold it for 5 ms, and return the bytes held by all then, or the error's status."""
+    current_client.set(tuple(client.split()))
+    left = [b"x" * size] * pieces
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(pause_s if left else 60)
+        return {"type": "http.request", "body": left.pop(), "more_body": bool(left)}
+
+    try:
+        with common.holding() as take:
+            claimed = b"%d" % (size * pieces or 32)
+            body = await BodyReader(32, common.crowded).read({b"content-length": claimed}, receive, take)
+            assert body == b"x" * size * pieces
+            held = common._total
+            await asyncio.sleep(0.005)
+            return held
+    except Refusal as refusal:
+        return refusal.status
+
+
+@pytest.mark.parametrize(("key", "together"), [("", 17), ("key ", 9)])  # as many at once as leave as much free
+def test_bodies_that_do_not_fit_together_wait_for_each_other(
+    monkeypatch: pytest.MonkeyPatch, key: str, together: int
+) -> None:
     """24 bodies of 28 MB that grew together took all memory, and all got 503. These are a thousandth of it."""
     monkeypatch.setattr(shares, "_POLL_S", 0.001)
-    common, held = Shares(shares.BODIES * 32), list[int]()
+    common = Shares(shares.BODIES * 32)
 
-    async def one(connection: int) -> bool:
-        current_client.set((key, str(connection)) if key else (str(connection),))
-        left = [b"x"] * 28
+    async def main() -> list[int]:
+        return await asyncio.gather(*(read(common, f"{key}{number}", 28) for number in range(24)))
 
-        async def receive() -> dict[str, Any]:
-            await asyncio.sleep(0)
-            return {"type": "http.request", "body": left.pop(), "more_body": bool(left)}
-
-        with common.holding() as take:
-            body = await BodyReader(32, common.crowded).read({b"content-length": b"28"}, receive, take)
-            held.append(common._total)
-            await asyncio.sleep(0.005)
-        return body == b"x" * 28
-
-    async def main() -> list[bool]:
-        return await asyncio.gather(*map(one, range(24)))
-
-    assert asyncio.run(main()) == [True] * 24
-    assert max(held) == 28 * (9 if key else 17)  # as many at once as leave as much free
+    held = asyncio.run(main())
+    assert max(held) == 28 * together and not [size for size in held if size % 28]
 
 
-@pytest.mark.parametrize(("honest", "silent"), [(0, []), (1, [408] * 15)], ids=["alone", "waited for"])
-def test_memory_that_is_claimed_and_not_used_goes_to_a_body_that_waits(
-    monkeypatch: pytest.MonkeyPatch, honest: int, silent: list[int]
+@pytest.mark.parametrize(("honest", "silent"), [([], set()), ([32], {408})], ids=["alone", "waited for"])
+def test_claimed_memory_that_no_body_fills_goes_to_a_body_that_waits(
+    monkeypatch: pytest.MonkeyPatch, honest: list[int], silent: set[int]
 ) -> None:
     """15 connections that claimed the largest body and sent nothing held all memory for 30 s: others got 503."""
-    for module, name, value in (
-        (bodies, "_GRACE_S", 0.1), (bodies, "_LOOK_S", 0.01), (shares, "_POLL_S", 0.001), (shares, "_QUEUE_S", 2.0)
-    ):  # fmt: skip
+    for module, name, value in ((bodies, "_GRACE_S", 0.1), (bodies, "_LOOK_S", 0.01), (shares, "_QUEUE_S", 2.0)):
         monkeypatch.setattr(module, name, value)
-    common, refused = Shares(shares.BODIES * 32), list[int]()
-    reader = BodyReader(32, common.crowded)
+    common = Shares(shares.BODIES * 32)
 
-    async def one(connection: int, pieces: int, pause_s: float) -> bytes | None:
-        current_client.set((str(connection),))
-        left = [b"x" * 8] * pieces
-
-        async def receive() -> dict[str, Any]:
-            await asyncio.sleep(pause_s if left else 60)
-            return {"type": "http.request", "body": left.pop(), "more_body": bool(left)}
-
-        try:
-            with common.holding() as take:
-                return await reader.read({b"content-length": b"%d" % (8 * pieces or 32)}, receive, take)
-        except Refusal as refusal:
-            refused.append(refusal.status)
-            return None
-
-    async def main() -> list[bytes | None]:
-        silence = [asyncio.create_task(one(number, 0, 0)) for number in range(15)]
-        slow = asyncio.create_task(one(15, 2, 0.1))  # held what is left, and is at its pace
+    async def main() -> tuple[set[int], int, list[int]]:
+        silence = [asyncio.create_task(read(common, str(number), 0)) for number in range(15)]
+        slow = asyncio.create_task(read(common, "15", 2, 8, 0.1))  # takes what is left, and is in time
         await asyncio.sleep(0.05)
-        found = await asyncio.gather(slow, *(one(16 + number, 4, 0.001) for number in range(honest)))
-        await asyncio.sleep(0.2)
-        for task in silence:
-            task.cancel()
-        return found
+        waited = await asyncio.gather(*(read(common, "16", size // 8, 8) for size in honest))
+        await asyncio.wait(silence, timeout=0.2)
+        return {task.result() for task in silence if task.done()}, await slow % 16, waited
 
-    assert asyncio.run(main()) == [b"x" * 16, *[b"x" * 32] * honest]
-    assert refused == silent
+    found, slow, waited = asyncio.run(main())
+    assert (found, slow, len(waited)) == (silent, 0, len(honest)) and 503 not in waited

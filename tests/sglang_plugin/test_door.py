@@ -17,8 +17,6 @@ from support.door_app import CHAT, KEYS, Engine, ask, events_of, guarded, messag
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kimi_w4a8_eagle3.door import computed, middleware
-from kimi_w4a8_eagle3.door.answers import Refusal
-from kimi_w4a8_eagle3.door.bodies import BodyReader
 from kimi_w4a8_eagle3.door.computed import Computed
 from kimi_w4a8_eagle3.door.connections import bound_headers
 from kimi_w4a8_eagle3.door.settings import DoorSettings
@@ -176,19 +174,6 @@ def test_an_answer_without_a_limit_ends_where_its_logprobs_do() -> None:
         bound_answer(cast(Any, SimpleNamespace(sampling_params=params, stream=stream, top_logprobs_num=top)), 5000)
         assert params == {"max_new_tokens": most, "n": n}
     bound_answer(cast(Any, SimpleNamespace(sampling_params={})), 5000)  # SGLang's usual 128 tokens
-
-
-def test_a_body_that_does_not_end() -> None:
-    async def never() -> dict[str, Any]:
-        await asyncio.sleep(3600)
-        return {}
-
-    async def take(size: int) -> None: ...
-
-    reader = BodyReader(1000, lambda: False, deadline_s=0.01)
-    with pytest.raises(Refusal, match="did not arrive within") as refused:
-        asyncio.run(reader.read({}, never, take))
-    assert refused.value.status == 408
 
 
 def test_public_answers_are_computed_once_for_many_callers(monkeypatch: pytest.MonkeyPatch) -> None:
