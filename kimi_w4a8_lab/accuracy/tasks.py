@@ -33,7 +33,6 @@ class Task:
 
 GSM8K = Task("kimi_gsm8k", "GSM8K", 10, False, 512, {"train": 7473, "test": 1319})
 TINY_MATH = Task("tiny_math", "tiny-math", 0, True, 192, {})
-TASKS = {task.name: task for task in (GSM8K, TINY_MATH)}
 
 
 @dataclass(frozen=True)

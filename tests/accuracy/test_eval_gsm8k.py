@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from support.openai_server import OpenAIServer, Reply, openai_server
+from support.openai_server import OpenAIServer, Reply
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_lab.accuracy import accuracy, tasks
@@ -88,7 +88,7 @@ def resumed(data, tmp_path_factory):
     server[0].close()
     (folder,) = runs.iterdir()
     assert not (folder / RESULT).exists()
-    with openai_server(answer, port=server[0].port, api_key=KEY) as again:
+    with OpenAIServer(answer, port=server[0].port, api_key=KEY) as again:
         words = [sys.executable, "-m", "kimi_w4a8_eagle3.cli", "eval", "gsm8k", "--resume", str(folder)]
         done = subprocess.run(
             words, env={**os.environ, "KIMI_API_KEY": KEY}, capture_output=True, text=True, timeout=200
@@ -112,7 +112,7 @@ def test_the_key_of_the_server_is_written_nowhere(resumed):
 
 @pytest.mark.parametrize("key", [None, "another-key"])
 def test_a_server_that_asks_for_another_key_is_named_before_anything_starts(data, tmp_path, key):
-    with openai_server(answer, api_key=KEY) as server, pytest.raises(KimiError, match="needs a key"):
+    with OpenAIServer(answer, api_key=KEY) as server, pytest.raises(KimiError, match="needs a key"):
         options = accuracy.AccuracyOptions(data_dir=data, runs=tmp_path)
         accuracy.run(Target(base_url=server.base_url, api_key=key), PROTOCOL, options, SILENT)
     assert not list(tmp_path.iterdir())
@@ -155,7 +155,7 @@ def test_the_verdict_counts_failed_and_cut_answers(resumed):
 
 def test_another_model_is_refused_before_anything_is_asked(data, tmp_path):
     options = accuracy.AccuracyOptions(data_dir=data, runs=tmp_path)
-    with openai_server(answer, model="other") as server:
+    with OpenAIServer(answer, model="other") as server:
         with pytest.raises(KimiError, match="serves 'other', not 'kimi'"):
             accuracy.run(Target(base_url=server.base_url, model="kimi"), PROTOCOL, options, SILENT)
         assert server.total() == 0
@@ -173,7 +173,7 @@ def test_a_resumed_run_goes_on_with_its_own_model_only(resumed):
 def test_a_baseline_of_another_protocol_is_refused(resumed, data, tmp_path):
     options = accuracy.AccuracyOptions(data_dir=data, runs=tmp_path, baseline=resumed.folder)
     five_shot = Protocol(tasks.GSM8K, chat=False, shots=5, max_tokens=64, limit=LIMIT)
-    with openai_server(answer) as server:
+    with OpenAIServer(answer) as server:
         with pytest.raises(KimiError, match="the baseline has shots 10, this run has 5"):
             accuracy.run(Target(base_url=server.base_url), five_shot, options, SILENT)
         options = accuracy.AccuracyOptions(data_dir=data, runs=tmp_path, baseline=tmp_path)

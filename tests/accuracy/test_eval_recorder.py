@@ -7,7 +7,7 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from support.openai_server import OpenAIServer, Reply, openai_server
+from support.openai_server import OpenAIServer, Reply
 from support.waiting import until
 
 from kimi_w4a8_eagle3.base.errors import KimiError
@@ -33,12 +33,12 @@ def path(tmp_path):
 
 @contextmanager
 def recording(path, reply):
-    with openai_server(reply) as server:
+    with OpenAIServer(reply) as server:
         yield server, Recorder(server.base_url, path, QUICK)
 
 
 def test_an_answer_is_recorded_and_never_requested_again(path):
-    with openai_server(lambda p, n: Reply(f"to {p} ({n})\u2028", "length" if p == "b" else "stop")) as server:
+    with OpenAIServer(lambda p, n: Reply(f"to {p} ({n})\u2028", "length" if p == "b" else "stop")) as server:
         for _ in range(2):  # the second round is a resumed run
             recorder = Recorder(server.base_url, path, QUICK)
             assert ask(recorder, "a", "b") + ask(recorder, "a") == [f"to {p} (1)\u2028" for p in "aba"]
@@ -107,7 +107,7 @@ def test_a_server_that_comes_back_in_time_is_waited_for(path):
     waiting = threading.Thread(target=lambda: answers.extend(ask(recorder, "b")))
     waiting.start()
     until(lambda: recorder.retries >= 3)
-    with openai_server(lambda p, n: Reply("after"), port=first.port):
+    with OpenAIServer(lambda p, n: Reply("after"), port=first.port):
         waiting.join(280)
     assert answers == ["after"]
 

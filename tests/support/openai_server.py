@@ -7,8 +7,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from typing import Any
@@ -38,7 +37,6 @@ class OpenAIServer:
     ) -> None:
         self.answer, self.model, self.api_key = answer, model, api_key
         self.asked: dict[str, int] = {}
-        self.bodies: list[dict[str, Any]] = []
         self.lock = threading.Lock()
         self.connections: list[socket.socket] = []
         handler = type("Handler", (_Handler,), {"owner": self})
@@ -46,6 +44,12 @@ class OpenAIServer:
         self.port = self._http.server_port
         self.base_url = f"http://127.0.0.1:{self.port}"
         threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+
+    def __enter__(self) -> OpenAIServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         self._http.shutdown()
@@ -62,17 +66,6 @@ class OpenAIServer:
         return sum(self.asked.values())
 
 
-@contextmanager
-def openai_server(
-    answer: Callable[[str, int], Reply], model: str = "test-model", port: int = 0, api_key: str | None = None
-) -> Iterator[OpenAIServer]:
-    server = OpenAIServer(answer, model, port, api_key)
-    try:
-        yield server
-    finally:
-        server.close()
-
-
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     owner: OpenAIServer
@@ -87,11 +80,8 @@ class _Handler(BaseHTTPRequestHandler):
     def send(self, status: int, body: dict[str, Any], headers: dict[str, str] | None = None) -> None:
         data = json.dumps(body).encode()
         self.send_response(status)
-        for name, value in {
-            "content-length": str(len(data)),
-            "content-type": "application/json",
-            **(headers or {}),
-        }.items():
+        known = {"content-length": str(len(data)), "content-type": "application/json"}
+        for name, value in (known | (headers or {})).items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(data)
@@ -118,7 +108,6 @@ class _Handler(BaseHTTPRequestHandler):
         prompt = body["messages"][-1]["content"] if chat else body["prompt"]
         with self.owner.lock:
             self.owner.asked[prompt] = number = self.owner.asked.get(prompt, 0) + 1
-            self.owner.bodies.append(body)
         reply = self.owner.answer(prompt, number)
         if reply.drop:
             self.close_connection = True
