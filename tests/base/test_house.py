@@ -25,6 +25,7 @@ PINS = {
     "Dockerfile",
     "launch/compose.yaml",
     "launch/known-faults.toml",  # tests/recipe/test_known_faults.py
+    "docs/figures.toml",  # tests/proof/test_figures_of_pages.py
 }
 OF_OTHERS = {"pool_configurator.py"}  # SGLang's
 PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob(".github/*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md")})
@@ -37,7 +38,7 @@ def tree(path: Path) -> ast.Module:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_path_that_a_page_names_is_there(page: Path) -> None:
-    """Links, with their headings; files and folders by their path or the end of it; modules by their dotted name."""
+    """Links, with their headings; files and folders by their path or its end; modules by their name; tests."""
     text = page.read_text()
     links = {link for link in re.findall(r"\]\((?!\w+:)([^)\s]+)", text) if not leads_somewhere(page, link)}
     tops = {name.split("/")[0] for name in tracked() if "/" in name} | {path.name for path in PACKAGE.iterdir()}
@@ -45,8 +46,11 @@ def test_every_path_that_a_page_names_is_there(page: Path) -> None:
     paths = set(re.findall(rf"(?<![\w./:<$-])((?:{starts})/[\w./-]*\w)(?![\w*<{{}}-]|/[*<{{]|…)", text))
     paths |= set(re.findall(r"`([\w-]+\.(?:py|sh))\b", text)) - OF_OTHERS
     dotted = re.findall(r"\b((?:proof|kimi_w4a8_eagle3)(?:\.[a-z]\w*)+)", text)
-    modules = {name for name in dotted if not {slashed(name), slashed(name) + ".py", above(name)} & known_paths()}
-    assert links | modules | {path for path in paths if path not in known_paths()} == set()
+    names = {name: (slashed(name), slashed(name) + ".py", slashed(name).rpartition("/")[0] + ".py") for name in dotted}
+    modules = {name for name, places in names.items() if not {*places} & known_paths()}
+    tests = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
+    absent = {name for path, name in tests if f"def {name}(" not in (ROOT / path).read_text()}
+    assert links | modules | absent | {path for path in paths if path not in known_paths()} == set()
 
 
 def leads_somewhere(page: Path, link: str) -> bool:
@@ -62,11 +66,6 @@ def leads_somewhere(page: Path, link: str) -> bool:
 
 def slashed(module: str) -> str:
     return module.replace(".", "/")
-
-
-def above(name: str) -> str:
-    """The file of the module of a function that a page names in full."""
-    return slashed(name).rpartition("/")[0] + ".py"
 
 
 def test_the_places_of_the_pinned_sglang_agree() -> None:

@@ -24,32 +24,37 @@ def test_the_table_says_what_the_command_says(name):
 
 
 def test_the_list_of_commands_imports_none_of_them():
-    code = "\n".join(
-        (
-            "import atexit, sys",
-            "atexit.register(lambda: print([m for m in sys.modules if '.commands.' in m or m == 'torch']))",
-            "from kimi_w4a8_eagle3.cli import main",
-            "sys.argv = ['kimi', '--help']",
-            "main()",
-        )
-    )
+    code = """import atexit, sys
+atexit.register(lambda: print([m for m in sys.modules if '.commands.' in m or m == 'torch']))
+from kimi_w4a8_eagle3.cli import main
+sys.argv = ['kimi', '--help']
+main()"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip().splitlines()[-1] == "[]", done.stderr
 
 
-def test_the_root_help_is_whole_at_80_columns(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    shown = CliRunner().invoke(app, ["--help"]).output
-    lines = dict(line.split(maxsplit=1) for line in shown.partition("Commands:\n")[2].splitlines())
+def at_80_columns(*words):
+    return CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1", "HF_HUB_OFFLINE": "1"}).invoke(app, words).output
+
+
+def test_the_root_help_is_whole_at_80_columns():
+    lines = dict(line.split(maxsplit=1) for line in at_80_columns("--help").partition("Commands:\n")[2].splitlines())
     assert lines.keys() == LINES.keys()
     assert [name for name, line in lines.items() if not LINES[name].startswith(line)] == []
 
 
-def test_the_names_of_recipes_are_whole_at_80_columns(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    shown = CliRunner().invoke(app, ["recipes"]).output
-    cells = [re.split(r"[|│┃]", line) for line in shown.splitlines()]
+def test_the_names_of_recipes_are_whole_at_80_columns():
+    cells = [re.split(r"[|│┃]", line) for line in at_80_columns("recipes").splitlines()]
     assert set(recipe_names()) <= {row[1].strip() for row in cells if len(row) > 1}
+
+
+@pytest.mark.parametrize(
+    "words", ["doctor eagle3", "plan agent --gpu mi325x", "plan agent --gpu mi300x,mi325x", "gates"]
+)
+def test_no_line_is_wider_than_the_terminal_and_none_is_colored(words):
+    lines = at_80_columns(*words.split()).splitlines()
+    assert len(lines) > 5 and "\x1b" not in "".join(lines)
+    assert [line for line in lines if len(line) > 80 and len(line.split()) > 1] == []
 
 
 def test_a_misspelt_command_gets_the_nearest():
@@ -89,6 +94,8 @@ DEEP = "a file is not valid: its lists or tables nest too deeply\n"
 BAD = {f"{words} ./{LONG}.toml": "the system refused it: File name too long\n  where:    "
        for words in ("serve --dry-run", "plan -r", "gates", "trust", "bench replay -r tiny")}  # fmt: skip
 BAD |= {
+    "serve tiny --dry-run -- --chunked-prefil-size 7": "there is no argument --chunked-prefil-size; did you",
+    "serve tinny": "unknown recipe 'tinny'; did you mean 'tiny'?",
     "serve ./deep.toml --dry-run": DEEP,
     "bench chat --base-url http://127.0.0.1:1 --prompts-file deep.json": DEEP,
     "rank deep.json --slo ttft=1s,tpot=9ms": "not valid JSON: maximum recursion",

@@ -221,17 +221,17 @@ def test_a_cpu_build_in_a_folder_of_pips_is_preferred(machine: Machine, wheels: 
     assert last == "install: what SGLang needs, 1.3 GB ..."  # it failed
 
 
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYTHONS = [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if "Python :: 3." in line]
+
+
 def test_the_places_that_name_the_versions_of_python_agree() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    named = [line.rpartition(" ")[2] for line in project["classifiers"] if "Python :: 3." in line]
-    assert project["requires-python"] == f">={named[0]}"
+    assert PROJECT["requires-python"] == f">={PYTHONS[0]}"
     text = INSTALL.read_text()
     (accepted,) = re.findall(r"=~ \^3\\\.1\[(\d+)\]\$", text)
-    assert [f"3.1{digit}" for digit in accepted] == named[
-        1:
-    ]  # the image's Python is 3.10, and Triton 3.9 has no wheel for it
-    listed = f"{', '.join(named[1:-1])} or {named[-1]}"
-    for name in ("README.md", "docs/quickstart.md", "requirements/install.sh"):
+    assert [f"3.1{digit}" for digit in accepted] == PYTHONS[1:]  # 3.10 is the image's, and has no wheel of Triton 3.9
+    listed = f"{', '.join(PYTHONS[1:-1])} or {PYTHONS[-1]}"
+    for name in ("README.md", "docs/quickstart.md", "docs/laptop.md", "requirements/install.sh"):
         assert f"Python {listed}" in (ROOT / name).read_text(), name
 
 
@@ -257,16 +257,12 @@ def test_ci_takes_nothing_along() -> None:
 
 
 def test_the_badges_are_true() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    versions = [
-        classifier.rpartition(" ")[2] for classifier in project["classifiers"] if re.search(r":: 3\.\d+$", classifier)
-    ]
     badges = re.findall(
         r"^\[!\[(.+): (.+)\]\(https://img.shields.io/badge/(.+)-\w+\)\]", (ROOT / "README.md").read_text(), re.M
     )
     assert {label: value for label, value, _ in badges} == {
-        "license": project["license"],
-        "Python": f"{versions[0]} to {versions[-1]}",
+        "license": PROJECT["license"],
+        "Python": f"{PYTHONS[0]} to {PYTHONS[-1]}",
         "SGLang": f"tested with {SGLANG_PINNED} and {SGLANG_NEWEST}",
         "AMD GPU": "not yet run",  # docs/verified.md
     }
