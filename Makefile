@@ -79,7 +79,7 @@ mutants: $(STAMP)
 	$(BIN)/python -m proof.mutants --sample $(or $(SAMPLE),40)
 
 # Speculation on and off on the built-in model, twice each in the order A B B A, and the report: ordinary text at
-# concurrency 2, then repeated text on a full CPU, where a verify step costs more than four plain ones (docs/laptop.md).
+# concurrency 2, then repeated text on a full CPU, where a verify step takes more plain steps than it yields tokens (docs/laptop.md).
 bench: $(STAMP)
 	$(BIN)/kimi-w4a8 bench ab --a tiny:plain --b tiny -w tiny-maths -w tiny-con40 --repeats 2 --rounds 2
 
