@@ -43,7 +43,7 @@ def serve(
     as_json: bool = typer.Option(False, "--json", help="With --dry-run: print JSON."),
     any_hardware: bool = typer.Option(False, "--any-hardware", help="Start even on other hardware than the recipe's."),
     replicas: int | None = typer.Option(
-        None, "--replicas", min=1, help="Engines on this machine, behind SGLang's router; default: the recipe's."
+        None, "--replicas", min=1, max=99, help="Engines here, behind SGLang's router; default: the recipe's."
     ),
     ops_port: int | None = OPS_PORT,
     ops_host: str = OPS_HOST,

@@ -70,7 +70,7 @@ class EngineClient:
             self._http = httpx.Client(
                 base_url=base_url, timeout=timeout, limits=limits, headers=bearer(api_key), verify=trusted()
             )
-        except httpx.InvalidURL as error:
+        except (httpx.InvalidURL, UnicodeError) as error:
             raise UsageError(f"not an address: {error}", where=base_url, expected="http://HOST:PORT") from error
 
     def __enter__(self) -> EngineClient:

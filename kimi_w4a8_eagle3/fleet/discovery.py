@@ -48,8 +48,8 @@ def dns(address: str) -> Discover:
 
 
 def _checked(url: str) -> str:
-    parts = urlsplit(url.rstrip("/"))
     try:
+        parts = urlsplit(url.rstrip("/"))
         usable = parts.scheme == "http" and parts.hostname and parts.port and not parts.path and not parts.query
     except ValueError:
         usable = False

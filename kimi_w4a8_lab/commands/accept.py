@@ -13,6 +13,7 @@ from kimi_w4a8_eagle3.base.console import table_console
 from kimi_w4a8_eagle3.commands.options import RUNS
 from kimi_w4a8_eagle3.door.settings import client_key
 from kimi_w4a8_eagle3.machine.hardware import Machine
+from kimi_w4a8_eagle3.recipe.schema import load_recipe
 
 from ..base.verdict import Verdict
 from ..report.page import write_page
@@ -47,10 +48,10 @@ def accept(
     sizes = replace(stages.QUICK if quick else stages.Sizes(), full=full)
     recipes = recipe or (list(stages.ON_GPUS if full else stages.ON_GPUS[:1]) if machine.devices else ["tiny"])
     texts, console = Texts(sharegpt=sharegpt or None), table_console()
+    [load_recipe(name) for name in recipes]  # an unknown one leaves no run
     scope = f"{'quick run' if quick else 'run'}{' with --full' if full else ''} of {', '.join(recipes)}"
     folder, result = journal.open_run(runs, {"scope": scope, "sizes": str(sizes)}, restart)
-    key = client_key(None, os.environ)
-    run = stages.AcceptRun(folder, recipes, sizes, console, texts, data_dir, key, machine)
+    run = stages.AcceptRun(folder, recipes, sizes, console, texts, data_dir, client_key(None, os.environ), machine)
     todo = run.stages()
     console.print(f"kimi-w4a8 accept: results are kept in {folder}")
     try:

@@ -128,7 +128,7 @@ def write_page(page: Page, folder: Path) -> Path:
 def unreadable(folder: Path, error: KimiError) -> Page:
     """Return the page of a folder whose content cannot be shown; it says what is missing."""
     notes = [f"{name}: {text}" for name, text in (("Expected", error.expected), ("To do", error.remedy)) if text]
-    return Page(f"NOT SHOWN: {folder.resolve().name}", [Words(error.what)], error.where, notes=notes, tone="worse")
+    return Page(f"NOT SHOWN: {folder.absolute().name}", [Words(error.what)], error.where, notes=notes, tone="worse")
 
 
 def joined(pages: Sequence[Page]) -> Page:

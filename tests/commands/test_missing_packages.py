@@ -158,9 +158,7 @@ def test_the_message_names_the_command_that_helps(walk: Walk) -> None:
 
 
 def test_what_a_missing_package_stops_has_written_nothing(walk: Walk) -> None:
-    stopped = [
-        one for one in walk.calls if one.advice and one.words[0] != "accept"
-    ]  # which keeps a record of its stages
+    stopped = [one for one in walk.calls if one.advice and one.words[0] != "accept"]  # it records its stages
     assert stopped and [one for one in stopped if one.written] == []
 
 

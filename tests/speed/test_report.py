@@ -36,14 +36,7 @@ def test_the_page_stands_alone(copies: Copies, tmp_path: Path) -> None:
     runs = [copies("a", "w4a8", 3.0, 2, acceptance=None), copies("b", "eagle3", 1.0, 2)]
     html = write_page(page(Analysis(runs)), tmp_path / "out" / "named.html").read_text()
     assert not re.search(r"(?:src|href)=\"(?!data:image/svg\+xml;base64,)", html)
-    for text in (
-        "TPOT P99",
-        "break-even",
-        "repeats itself",
-        "eagle3 over w4a8",
-        "MTBench",
-        "color-adjust: exact",
-    ):
+    for text in ("TPOT P99", "break-even", "repeats itself", "eagle3 over w4a8", "MTBench", "color-adjust: exact"):
         assert text in html, text
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"named.html", "accept_length.svg", "speedup.svg", *(f"{key}.svg" for key in PANELS)}
