@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
     from sglang.srt.sampling.sampling_params import SamplingParams
     from sglang.srt.speculative.eagle_info import EagleVerifyInput
+    from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 
 _VERIFY = "sglang.srt.speculative.eagle_utils.eagle_sample"
 FEATURE = Feature(
@@ -185,13 +186,28 @@ def sample(
 ) -> torch.Tensor:
     """Draw for plain decoding and for every prefill, after the penalties."""
     penalties: Penalties | None = forward_batch.kimi_penalties
-    if penalties is None:
-        return original(runner, logits_output, forward_batch)
-    positions = forward_batch.positions if forward_batch.forward_mode.is_decode() else forward_batch.seq_lens - 1
-    penalties.apply(logits_output.next_token_logits, positions)
+    if penalties is not None:
+        positions = forward_batch.positions if forward_batch.forward_mode.is_decode() else forward_batch.seq_lens - 1
+        penalties.apply(logits_output.next_token_logits, positions)
     tokens = original(runner, logits_output, forward_batch)
-    penalties.count(tokens)
+    _agree(tokens)
+    if penalties is not None:
+        penalties.count(tokens)
     return tokens
+
+
+def _agree(*tensors: torch.Tensor) -> None:
+    """Take rank 0's values: ranks whose logits differ in the last bit would draw, draft or accept other tokens."""
+    group = runtime_context.get_parallel().attn_tp_group if is_dp_attention_enabled() else get_tp_group()
+    for tensor in tensors:
+        if group.world_size > 1 and tensor.numel():  # an idle group of DP attention has no tokens
+            group.broadcast(tensor, src=0)
+
+
+@FEATURE.before("sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2.verify")
+def agree_on_drafts(_: EAGLEWorkerV2, batch: ScheduleBatch, *__: object, **___: object) -> None:
+    """Let the target read the same drafts on every rank, because the KV of a draft is made of all ranks' sums."""
+    _agree(batch.spec_info.draft_token)
 
 
 @FEATURE.after("sglang.srt.layers.sampler.Sampler.__init__")
@@ -280,7 +296,7 @@ def _draw_all(logits: torch.Tensor, info: SamplingBatchInfo, positions: torch.Te
 
 
 def _accept(verify_input: EagleVerifyInput, drawn: torch.Tensor, chains: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Keep each chain while it equals the draws, with SGLang's greedy operator; all ranks take rank 0's result."""
+    """Keep each chain while it equals the draws, with SGLang's greedy operator."""
     batch, device = len(chains), chains.device
     predict, index, correct = eagle_utils.verify_tree_greedy_func(
         predicts=torch.zeros(chains.numel(), dtype=torch.int32, device=device),
@@ -293,8 +309,5 @@ def _accept(verify_input: EagleVerifyInput, drawn: torch.Tensor, chains: torch.T
         target_predict=drawn,
         topk=verify_input.tree_topk,
     )
-    group = runtime_context.get_parallel().attn_tp_group if is_dp_attention_enabled() else get_tp_group()
-    if group.world_size > 1:  # ranks whose logits differ in the last bit would accept different drafts
-        for tensor in (predict, index, correct):
-            group.broadcast(tensor, src=0)
+    _agree(predict, index, correct)
     return predict, correct + 1, index

@@ -38,25 +38,26 @@ QUESTIONS = [problem.question for problem in problems("held_out", 13, seed=21)]
 # The built-in model's logits are bfloat16 numbers below 32, which are 0.125 apart, and two of them may round apart.
 ROUNDING = 0.25  # nats
 NUMPY = {library.DRAW: "reference"}
+APART = {"module": "support.planted_faults", "KIMI_PLANTED_RANKS": "1"}  # rank 1 has other logits
 
 Answers = list[list[tuple[Any, ...]]]
 
 
 class Layout(NamedTuple):
-    """Settings of the engines, and questions that are asked in each kind of request; `draw` is a variable for both."""
+    """Settings of the engines, and questions that are asked in each kind of request; `given`: of `virtual_server`."""
 
     questions: int = 4
     settings: tuple[str, ...] = ("max-running-requests=16", "cuda-graph-bs-decode=[4,16]")
     newest: bool = False
-    draw: dict[str, str] = NUMPY
+    given: dict[str, str] = NUMPY
 
 
 LAYOUTS = {
     "one GPU": Layout(13),
-    "interpreted": Layout(1, settings=(), draw={}),
+    "interpreted": Layout(1, settings=(), given={}),
     "newest release": Layout(newest=True),
     "DP attention 2": Layout(settings=("tp-size=2", "dp-size=2", "enable-dp-attention=true")),
-    "TP 2": Layout(settings=("tp-size=2", *Layout().settings)),
+    "TP 2, ranks apart": Layout(settings=("tp-size=2", *Layout().settings), given=NUMPY | APART),
 }
 
 
@@ -102,7 +103,7 @@ def greedy_tokens(server: EngineServer) -> list[Tokens]:
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
     folder, layout = tmp_path_factory.mktemp("virtual"), LAYOUTS[request.param]
     questions = QUESTIONS[: layout.questions]
-    common = {"newest": layout.newest, **layout.draw}
+    common = {"newest": layout.newest, **layout.given}
     with (
         virtual_server(False, folder / "plain", *layout.settings, "base-gpu-id=0", **common) as reference,
         virtual_server(True, folder / "drafts", *layout.settings, "base-gpu-id=4", **common) as server,

@@ -63,7 +63,8 @@ from kimi_w4a8_eagle3.sglang_plugin import exact_sampling
 
 BATCH, N, V = 2, 4, 50
 exact_sampling.is_dp_attention_enabled = lambda: False
-exact_sampling.get_tp_group = lambda: SimpleNamespace(world_size=1)
+of_rank_0 = lambda tensor, src: tensor.fill_(src + 7)
+exact_sampling.get_tp_group = lambda: SimpleNamespace(world_size=2, broadcast=of_rank_0)
 if sys.argv[1:]:  # a draw that returns another type
     drawn = exact_sampling.draw
     exact_sampling.draw = lambda *args: drawn(*args).to(getattr(torch, sys.argv[1]))
@@ -84,7 +85,8 @@ info = SimpleNamespace(
 batch = SimpleNamespace(forward_mode=SimpleNamespace(is_idle=lambda: False), sampling_info=info, reqs=[])
 logits = SimpleNamespace(next_token_logits=torch.randn(BATCH * N, V))
 try:
-    answer = {"dtypes": [str(tensor.dtype) for tensor in eagle_utils.eagle_sample(verify_input, batch, logits)]}
+    verified = eagle_utils.eagle_sample(verify_input, batch, logits)
+    answer = {"dtypes": [str(tensor.dtype) for tensor in verified]}
 except RuntimeError as error:
     answer = {"refused": str(error)}
 else:
@@ -92,6 +94,9 @@ else:
     mask = SimpleNamespace(apply=lambda logits: logits[:, 0].fill_(-torch.inf))
     eagle_utils.eagle_sample(verify_input, batch, logits, mask)
     answer["masked"] = logits.next_token_logits[:, 0].unique().tolist()
+    exact_sampling.agree_on_drafts(None, SimpleNamespace(spec_info=verify_input))
+    drawn = exact_sampling.sample(lambda *_: torch.arange(BATCH), None, None, SimpleNamespace(kimi_penalties=None))
+    answer["agreed"] = [tensor.unique().tolist() for tensor in (*verified, verify_input.draft_token, drawn)]
 print(json.dumps(answer))
 """
 
@@ -152,6 +157,11 @@ def test_penalties_are_copied_to_the_device_only_when_the_batch_changes(newest: 
 @BOTH
 def test_a_sampled_batch_is_verified_by_the_operator_as_it_is(newest: bool) -> None:
     assert found(SAMPLED, newest)["dtypes"] == ["torch.int32"] * 3
+
+
+@BOTH
+def test_every_rank_takes_the_draws_the_drafts_and_the_verified_tokens_of_rank_0(newest: bool) -> None:
+    assert found(SAMPLED, newest)["agreed"] == [[7], [8], [7], [7], [7]]  # the second counts the bonus token, too
 
 
 @BOTH

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from sglang.srt.distributed import get_tp_group
 from sglang.srt.mem_cache.pool_host import base
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -30,7 +31,7 @@ def take_in(_: object, req: Any) -> None:
     planted("TAKE-IN", req)
 
 
-def building(batch: Any, *_: object, **__: object) -> None:
+def building(_: type, batch: Any, *__: object, **___: object) -> None:
     for req in batch.reqs:
         planted("BUILDING", req)
 
@@ -76,11 +77,18 @@ def draw_int32(original: Any, *args: Any) -> Any:
 
 
 HookRegistry.register("kimi_w4a8_eagle3.sglang_plugin.exact_sampling.draw", draw_int32, HookType.AROUND)
+
+
+def ranks_apart(output: Any, *_: Any, **__: Any) -> None:
+    """Move every second logit by a bfloat16 step on all ranks but the first."""
+    if "KIMI_PLANTED_RANKS" in os.environ and get_tp_group().rank_in_group and output.next_token_logits is not None:
+        output.next_token_logits[:, ::2] *= 1 + 2**-8
+
+
+HookRegistry.register("sglang.srt.layers.logits_processor.LogitsProcessor.forward", ranks_apart, HookType.AFTER)
 for _target, _plant in {
     "sglang.srt.constrained.grammar_manager.GrammarManager.process_req_with_grammar": take_in,
-    "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch": lambda _cls, batch, *_: building(
-        batch
-    ),
+    "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch": building,
     "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2.forward_batch_generation": forward,
     f"{_COMPONENTS}.batch_result_processor.SchedulerBatchResultProcessor._resolve_spec_v2_tokens": reading,
     f"{_SCHEDULE}.Req._check_str_based_finish": stop_check,

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 from kimi_w4a8_laptop import virtual
 
@@ -38,20 +37,14 @@ def verify(**changed: torch.Tensor | None) -> None:
     verify_tree_greedy(**{name: value for name, value in {**ints, **links, **changed}.items() if value is not None})
 
 
-@contextmanager
-def capture() -> Iterator[None]:
+def in_capture(action: Callable[[torch.Tensor], object]) -> None:
+    tensor = torch.ones(4, device="cuda")
     library.load().vg_capture_begin(1)
     try:
-        yield
+        action(tensor)
     finally:
         library.load().vg_capture_end()
         library.load().vg_forget(1)
-
-
-def in_capture(action: Callable[[torch.Tensor], object]) -> None:
-    tensor = torch.ones(4, device="cuda")
-    with capture():
-        action(tensor)
 
 
 def race(

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +64,6 @@ def counts_of(step: Step) -> Step:
     return sums | {"of them": {kind: counts[kind] for kind in _LISTED if kind in counts}}
 
 
-def measure(server: EngineServer, file: Path, requests: int) -> dict[str, Step]:
-    return {kind: steps_of(server, file, kind, requests) for kind in KINDS}
-
-
 def main() -> None:
     found: dict[str, dict[str, dict[str, Step]]] = {"plain": {}, "drafts": {}}
     with tempfile.TemporaryDirectory() as name:
@@ -76,7 +73,7 @@ def main() -> None:
             settings = ("max-running-requests=40", f"cuda-graph-bs-decode=[{requests}]")
             environ = {step_counts.FILE: str(file), library.DRAW: "reference"}
             with virtual_server(title == "drafts", Path(name), *settings, **environ) as server:
-                found[title][str(requests)] = measure(server, file, requests)
+                found[title][str(requests)] = {kind: steps_of(server, file, kind, requests) for kind in KINDS}
                 print(title, requests, json.dumps(found[title][str(requests)]), flush=True)
     if "--save" in sys.argv:
         SAVED.write_text(json.dumps(found, indent=1) + "\n")
@@ -87,13 +84,11 @@ def main() -> None:
 def differences(saved: dict[str, Any], found: dict[str, Any]) -> list[str]:
     """Return where counts differ, or where Python calls are over a tenth more."""
     out = []
-    for title, batches in found.items():
-        for requests, kinds in batches.items():
-            for kind, step in kinds.items():
-                wanted = saved[title][requests][kind]
-                more = step["python calls"] > 1.1 * wanted["python calls"]
-                if more or {**step, "python calls": 0} != {**wanted, "python calls": 0}:
-                    out.append(f"{title} {requests} {kind}")
+    for title, requests, kind in product(found, map(str, _TOKENS), KINDS):
+        step, wanted = found[title][requests][kind], saved[title][requests][kind]
+        more = step["python calls"] > 1.1 * wanted["python calls"]
+        if more or {**step, "python calls": 0} != {**wanted, "python calls": 0}:
+            out.append(f"{title} {requests} {kind}")
     return out
 
 
