@@ -179,6 +179,8 @@ def test_bad_plans_are_refused() -> None:
 
 def test_the_command_line_compares_and_predicts(copies: Copies) -> None:
     folders = [str(copies("a", "w4a8", 2.0).folder), str(copies("b", "eagle3").folder)]
+    assert CliRunner().invoke(app, ["report", *folders]).exit_code == 0
+    assert "<h1" in (html := Path(folders[1], "report/report.html").read_text()) and "TPOT median" in html
     shown = CliRunner().invoke(app, ["bench", "compare", *folders]).output
     assert "w4a8: " in shown and "TPOT median" in shown
     assert "best" in CliRunner().invoke(app, ["bench", "predict", "-c", "2"]).output
