@@ -105,7 +105,7 @@ LONG = (
 LOCK = pytest.StashKey[IO[str]]()  # of the run's folder
 _NEEDS = "the extra `kernels`: FlyDSL and a linker"
 _SLOWEST = 10
-_FROZEN = Counter[str]()  # modules that were imported when garbage was last told from what stays
+_BEGUN = set[Path]()  # modules of tests
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -129,11 +129,11 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_call() -> None:
-    """Nor are those that a test imported late: hypothesis collects garbage in every thread, for seconds in all."""
-    if len(sys.modules) > _FROZEN["modules"] + 100:
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Nor is what earlier modules left: hypothesis walks all that is not frozen, in every thread."""
+    if item.path not in _BEGUN:
         gc.freeze()
-        _FROZEN["modules"] = len(sys.modules)
+        _BEGUN.add(item.path)
 
 
 @pytest.hookimpl(tryfirst=True)
