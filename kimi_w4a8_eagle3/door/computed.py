@@ -70,9 +70,7 @@ class Computed:
             messages.append(message)
 
         headers = [header for header in scope["headers"] if header[0] not in (b"accept", b"accept-encoding")]
-        stays: asyncio.Queue[MutableMapping[str, Any]] = (
-            asyncio.Queue()
-        )  # a caller that does not leave: others may wait
+        stays = asyncio.Queue[MutableMapping[str, Any]]()  # a caller that does not leave: others may wait
         stays.put_nowait({"type": "http.request", "body": b"", "more_body": False})
         try:
             async with self._turn[key[0]]:
