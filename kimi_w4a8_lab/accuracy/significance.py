@@ -14,8 +14,8 @@ from statistics import NormalDist
 
 _NORMAL = NormalDist()
 ALPHA = 0.05
-# Accepted loss against a reported accuracy. On 1,319 problems at 93.6 %, where both accuracies are samples, an equal
-# server passes with 97 % and one that lost 3 points with 2 %.
+# Accepted loss against a reported accuracy. On 1,319 problems a server whose accuracy is the reported 93.6 % passes
+# with 97 %, and one that lost 3 points with 2 %.
 REPORTED_MARGIN = 0.03
 _SMALLEST_EXPECTED = 5.0  # expected count of a category; rarer ones are pooled
 

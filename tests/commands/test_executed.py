@@ -102,7 +102,7 @@ LINES: tuple[tuple[str, str, str], ...] = (
      "e2e/test_evaluation.py::test_tiny_math_reaches_the_recorded_accuracy", TIME),
     (r"kimi-w4a8 eval lossless --recipe tiny --exact", "e2e/test_evaluation.py::test_eagle3_changes_no_greedy_token",
      TIME),
-    (r"kimi-w4a8 eval .* --recipe (eagle3-opt|w4a16).*", "", GPU),
+    (r"kimi-w4a8 eval .* --recipe (eagle3-opt|w4a16|agent).*", "", GPU),
     (r"kimi-w4a8 accept( --full)?",
      "e2e/test_accept.py::test_a_taken_port_fails_one_stage_and_the_same_command_runs_that_one_alone", GPU),
     (r"kimi-w4a8 fetch --recipe \S+ --(verify|offline)",
