@@ -29,7 +29,7 @@ PROGRAMS = r"(?:git|docker|curl|kubectl|sbatch|vllm|rocprofv3) \S|(?:\S*/)?[\w-]
 URL = r"(URL|http://127\.0\.0\.1:9527)"
 # A line is that of the first expression that matches all of it. Then what executes it, and what it lacks here.
 LINES: tuple[tuple[str, str, str], ...] = (
-    (r"git clone|make|make (demo|docs|test|lint|venv)", CI, ""),
+    (r"git clone( URL kimi-w4a8-eagle3)?|make|make (demo|docs|test|lint|venv)", CI, ""),
     (r"kimi-w4a8 (bench list|bench predict .*|bench sweep .* --print|recipes|patch( --check)?)", HERE, ""),
     (r"kimi-w4a8 (plan agent (--gpu mi325x|--tp 16 --set nnodes=2)|serve agent --dry-run)", HERE, ""),
     (r"python -m proof\.account -c 40", HERE, ""),
@@ -41,6 +41,8 @@ LINES: tuple[tuple[str, str, str], ...] = (
      "launch/test_docker_up.py::test_systemd_starts_what_the_docker_line_starts", CLUSTER),
     (r"launch/docker-run\.sh .*", "launch/test_docker_run.py::test_the_lines_of_the_pages_work_with_relative_names",
      CLUSTER),
+    (r"(launch/docker-run\.sh|kimi-w4a8)( bench)?",
+     "launch/test_docker_run.py::test_files_that_arguments_name_get_in_under_the_hosts_path", CLUSTER),
     (r"launch/pin-base\.sh.*", "machine/test_base_image.py::test_pinning_writes_the_digest_into_both_files", NETWORK),
     (r"docker (image|builder) .*", "launch/test_docker_up.py::test_the_lines_that_undo_leave_nothing", CLUSTER),
     (r"docker (build|compose|logs|rm|rmi|stop) ?.*", "", CLUSTER),

@@ -176,15 +176,16 @@ def test_systemd_starts_what_the_docker_line_starts() -> None:
             found.started()["options"]["--env"] == service["options"]["--env"] and "A=b" in service["options"]["--env"]
         )
         assert [word for word in service["words"] if word != "--recipe"] == found.started()["words"]
-        undo(found, "If root started it")
+        undo(found, "## How to undo it", "\n\nOtherwise")
+        undo(found, "If root ran", "\n\nIf you set")
         assert not any((found.folder / "etc").rglob("*kimi*"))
         assert (found.folder / "systemctl").read_text().endswith("disable --now kimi@agent\ndaemon-reload\n")
 
 
-def undo(found: Host, heading: str) -> None:
-    """Run the lines of the page below a heading, with the host's folders in place of the machine's."""
-    page = (ROOT / "docs/first-hour.md").read_text().partition("## How to undo it")[2].partition(heading)[2]
-    lines = "\n".join(re.findall("^    (.*)$", page.partition("\n\nIf root")[0], re.MULTILINE))
+def undo(found: Host, first: str, last: str) -> None:
+    """Run the lines of the page between two texts, with the host's folders in place of the machine's."""
+    page = (ROOT / "docs/first-hour.md").read_text().partition(first)[2].partition(last)[0]
+    lines = "\n".join(re.findall("^    (.*)$", page, re.MULTILINE))
     for folder in ("/etc/", "/var/lib/"):
         lines = lines.replace(f" {folder}", f" {found.folder}{folder}")
     programs = f"{found.folder}/bin:{Path(sys.executable).parent}:/usr/bin:/bin"
@@ -199,7 +200,7 @@ def test_the_lines_that_undo_leave_nothing(ordinary: Host) -> None:
     for checkpoint in recipe.checkpoints:
         (hub / f"models--{checkpoint.repo.replace('/', '--')}").mkdir()
     shutil.copy(ROOT / "Dockerfile", ordinary.home)
-    undo(ordinary, "\n")
+    undo(ordinary, "\n\nOtherwise", "\n\nIf root ran")
     left = [path for path in ordinary.home.rglob("*") if path.is_file() or path.name.startswith("models--")]
     assert sorted(path.name for path in left) == ["Dockerfile", "token"]
     assert not (ordinary.home / "runs").exists() and not (ordinary.home / ".config/kimi-w4a8-eagle3").exists()
