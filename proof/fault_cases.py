@@ -128,9 +128,9 @@ def slow_client(stage: FaultStage) -> FaultRow:
     row.judge([*records, *more], ONLY_OK)
     row.clients += f"; the {slow_ones} slow ones still reading"
     row.remark = (
-        f"{question.max_tokens} tokens for each were finished, and their KV free, after {released:.0f} s, "
-        f"{usual:.0f} s with clients that read; TPOT of the others {before:.0f} ms before, "
-        f"{beside:.0f} ms beside"
+        f"the {question.max_tokens:,} tokens of each slow one were finished, and their KV free, after {released:.0f} s "
+        f"({usual:.0f} s with fast readers); TPOT of the others: {before:.0f} ms without the slow ones, "
+        f"{beside:.0f} ms beside them"
     )
     row.expect(still_reading == slow_ones, "the slow clients were not slow")
     row.expect(released < 4 * usual + 5, "a slow client held its KV")
@@ -246,7 +246,7 @@ def terminate(stage: FaultStage) -> FaultRow:
     row.judge(load.records, VISIBLE | {ClientOutcome.UNREACHABLE})
     running = [record for record in load.records if record.began < at <= record.ended]
     lost = [record for record in running if record.outcome is not ClientOutcome.OK]
-    row.clients = f"{len(running) - len(lost)} of {len(running)} running requests ok; all: {row.clients}"
+    row.clients = f"{len(running) - len(lost)} of {len(running)} requests that ran at SIGTERM ok; all: {row.clients}"
     row.remark = f"ended after {seconds:.1f} s with exit code {code}"
     row.expect(bool(running) and not lost, f"lost: {[(r.outcome.value, r.detail) for r in lost]}")
     row.expect(code == 128 + signal.SIGTERM, f"exit code {code}")

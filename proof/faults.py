@@ -144,9 +144,9 @@ def _write_docs(rows: dict[str, dict[str, Any]]) -> None:
     known |= rows
     kept = {case.name: known[case.name] for case in CASES if case.name in known}
     write_json(ROWS, kept)
-    lines = ["| fault | clients saw | noticed | whole again | remarks |", "|---|---|---|---|---|"]
+    lines = ["| fault | clients saw | noticed after | whole again after | remarks |", "|---|---|---|---|---|"]
     for row in kept.values():
-        left = "" if row["left"] == "nothing" else f"left: {row['left']}"
+        left = "" if row["left"] == "nothing" else f"left behind: {row['left']}"
         failed = [f"**FAILED: {problem[:200]}**" for problem in row["problems"]]
         remark = "; ".join(part for part in (row["remark"], left, *failed) if part)
         cells = [row["title"], row["clients"], _s(row["detected_s"]), _s(row["whole_s"]), remark]
