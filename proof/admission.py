@@ -154,7 +154,7 @@ def pairs(
     more_ms = [(with_door - without) * 1000 for with_door, without in latency]
     lost = [1 - without / with_door for with_door, without in throughput]
     low, middle, high = _median(more_ms)
-    print(f"latency: {middle:+.2f} ms with the door (95%: {low:+.2f} to {high:+.2f}); at most 3 ms are allowed")
+    print(f"latency: {middle:+.2f} ms with the door (95%: {low:+.2f} to {high:+.2f}); at most 2 ms are allowed")
     low, middle, high = _median(lost)
     print(f"throughput at {concurrency}: {middle:.1%} lost (95%: {low:.1%} to {high:.1%}); at most 5% are allowed")
 

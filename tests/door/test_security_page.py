@@ -30,16 +30,16 @@ LIMITS = {
     "bodies": f"{bodies.DEADLINE_S:.0f} s for the body (408)",
     "headers": f"{connections.HEADERS_S:.0f} s for the headers",
     "memory of bodies": f"bodies together hold {shares.BODIES} x `KIMI_MAX_BODY_BYTES` until they are answered",
-    "places": f"A worker first has {admission.QUICK_S} s of CPU time, and the first rows",
+    "places": f"A worker first has {admission.QUICK_S} s of CPU time, which most rows",
     "waiting": f"What waits for {shares._QUEUE_S:.0f} s gets 503",
-    "answers": "an answer is reused for twenty times as long as it took, at most for 1 s; 16 different queries of"
+    "answers": "An answer is reused for 20 times the time that it took, at most for 1 s. 16 different queries of"
     if (computed._SHARE, computed._MOST_S, computed._MAX_QUERIES) == (20, 1, 16)
     else "other limits",
     "shape": f"{shape.MAX_DEPTH} levels deep, with {shape.MAX_LIST:,} entries in each array or object",
-    "text": f"{rules._CHARACTERS_PER_TOKEN} characters for each token of the context. A worker first counts the tokens "
-    f"of a text of more than {large.COUNTED_CHARACTERS:,} characters",
-    "logprobs": f"{rules._MAX_TOP_LOGPROBS} candidates, {rules.MAX_LOGPROBS:,} in all and {rules.MAX_WHOLE_LOGPROBS:,} "
-    "in an answer that is not streamed",
+    "text": f"{rules._CHARACTERS_PER_TOKEN} characters for each token of the context |",
+    "long texts": f"first counts the tokens of a text of more than {large.COUNTED_CHARACTERS:,} characters",
+    "candidates": f"| {rules._MAX_TOP_LOGPROBS} candidates |",
+    "logprobs": f"at most {rules.MAX_LOGPROBS:,}, and {rules.MAX_WHOLE_LOGPROBS:,} in an answer that is not streamed",
     "stop": f"{rules._MAX_STOPS} strings of {rules._MAX_LABEL:,} characters",
     "tools": f"{schemas._MAX_TOOL_OBJECTS:,} objects in all their schemas",
     "two threads": {2: "the plugin runs this in two threads"}[large.threads._max_workers],
@@ -47,22 +47,22 @@ LIMITS = {
     "default sequences": f"| `KIMI_MAX_SEQUENCES` | {DoorSettings().max_sequences} |",
     "default mask": f"| `KIMI_MAX_MASK_MS` | {DoorSettings().max_mask_ms} |",
     "key": f"A key has {settings._MIN_KEY} or more visible ASCII characters",
-    "worker for a body": f"it may take {large._READ_S} s of CPU time, plus {large._PICTURE_S * 1e9:.0f} ns a character "
-    f"of its pictures. Over {large.WORKER_BYTES >> 10} KiB, or with over "
-    f"{large.WORKER_OBJECTS} objects, a worker tries it first, and is killed after "
-    f"{large._CPU_S:.0f} s",
+    "reading": f"at most {large._READ_S} s, plus {large._PICTURE_S * 1e9:.0f} ns for each character of its pictures",
+    "worker for a body": f"first reads a body over {large.WORKER_BYTES >> 10} KiB, or with over "
+    f"{large.WORKER_OBJECTS} objects, and is killed after {large._CPU_S:.0f} s",
     "threads": f"For a request over {large.THREAD_BYTES >> 10} KiB",
     "pictures": f"at most {pictures._MAX_PICTURES} with 2^{pictures.MAX_PIXELS.bit_length() - 1} pixels together",
     "time of pictures": f"It may take {pictures._USUAL_S} s of CPU time and {pictures._PIXEL_S * 1e9:.0f} ns for each "
     f"pixel, and is killed after {pictures._CPU_S:.0f} s",
-    "time of grammars": f"{trial.CPU_S:.0f} s to compile and {trial._STEP_S:.0f} s to walk, then the kernel kills it. "
-    f"It has {trial.CPU_S * admission._WALL:.0f} s of wall time",
+    "time of grammars": f"| {trial.CPU_S:.0f} s in all, of which {trial._STEP_S:.0f} s for the walk. Then the kernel",
+    "wall time": f"| wall time of a worker | {trial.CPU_S * admission._WALL:.0f} s |",
     "memory of a worker": f"| {admission.MEMORY_BYTES >> 30} GiB beyond the zygote's",
     "memory of a grammar": f"| memory of the compiled grammar | {trial.MAX_GRAMMAR_BYTES >> 20} MiB |",
-    "mask": f"| {DoorSettings().max_mask_ms} ms (`KIMI_MAX_MASK_MS`) for the longest that the walk finds. It ends by "
-    f"itself after {trial._WALK_S:.0f} s |",
+    "mask": f"| {DoorSettings().max_mask_ms} ms (`KIMI_MAX_MASK_MS`) for the slowest mask of the walk |",
+    "walk": f"it ends by itself after {trial._WALK_S:.0f} s",
+    "body": f"one JSON object of at most {DoorSettings().max_body_bytes >> 20} MiB (`KIMI_MAX_BODY_BYTES`; else 413)",
     "verdicts": f"The last {admission._MAX_VERDICTS:,} verdicts are kept",
-    "repeats": f"At its end the walk repeats characters {trial._REPEATS} times",
+    "repeats": f"The walk ends with {trial._REPEATS} repeated characters",
 }
 
 
