@@ -1,8 +1,8 @@
 """Error of the MoE layer by tensor-parallel size, against unquantized activations and TP 1.
 
-    PYTHONPATH=tests/moe python -m proof.figures.tensor_parallel_error [--hidden 1024] [--inter 2048]
+    PYTHONPATH=tests:tests/moe python -m proof.figures.tensor_parallel_error [--hidden 1024] [--inter 2048]
 
-Uses the layer, the slicing and the float reference of tests/moe/test_tensor_parallel.py.
+Uses the layer, the slicing and the float reference of tests/moe/test_tensor_parallel.py, which needs tests/support.
 """
 
 from __future__ import annotations
