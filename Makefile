@@ -60,7 +60,7 @@ $(STAMP): $(DEMO)
 scale-demo: $(DEMO)
 	$(BIN)/python -m proof.faults --only kill-engine --only rolling-restart
 
-# Every fault of docs/reliability.md with real processes; writes its table anew.
+# Every fault of docs/reliability.md with real processes. `python -m proof.faults --docs` also writes its table.
 faults: $(STAMP)
 	$(BIN)/python -m proof.faults
 
