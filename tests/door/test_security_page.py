@@ -29,10 +29,10 @@ PAGE, ROWS = " ".join(TEXT.split()), [row for row in TEXT.splitlines() if row[:1
 LIMITS = {
     "bodies": f"{bodies.DEADLINE_S:.0f} s for the body (408)",
     "headers": f"{connections.HEADERS_S:.0f} s for the headers",
-    "memory of bodies": f"bodies together hold {shares.BODIES} x `KIMI_MAX_BODY_BYTES` until they are answered",
+    "memory of bodies": f"at most {shares.BODIES} x `KIMI_MAX_BODY_BYTES` for all unanswered requests together",
     "places": f"A worker first has {admission.QUICK_S} s of CPU time, which most rows",
     "waiting": f"What waits for {shares._QUEUE_S:.0f} s gets 503",
-    "answers": "An answer is reused for 20 times the time that it took, at most for 1 s. 16 different queries of"
+    "answers": "An answer is reused for 20 times the time that it took, at most for 1 s. More than 16 different queries"
     if (computed._SHARE, computed._MOST_S, computed._MAX_QUERIES) == (20, 1, 16)
     else "other limits",
     "shape": f"{shape.MAX_DEPTH} levels deep, with {shape.MAX_LIST:,} entries in each array or object",
@@ -49,7 +49,7 @@ LIMITS = {
     "key": f"A key has {settings._MIN_KEY} or more visible ASCII characters",
     "reading": f"at most {large._READ_S} s, plus {large._PICTURE_S * 1e9:.0f} ns for each character of its pictures",
     "worker for a body": f"first reads a body over {large.WORKER_BYTES >> 10} KiB, or with over "
-    f"{large.WORKER_OBJECTS} objects, and is killed after {large._CPU_S:.0f} s",
+    f"{large.WORKER_OBJECTS} `{{`. It is killed after {large._CPU_S:.0f} s of CPU time",
     "threads": f"For a request over {large.THREAD_BYTES >> 10} KiB",
     "pictures": f"at most {pictures._MAX_PICTURES} with 2^{pictures.MAX_PIXELS.bit_length() - 1} pixels together",
     "time of pictures": f"It may take {pictures._USUAL_S} s of CPU time and {pictures._PIXEL_S * 1e9:.0f} ns for each "
@@ -62,7 +62,7 @@ LIMITS = {
     "walk": f"it ends by itself after {trial._WALK_S:.0f} s",
     "body": f"one JSON object of at most {DoorSettings().max_body_bytes >> 20} MiB (`KIMI_MAX_BODY_BYTES`; else 413)",
     "verdicts": f"The last {admission._MAX_VERDICTS:,} verdicts are kept",
-    "repeats": f"The walk ends with {trial._REPEATS} repeated characters",
+    "repeats": f"As its last step the walk repeats characters {trial._REPEATS} times",
 }
 
 
