@@ -196,12 +196,14 @@ def sample(
     return tokens
 
 
-def _agree(*tensors: torch.Tensor) -> None:
-    """Take rank 0's values: ranks whose logits differ in the last bit would draw, draft or accept other tokens."""
+def _agree(tokens: torch.Tensor) -> None:
+    """Take rank 0's tokens: ranks whose logits differ in the last bit would draft or draw others.
+
+    With the same drafts and draws every rank accepts the same.
+    """
     group = runtime_context.get_parallel().attn_tp_group if is_dp_attention_enabled() else get_tp_group()
-    for tensor in tensors:
-        if group.world_size > 1 and tensor.numel():  # an idle group of DP attention has no tokens
-            group.broadcast(tensor, src=0)
+    if group.world_size > 1 and tokens.numel():  # an idle group of DP attention has no tokens
+        group.broadcast(tokens, src=0)
 
 
 @FEATURE.before("sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2.verify")
@@ -265,6 +267,7 @@ def verify(
     chains = verify_input.draft_token.view(-1, n)
     _transform(logits, info, grammar_mask, penalties, verify_input.positions, chains)
     drawn = logits.argmax(dim=-1) if info.is_all_greedy else _draw_all(logits, info, verify_input.positions, n)
+    _agree(drawn)
     predict, lengths, index = _accept(verify_input, drawn.view(-1, n), chains)
     if penalties is not None:
         penalties.count(torch.where(index >= 0, predict[index.long().clamp(min=0)], -1))
@@ -309,5 +312,4 @@ def _accept(verify_input: EagleVerifyInput, drawn: torch.Tensor, chains: torch.T
         target_predict=drawn,
         topk=verify_input.tree_topk,
     )
-    _agree(predict, index, correct)
     return predict, correct + 1, index
