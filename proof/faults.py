@@ -10,7 +10,6 @@ something was left behind. --docs: replace the rows of docs/reliability.md; rows
 from __future__ import annotations
 
 import json
-import sys
 import time
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -26,7 +25,8 @@ from rich.table import Table
 from kimi_w4a8_eagle3.base.console import table_console
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.run_dir import RECORD, new_run_dir, record, write_json
-from kimi_w4a8_eagle3.fleet.serve import Terminated, signals_raise
+from kimi_w4a8_eagle3.cli import run
+from kimi_w4a8_eagle3.fleet.serve import signals_raise
 from proof.fault_cases import CASES, port_taken
 from proof.fault_stage import FLEET, FaultCase, FaultRow, FaultStage, small_disk
 from proof.load.served import ServedFleet
@@ -162,9 +162,4 @@ def _s(seconds: float | None) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except Terminated as stopped:
-        sys.exit(stopped.exit_code)
-    except KimiError as error:
-        sys.exit(f"faults.py: {error}")
+    run(lambda: typer.run(main))

@@ -29,7 +29,7 @@ RECIPE_NAME = typer.Argument(
 )
 RECIPE = typer.Option(None, "--recipe", "-r", help="The recipe, as an option.", autocompletion=complete(recipe_names))
 KEY_FILE = typer.Option(None, "--api-key-file", help="File with the server's key; default: as in `kimi-w4a8 serve`.")
-OPS_PORT = typer.Option(None, "--ops-port", help="Probes and metrics; default: port + 1; 0: none.")
+OPS_PORT = typer.Option(None, "--ops-port", min=0, max=65535, help="Probes and metrics; default: port + 1; 0: none.")
 OPS_HOST = typer.Option("127.0.0.1", "--ops-host", help="Address for probes and metrics.")
 DRAIN_TIMEOUT = typer.Option(120.0, "--drain-timeout", min=0, help="Seconds for running requests at SIGTERM.")
 OPS_URL = typer.Option(None, "--ops-url", help="A router's ops endpoint; default: the port after the router's.")

@@ -46,9 +46,15 @@ def bench(
 
 
 def measured(
-    kind: Literal["bench", "ab"], name: str, blocks: Sequence[tuple[Target, Sequence[int]]],
-    workloads: Sequence[Workload], texts: Texts | Replay, runs: Path, say: Say, resume: Path | None,
-) -> Path:  # fmt: skip
+    kind: Literal["bench", "ab"],
+    name: str,
+    blocks: Sequence[tuple[Target, Sequence[int]]],
+    workloads: Sequence[Workload],
+    texts: Texts | Replay,
+    runs: Path,
+    say: Say,
+    resume: Path | None,
+) -> Path:
     """Measure the workloads in blocks and return the run directory. A block is a server start and its repetitions.
 
     resume: the directory of a run to finish. A server starts only if one of its points is missing. Raises KimiError and

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -25,19 +24,13 @@ from rich.table import Table
 from safetensors.torch import load_file, save_file
 
 from kimi_w4a8_eagle3.cli import run
-from kimi_w4a8_eagle3.engine.client import EngineClient
-from kimi_w4a8_eagle3.engine.metrics import Acceptance
 from kimi_w4a8_eagle3.fleet.serve import signals_raise
 from kimi_w4a8_eagle3.recipe.memory_plan import ModelCard, draft_weights
-from kimi_w4a8_lab.base.counters import accepted
-from kimi_w4a8_lab.base.server_under_test import Target
 from kimi_w4a8_lab.predict.machine_model import PRECISIONS, Cluster, decode_bytes, draft_bytes
 from kimi_w4a8_laptop import tiny
 
 from ..tiny.problems import problems
-
-MAX_TOKENS, CONCURRENCY, SEED = 192, 4, 6
-Tokens = list[tuple[int, ...]]
+from .mxfp4 import SEED, served
 
 
 def quantize(folder: Path) -> Path:
@@ -82,16 +75,6 @@ def saved(requests: int, bits: int) -> tuple[float, float]:
     return less, whole + steps * draft_bytes(requests, context, cluster)
 
 
-def ask(draft: Path, questions: list[str], log: Path) -> tuple[Tokens, Acceptance]:
-    """The greedy answers, and acceptance from the server's counters around them."""
-    target = Target(recipe="tiny", settings=(f"draft.repo={draft}",))
-    with target.running(log, print) as server, EngineClient(server.base_url) as client:
-        ask = partial(client.chat_all, questions, MAX_TOKENS, CONCURRENCY)
-        answers, found = accepted(server.base_url, server.facts.num_draft_tokens or 0, ask)
-    assert found is not None, "nothing was verified"
-    return [answer.token_ids for answer in answers], found
-
-
 def main(questions: int = typer.Option(65, min=1, help="Held-out problems asked of each server.")) -> None:
     """Serve the three drafts and print the table."""
     asked = [problem.question for problem in problems("held_out", questions, seed=SEED)]
@@ -101,12 +84,12 @@ def main(questions: int = typer.Option(65, min=1, help="Held-out problems asked 
         fp8 = quantize(folder / "fp8")
         drafts = {"BF16": tiny.draft_path(), "FP8": fp8, "FP8, scales scrambled": scramble(fp8, folder / "scrambled")}
         drafts |= {f"INT{bits} weights": rounded(drafts["BF16"], folder / str(bits), bits) for bits in (8, 4)}
-        answers: dict[str, Tokens] = {}
+        answers: dict[str, list[tuple[int, ...]]] = {}
         for number, (title, draft) in enumerate(drafts.items()):
             with console.status(f"{title}: {questions} questions"):
-                answers[title], acceptance = ask(draft, asked, folder / f"{number}.log")
+                answers[title], length = served((f"draft.repo={draft}",), asked, folder / f"{number}.log")
             same = sum(a == b for a, b in zip(answers["BF16"], answers[title], strict=True))
-            table.add_row(title, f"{acceptance.length:.3f}", f"{same} of {questions}")
+            table.add_row(title, f"{length:.3f}", f"{same} of {questions}")
     console.print(table)
     for concurrency, bits in product((2, 40), (8, 4)):
         less, whole = saved(concurrency, bits)

@@ -9,6 +9,7 @@ draft and without it, and the greedy answers are compared. Exit code 1 when a to
 
 from __future__ import annotations
 
+import math
 import random
 import subprocess
 import sys
@@ -58,15 +59,15 @@ def answered(name: str, folder: Path, count: int) -> str:
     return f"{name}: {right} of {count} right ({right / count:.1%}){length}"
 
 
-def served(name: str, settings: tuple[str, ...], questions: list[str], log: Path) -> tuple[list[tuple[int, ...]], str]:
-    """Return the greedy answers of a server, and a line with the accept length that its counters give."""
+def served(settings: tuple[str, ...], questions: list[str], log: Path) -> tuple[list[tuple[int, ...]], float]:
+    """Return the greedy answers of a server, and the accept length that its counters give; NaN without a draft."""
     with (
         Target(recipe="tiny", settings=settings).running(log, print) as server,
         EngineClient(server.base_url) as client,
     ):
         ask = partial(client.chat_all, questions, MAX_TOKENS, CONCURRENCY)
         answers, found = accepted(server.base_url, DRAFT_TOKENS, ask)
-    return [answer.token_ids for answer in answers], f"{name}: accept length {found.length:.3f}" if found else name
+    return [answer.token_ids for answer in answers], found.length if found else math.nan
 
 
 def main(
@@ -82,11 +83,11 @@ def main(
         mxfp4 = quantize(folder / "mxfp4")
         if asked:
             settings = (f"model.repo={mxfp4}",)
-            drafted, line = served("MXFP4, EAGLE3", settings, questions, folder / "drafted.log")
-            _, int4 = served("INT4, EAGLE3", (), questions, folder / "int4.log")
-            alone, _ = served("MXFP4", (*settings, "options.speculation=off"), questions, folder / "alone.log")
+            drafted, length = served(settings, questions, folder / "drafted.log")
+            _, int4 = served((), questions, folder / "int4.log")
+            alone, _ = served((*settings, "options.speculation=off"), questions, folder / "alone.log")
             same = sum(a == b for a, b in zip(drafted, alone, strict=True))
-            console.print(f"served, {line}", f"served, {int4}", sep="\n")
+            console.print(f"served, EAGLE3: accept length {length:.3f} with MXFP4, {int4:.3f} with INT4")
             console.print(f"served, MXFP4 with and without EAGLE3: the same tokens in {same} of {asked} answers")
         for title, target in {"MXFP4": mxfp4, "INT4": tiny.target_path(), "BF16": tiny.target_bf16_path()}.items():
             console.print(answered(title, target, count))

@@ -21,7 +21,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
 from kimi_w4a8_eagle3.cli import run
 from kimi_w4a8_eagle3.door.settings import ADMIN_KEY, API_KEY, read_door
@@ -62,9 +61,6 @@ def main(
     except Terminated as stopped:
         console.print(f"fuzz: {stopped} received; no verdict, but what was found until then: {folder / 'fuzz.json'}")
         raise typer.Exit(stopped.exit_code) from None
-    except KimiError as error:
-        console.print(f"[red]fuzz:[/] {escape(str(error))}")
-        raise typer.Exit(error.exit_code) from None
     _show(outcome, seed, console)
     console.print(f"fuzz: {folder}")
     raise typer.Exit(1 if outcome.faults else 0)

@@ -22,7 +22,6 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 from kimi_w4a8_eagle3.base.console import table_console
-from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.finding import Finding, checked
 from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
 from kimi_w4a8_eagle3.cli import run
@@ -80,9 +79,6 @@ def main(
     except Terminated as stopped:
         console.print(f"soak: {stopped} received; no verdict")
         raise typer.Exit(stopped.exit_code) from None
-    except KimiError as error:
-        Console(stderr=True, highlight=False).print(f"[red]error:[/] {escape(str(error))}")
-        raise typer.Exit(error.exit_code) from None
     findings = [*judge(found, bounds), *left]
     write_records(folder / "requests.jsonl", found.records)
     write_json(folder / "soak.json", _result(found, findings))

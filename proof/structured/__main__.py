@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
 from kimi_w4a8_eagle3.cli import run
 from kimi_w4a8_eagle3.fleet.serve import Terminated, signals_raise
@@ -45,9 +44,6 @@ def main(
     except Terminated as stopped:
         console.print(f"structured: {stopped} received; no verdict")
         raise typer.Exit(stopped.exit_code) from None
-    except KimiError as error:
-        console.print(f"[red]structured:[/] {escape(str(error))}")
-        raise typer.Exit(error.exit_code) from None
     verdicts = compare(asked, expected, found)
     faults = faults + more + [f"{verdict.case.name}: {verdict.fault}" for verdict in verdicts if verdict.fault]
     write_json(folder / "structured.json", {"faults": faults, "cases": [verdict.json() for verdict in verdicts]})
