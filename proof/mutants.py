@@ -50,7 +50,7 @@ TESTS = {
     "door/access": ("sglang_plugin/test_door_keys.py", "sglang_plugin/test_door.py"),
     "door/admission": ("door/test_admission.py", "door/test_security_page.py"),
     "door/answers": ("door/test_answers.py", "sglang_plugin/test_door.py", "sglang_plugin/test_door_keys.py"),
-    "door/bodies": ("door/test_body_reader.py", "door/test_security_page.py", "sglang_plugin/test_door.py"),
+    "door/bodies": ("door/test_body_reader.py", "door/test_shares.py", "door/test_security_page.py"),
     "door/computed": ("sglang_plugin/test_door.py",),
     "door/connections": ("door/test_security_page.py", "sglang_plugin/test_door.py"),
     "door/dialects": ("door/test_dialects.py",),
