@@ -10,12 +10,18 @@ STAMP := $(VENV)/.installed
 # uv leaves compiling to the first import: it may keep what it compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test nightly lint docs kernels virtual-mi325x venv audit tiny draft bench eval scale-demo faults soak fuzz mutants clean
+.PHONY: demo test test-all nightly lint docs kernels virtual-mi325x venv audit tiny draft bench eval scale-demo faults soak fuzz mutants clean
 demo: $(DEMO)
 	$(BIN)/python -m proof.demo
 
+PYTEST := $(BIN)/python -m pytest -n 4 --no-loadscope-reorder
+
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 4 --no-loadscope-reorder
+	$(PYTEST) -m "not slow"
+
+# The slow tests, too (.github/CONTRIBUTING.md); CI runs this.
+test-all: test
+	$(PYTEST) -m slow
 
 # The long forms of what `make test` runs in a short one (.github/CONTRIBUTING.md), each night.
 nightly: kernels virtual-mi325x fuzz

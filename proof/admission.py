@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import multiprocessing
+import os
 import random
 import statistics
 import time
@@ -147,40 +148,48 @@ def pairs(
 ) -> None:
     """Start an engine with the door and one with KIMI_DOOR=off; send plain chats to both in turn and compare."""
     body = {"model": MODEL, **_says("Tom has 3 apples and buys 4 more. How many apples?"), "max_tokens": 8}
+    total = 5 * concurrency
     with _engine() as guarded, _engine(KIMI_DOOR="off") as bare:
-        engines = [guarded.base_url, bare.base_url]
-        latency = asyncio.run(_in_turn(engines, body, requests, 1, 1))
-        throughput = asyncio.run(_in_turn(engines, body, rounds, concurrency, 5 * concurrency))
-    more_ms = [(with_door - without) * 1000 for with_door, without in latency]
-    lost = [1 - without / with_door for with_door, without in throughput]
-    low, middle, high = _median(more_ms)
-    print(f"latency: {middle:+.2f} ms with the door (95%: {low:+.2f} to {high:+.2f}); at most 2 ms are allowed")
-    low, middle, high = _median(lost)
+        single = asyncio.run(_in_turn([guarded, bare], body, requests, 1, 1))
+        crowd = asyncio.run(_in_turn([guarded, bare], body, rounds, concurrency, total))
+    for what, more_ms in (
+        ("latency", [(with_door - without) * 1000 for (with_door, _), (without, _) in single]),
+        ("CPU time of the HTTP server, a request", [(a - b) * 1000 / total for (_, a), (_, b) in crowd]),
+    ):
+        low, middle, high = _median(more_ms)
+        print(f"{what}: {middle:+.2f} ms with the door (95%: {low:+.2f} to {high:+.2f}); at most 2 ms are allowed")
+    low, middle, high = _median([1 - without / with_door for (with_door, _), (without, _) in crowd])
     print(f"throughput at {concurrency}: {middle:.1%} lost (95%: {low:.1%} to {high:.1%}); at most 5% are allowed")
 
 
-async def _in_turn(urls: Sequence[str], body: Body, pairs: int, clients: int, total: int) -> list[tuple[float, float]]:
-    """Return the seconds that each engine took for `total` requests, by pair; the order changes from pair to pair."""
+def _spent(server: EngineServer) -> tuple[float, float]:
+    """Return the time, and the processor time of an engine's HTTP server, in seconds."""
+    used = psutil.Process(server.pid).cpu_times()
+    return time.perf_counter(), used.user + used.system
+
+
+async def _in_turn(
+    servers: Sequence[EngineServer], body: Body, pairs: int, clients: int, total: int
+) -> list[list[tuple[float, float]]]:
+    """Return what each engine spent (`_spent`) on `total` requests, by pair; the order changes from pair to pair."""
     async with httpx.AsyncClient(timeout=600, trust_env=False, limits=httpx.Limits(max_connections=clients)) as http:
 
-        async def one(url: str) -> float:
-            waiting = iter(range(total))
+        async def one(server: EngineServer) -> tuple[float, float]:
+            waiting, (began, used) = iter(range(total)), _spent(server)
 
             async def client() -> None:
                 for _ in waiting:
-                    (await http.post(url + _CHAT, json=body)).raise_for_status()
+                    (await http.post(server.base_url + _CHAT, json=body)).raise_for_status()
 
-            start = time.perf_counter()
             await asyncio.gather(*(client() for _ in range(clients)))
-            return time.perf_counter() - start
+            now, cpu = _spent(server)
+            return now - began, cpu - used
 
-        for url in urls:
-            await one(url)  # connections and caches
+        await asyncio.gather(*map(one, servers))  # connections and caches
         found = []
         for number in range(pairs):
-            order = urls if number % 2 else urls[::-1]
-            seconds = {url: await one(url) for url in order}
-            found.append((seconds[urls[0]], seconds[urls[1]]))
+            spent = [await one(server) for server in servers[:: 1 if number % 2 else -1]]
+            found.append(spent[:: 1 if number % 2 else -1])
         return found
 
 
@@ -285,6 +294,7 @@ def _attack(url: str, seed: int) -> None:
     """Send what the corpus and `LARGE` hold, without an end, and do not read the answers."""
     cases = [case for name, case in LARGE.items() if "text" not in name]
     grammars = [{"regex": ".*a.{60}"}, {"regex": "(([^a]*)+)*"}, {"regex": "[a-z]{1,400}" * 8}]
+    os.nice(19)  # where cores are few, what this client computes is not the engine's doing
     draw = random.Random(seed)
     with httpx.Client(base_url=url, timeout=600, trust_env=False) as http:
         for number in range(10**9):

@@ -27,9 +27,12 @@ GPU, CLUSTER, NETWORK, OTHERS = "MI325X or MI355X", "Docker, Kubernetes or Slurm
 TIME = "minutes to hours"
 PROGRAMS = r"(?:git|docker|curl|kubectl|sbatch|vllm|rocprofv3) \S|(?:\S*/)?[\w-]+\.sh\b"
 URL = r"(URL|http://127\.0\.0\.1:9527)"
+SERVED = "e2e/test_serve_processes.py::test_a_key_is_asked_for_and_shown_nowhere_and_ctrl_c_ends_everything"
+PERSON = "e2e/test_openai_api.py::test_a_persons_path_from_the_first_request_to_the_report"
+REPLAYED = "speed/test_replay.py::test_a_replay_measures_every_session_by_turn"
 # A line is that of the first expression that matches all of it. Then what executes it, and what it lacks here.
 LINES: tuple[tuple[str, str, str], ...] = (
-    (r"git clone( URL kimi-w4a8-eagle3)?|make|make (demo|docs|test|lint|venv)", CI, ""),
+    (r"git clone( URL kimi-w4a8-eagle3)?|make|make (demo|docs|test|test-all|lint|venv)", CI, ""),
     (r"kimi-w4a8 (bench list|bench predict .*|bench sweep .* --print|recipes|patch( --check)?)", HERE, ""),
     (r"kimi-w4a8 (plan agent (--gpu mi325x|--tp 16 --set nnodes=2)|serve agent --dry-run)", HERE, ""),
     (r"python -m proof\.account -c 40", HERE, ""),
@@ -56,23 +59,18 @@ LINES: tuple[tuple[str, str, str], ...] = (
     (r"python -m proof\.tiny typed --texts proof/tiny/blind\.jsonl",
      "proof/test_tiny_typed.py::test_the_blind_test_is_examined_in_turns_and_large_sums_may_be_declined", ""),
     (r"pip install .*", "", NETWORK),
-    (r"(\.venv/bin/)?kimi-w4a8 serve tiny",
-     "e2e/test_serve_processes.py::test_a_key_is_asked_for_and_shown_nowhere_and_ctrl_c_ends_everything", ""),
-    (r"kimi-w4a8 check MODEL --record answers\.json --base-url URL".replace("URL", URL),
-     "e2e/test_serve_processes.py::test_a_key_is_asked_for_and_shown_nowhere_and_ctrl_c_ends_everything", ""),
+    (r"(\.venv/bin/)?kimi-w4a8 serve tiny", SERVED, ""),
+    (r"kimi-w4a8 check MODEL --record answers\.json --base-url URL".replace("URL", URL), SERVED, ""),
     (r"kimi-w4a8 serve tiny --replicas 2", "e2e/test_faults.py::test_the_whole_fleet_is_measured_through_its_router",
      ""),
     (r"kimi-w4a8 serve (agent|eagle3).*", "", GPU),
-    (r"curl .*127\.0\.0\.1:9528/ready",
-     "e2e/test_serve_processes.py::test_a_key_is_asked_for_and_shown_nowhere_and_ctrl_c_ends_everything", ""),
+    (r"curl .*127\.0\.0\.1:9528/ready", SERVED, ""),
     (r"curl .*/start_profile .*", "sglang_plugin/test_door_keys.py::test_administrative_endpoints", GPU),
-    (r"curl .*kimi-k2\.5-tiny.*", "e2e/test_openai_api.py::test_a_persons_path_from_the_first_request_to_the_report",
-     ""),
+    (r"curl .*kimi-k2\.5-tiny.*", PERSON, ""),
     (r"curl .*amd/Kimi-K2.*", "", GPU),
     (r"curl .*/v1/models", "e2e/test_openai_api.py::test_the_served_model_is_listed", ""),
     (r"(\.venv/bin/)?kimi-w4a8 chat", "commands/test_chat.py::test_on_a_terminal_everything_is_shown", ""),
-    (r"(\.venv/bin/)?kimi-w4a8 bench chat .*",
-     "e2e/test_openai_api.py::test_a_persons_path_from_the_first_request_to_the_report", ""),
+    (r"(\.venv/bin/)?kimi-w4a8 bench chat .*", PERSON, ""),
     (r"(\.venv/bin/)?kimi-w4a8 bench tiny-con2 .*", "speed/test_measure.py::test_tokens_and_requests_are_counted", ""),
     (r"kimi-w4a8 bench (con2|con40) .*", "speed/test_workloads.py::test_con2_and_con40_are_the_published_commands",
      GPU),
@@ -81,15 +79,13 @@ LINES: tuple[tuple[str, str, str], ...] = (
     (r"make bench|kimi-w4a8 bench ab --a tiny.*",
      "speed/test_report.py::test_sides_take_turns_and_both_measure_every_repetition", TIME),
     (r"kimi-w4a8 bench ab --a .*", "", GPU),
-    (r"kimi-w4a8 bench replay TRACE .*", "speed/test_replay.py::test_a_replay_measures_every_session_by_turn", ""),
-    (r"kimi-w4a8 bench replay (sessions|agentx)\.jsonl .*",
-     "speed/test_replay.py::test_a_replay_measures_every_session_by_turn", TIME),
+    (r"kimi-w4a8 bench replay TRACE .*", REPLAYED, ""),
+    (r"kimi-w4a8 bench replay (sessions|agentx)\.jsonl .*", REPLAYED, TIME),
     (r"kimi-w4a8 bench sweep -r tiny .*", "speed/test_sweep.py::test_the_speedup_of_a_shape_is_split_into_its_causes",
      TIME),
     (r"kimi-w4a8 bench sweep .*", "", GPU),
     (r"kimi-w4a8 bench compare RUN\.\.\.", "speed/test_report.py::test_the_command_line_compares_and_predicts", ""),
-    (r"kimi-w4a8 report RUN\.\.\.", "e2e/test_openai_api.py::test_a_persons_path_from_the_first_request_to_the_report",
-     ""),
+    (r"kimi-w4a8 report RUN\.\.\.", PERSON, ""),
     (rf"kimi-w4a8 eval tools --base-url {URL}.*",
      "accuracy/test_eval_tools.py::test_the_published_table_judges_schema_accuracy", ""),
     (rf"kimi-w4a8 eval agent --base-url {URL}.*",
@@ -183,7 +179,7 @@ def test_what_executes_a_line_is_there() -> None:
 
 def test_ci_runs_what_the_readme_begins_with() -> None:
     script = (ROOT / CI).read_text()
-    for line in ("git clone", "as_user make demo", "as_root make demo", "as_user make lint", "as_user make test"):
+    for line in ("git clone", "as_user make demo", "as_root make demo", "as_user make lint", "as_user make test-all"):
         assert re.search(rf"^ *{line}\b", script, re.MULTILINE), line
 
 

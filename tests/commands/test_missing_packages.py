@@ -23,6 +23,8 @@ from kimi_w4a8_lab.speed.runs import RunResult
 from kimi_w4a8_lab.speed.workloads import load_workload
 from kimi_w4a8_laptop import tiny
 
+pytestmark = pytest.mark.slow
+
 SUPPORT = ROOT / "tests" / "support"
 PROGRAM = SUPPORT / "verbs.py"
 ONLY_EXTRAS = SUPPORT / "only_extras"  # its sitecustomize.py hides the other packages

@@ -117,6 +117,7 @@ COSTLY = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pictures", COSTLY.values(), ids=COSTLY)
 def test_what_takes_longer_than_its_pixels_is_refused_and_another_client_does_not_wait(pictures: list[bytes]) -> None:
     """Pillow took 65 s for the first and 14 s for 48 of the last in the event loop of the engine."""

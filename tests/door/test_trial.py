@@ -76,6 +76,7 @@ COSTLY: dict[str, str | dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @BOTH
 def test_costly_grammars_are_told_from_ordinary_ones(newest: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
     costly = dict(extent([*COSTLY.items()][:: 1 + newest], [*COSTLY.items()]))

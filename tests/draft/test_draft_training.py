@@ -90,6 +90,7 @@ def test_only_what_the_first_draft_guesses_is_kept() -> None:
     assert not torch.equal(drafts[1].fc.weight, drafts[2].fc.weight)
 
 
+@pytest.mark.slow
 def test_a_draft_goes_back_until_no_kind_loses_too_much(tmp_path: Path) -> None:
     made = [
         Collected(kind, tuple(row.tokens), ((7, len(row.tokens)),), 0) for kind, row in zip("aabb", rows(), strict=True)

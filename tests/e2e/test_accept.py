@@ -19,7 +19,7 @@ from kimi_w4a8_lab.accept.journal import DONE, AcceptResult
 from kimi_w4a8_lab.base.experiment import read_result
 from kimi_w4a8_lab.base.verdict import Verdict
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.slow]
 ALL_HERE = [f"tiny: {name}" for name in ("start", "smoke", "tools", "streams", "tiny-con2", "accuracy", "lossless")]
 
 

@@ -118,6 +118,7 @@ def test_nothing_is_lost_and_nothing_mixed_up(
             assert not MARKER.search(text)
 
 
+@pytest.mark.slow
 def test_answers_of_a_schema_are_of_it_and_those_of_the_server_without_drafts(
     eagle3: EngineServer, plain: EngineServer
 ) -> None:

@@ -12,6 +12,7 @@ from support.repository import ROOT
 from proof.agents.matrix import MatrixRow, table
 
 
+@pytest.mark.slow
 @pytest.mark.server
 def test_the_sdks_of_this_environment_reach_every_turn() -> None:
     words = [sys.executable, "-m", "proof.agents", "--here", "--only", "openai", "--only", "anthropic"]

@@ -26,7 +26,7 @@ from kimi_w4a8_eagle3.ops.window import increase, spec_steps
 from kimi_w4a8_lab.base.counters import Counters, read
 from proof.tiny.problems import problems
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 POOL = 768  # KV tokens of a group
 LEAST = 2 * 20  # tokens of the question that come back from host memory, in both groups together

@@ -26,7 +26,7 @@ from proof.draft_demo import ask, bodies
 from proof.tiny.checkpoint import load_target
 from proof.tiny.train_draft import captured_states
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.slow]
 COUNT = 32  # requests, half of them with a schema
 
 

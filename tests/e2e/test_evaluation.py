@@ -70,6 +70,7 @@ def test_eagle3_changes_no_greedy_token(healthy):
     assert [(m.further, m.nearer, m.beyond) for m in healthy.prefill.measures] == [(0, 0, 0)] * 2  # no rounding here
 
 
+@pytest.mark.slow
 def test_a_verify_step_that_accepts_everything_is_found(plain, faulty, tmp_path):
     server, named = faulty
     named.write_text("every draft accepted")
@@ -94,6 +95,7 @@ def expected(plain: EngineServer) -> tuple[list[exact.ExactRequest], list[Tokens
         return asked, [exact.ask(probe, request) for request in asked]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
     [
@@ -131,6 +133,7 @@ def test_the_exact_comparison_from_the_command_line_to_its_page(plain, eagle3, t
     assert '<h1 class="better">PASS: Lossless speculation, bit for bit' in (run / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_the_wrong_hidden_state_changes_no_answer_but_smoke_sees_the_accept_length(faulty, expected, tmp_path):
     (server, named), (asked, answers) = faulty, expected
     named.write_text("hidden state of the wrong token")
@@ -141,6 +144,7 @@ def test_the_wrong_hidden_state_changes_no_answer_but_smoke_sees_the_accept_leng
     assert state == "fail" and [c.name for c in checks if not c.passed] == ["accept length"], checks
 
 
+@pytest.mark.slow
 def test_a_stream_whose_reader_drops_text_behind_a_marker_is_found(faulty):
     """The comparison of `test_agent_streams`, on a server with that fault and without."""
     (server, named), [problem] = faulty, problems("held_out", 1, seed=33)
@@ -158,6 +162,7 @@ def test_sampled_verification_has_the_distribution_of_plain_decoding(healthy):
     assert healthy.sampling.smallest > DRAWN_ANEW
 
 
+@pytest.mark.slow
 def test_a_server_has_its_own_distribution_and_does_not_count_as_speculating(plain, tmp_path):
     report = compared(plain, plain, tmp_path, prompts=2, max_tokens=8, samples=30, prefixes=2)
     assert report.sampling.tests

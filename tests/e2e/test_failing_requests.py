@@ -36,6 +36,7 @@ QUESTION = {
     "temperature": 0,
     "chat_template_kwargs": {"thinking": False},  # its answer has no near tie at any token
 }
+MORE_PLACES = [pytest.param(one, marks=pytest.mark.slow) for one in ("TAKE-IN", "BUILDING", "STOP-CHECK", "ANSWER")]
 DRAW = "int32"  # while this file exists, each sampled verify step fails
 # More tokens than bad requests take, so that it still runs when they end.
 LONG = {**QUESTION, "max_tokens": 40, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
@@ -99,7 +100,7 @@ def test_two_ranks_draw_the_same_token(faulty: EngineServer) -> None:
     assert answers(faulty.base_url, bodies, 1) == answers(faulty.base_url, bodies, 8)
 
 
-@pytest.mark.parametrize("place", ["TAKE-IN", "BUILDING", "PREFILL", "STOP-CHECK", "OUTPUT", "ANSWER"])
+@pytest.mark.parametrize("place", ["PREFILL", "OUTPUT", *MORE_PLACES])
 def test_a_request_that_raises_ends_alone(faulty: EngineServer, right: str, place: str) -> None:
     """Streamed and not, beside one stream."""
     url = f"{faulty.base_url}/v1/chat/completions"
@@ -118,6 +119,7 @@ def test_a_request_that_raises_ends_alone(faulty: EngineServer, right: str, plac
     require_idle_and_whole(faulty)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["PREFILL", "DECODE"])
 def test_a_request_that_raises_alone_in_an_idle_engine_ends_alone(faulty: EngineServer, right: str, place: str) -> None:
     require_idle_and_whole(faulty)
@@ -126,6 +128,7 @@ def test_a_request_that_raises_alone_in_an_idle_engine_ends_alone(faulty: Engine
     require_idle_and_whole(faulty)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["DECODE", "READING"])
 def test_where_the_guilty_one_is_unknown_its_batch_ends_and_the_next_is_right(
     faulty: EngineServer, right: str, place: str
@@ -143,6 +146,7 @@ def test_where_the_guilty_one_is_unknown_its_batch_ends_and_the_next_is_right(
     require_idle_and_whole(faulty)
 
 
+@pytest.mark.slow
 def test_sampled_verify_steps_that_always_fail_end_readiness_and_the_engine(
     faulty: EngineServer, right: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -170,6 +174,7 @@ def test_sampled_verify_steps_that_always_fail_end_readiness_and_the_engine(
     require_idle_and_whole(faulty)
 
 
+@pytest.mark.slow
 def test_the_prefix_cache_changes_no_token_and_speculation_costs_one_of_a_prompt(faulty: EngineServer) -> None:
     with httpx.Client(base_url=faulty.base_url, timeout=280) as http:
         states = prefix_cache.Prover(http).states(users=1)

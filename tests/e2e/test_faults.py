@@ -34,7 +34,7 @@ from proof.load.load_questions import endless_question, known_questions
 from proof.load.load_request import ClientOutcome, LoadClient, Manner
 from proof.load.served import ServedFleet
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.slow]
 ABORTED = "sglang:num_aborted_requests_total"
 KEY = "a-key-for-this-fleet"
 

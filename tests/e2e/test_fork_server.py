@@ -24,7 +24,7 @@ from kimi_w4a8_laptop import fork_server
 from kimi_w4a8_laptop.fork_server import ForkedProcess, can_fork, fork, prepare, setting
 from proof.tiny.problems import problems
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 ENVIRONMENT = load_recipe("tiny").env
 

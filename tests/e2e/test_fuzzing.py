@@ -13,7 +13,7 @@ from kimi_w4a8_eagle3.engine.process import EngineServer
 from proof.fuzz.resources import NO_KERNEL_CACHE
 from proof.fuzz.session import Fuzz, FuzzTarget
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 SEED = 1
 REQUESTS = extent(400, 4000)

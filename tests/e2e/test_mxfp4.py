@@ -13,7 +13,7 @@ from kimi_w4a8_lab.base.counters import acceptance_from_counters, scrape
 from kimi_w4a8_laptop import tiny
 from proof.tiny.problems import problems
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.slow]
 QUESTIONS = [p.question for p in problems("held_out", 8, seed=6)]
 
 

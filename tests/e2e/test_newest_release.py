@@ -29,7 +29,7 @@ from kimi_w4a8_lab.base.counters import accepted, read
 from kimi_w4a8_laptop import tiny
 from proof.tiny.problems import problems
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 POOL = 32768  # tokens, half of what the recipe asks for
 QUESTIONS = [problem.question for problem in problems("held_out", 8)]

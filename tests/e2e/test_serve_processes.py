@@ -150,6 +150,7 @@ def test_kill_9_of_kimi_leaves_no_process(serve, processes):
     assert all_gone(family)
 
 
+@pytest.mark.slow
 def test_a_draft_of_another_target_fails_loudly(serve, tmp_path):
     """Random draft weights: everything loads and answers, but nothing is accepted."""
     import torch
@@ -178,6 +179,7 @@ def test_a_truncated_checkpoint_is_refused_before_anything_starts(serve, tmp_pat
     assert not list(tmp_path.glob("runs/*/server.log"))
 
 
+@pytest.mark.slow
 def test_a_nan_in_a_norm_is_never_ready(serve, tmp_path):
     """SGLang makes the logits finite, and every answer would be "" with status 200."""
     model = tmp_path / "model"
@@ -193,6 +195,7 @@ def test_a_nan_in_a_norm_is_never_ready(serve, tmp_path):
     assert re.search(r"the model computes nonsense: \d+ rows of logits were NaN", said), said[-500:]
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_is_not_ready_and_is_ended_with_its_stacks_when_it_does_not_come_back(serve, tmp_path):
     """The HTTP server goes on answering while the scheduler stands still, and the ops endpoint while both do."""
     kimi = serve("--set", "options.progress_timeout_s=15", "--set", "options.unready_after_s=2")

@@ -95,6 +95,7 @@ def test_drafts_take_nothing_from_the_context(eagle3, plain):
     )
 
 
+@pytest.mark.slow
 def test_a_draft_with_fewer_tokens_changes_no_answer_up_to_the_end_of_the_context(plain, tmp_path: Path) -> None:
     draft = write_reduced_draft(tmp_path / "draft")
     report = preflight(tiny.target_path(), draft)
@@ -119,6 +120,7 @@ def test_a_draft_with_fewer_tokens_changes_no_answer_up_to_the_end_of_the_contex
     assert found is not None and found.length > 2.5
 
 
+@pytest.mark.slow
 def test_adaptive_steps_follow_the_batch_and_change_no_answer(plain, tmp_path: Path) -> None:
     """Prompts arrive at 3 steps and at 0, where the draft does not read them; the last ones alone run at 3 again."""
     table = tmp_path / "steps.json"

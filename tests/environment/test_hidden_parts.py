@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from support.optional_parts import PARTS, PROGRAMS
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).parents[1] / "support" / "hidden_parts.py"
 
 

@@ -115,6 +115,7 @@ def test_an_unknown_build_of_torch(machine: Machine) -> None:
     assert machine.refusal(TORCH_BACKEND="rocm") == "install: TORCH_BACKEND is rocm: cpu or cuda was expected"
 
 
+@pytest.mark.slow
 def test_no_network(machine: Machine) -> None:
     done = machine.install(PIP_INDEX_URL=AWAY, PIP_RETRIES="0")
     assert done.returncode == 1 and not machine.venv.exists()
@@ -145,6 +146,7 @@ def test_an_unfit_python_and_no_download_of_another(
     )
 
 
+@pytest.mark.slow
 def test_a_fit_python_beside_an_unfit_one_is_taken(machine: Machine, with_uv: Callable[[str], None]) -> None:
     with_uv("3.10")
     machine.python("3.13")
@@ -153,6 +155,7 @@ def test_a_fit_python_beside_an_unfit_one_is_taken(machine: Machine, with_uv: Ca
     assert "uv cannot get Python" not in done.stderr and (machine.venv / "bin/python").exists()
 
 
+@pytest.mark.slow
 def test_another_python_is_taken_before_torch_is_there(
     machine: Machine, with_uv: Callable[[str], None], wheels: Callable[..., dict[str, str]]
 ) -> None:

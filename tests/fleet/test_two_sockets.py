@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.sglang_program import VERSIONS
+from support.sglang_program import RELEASES, VERSIONS
 from support.two_sockets import Rank, machine, misplaced, ranks
 
 from kimi_w4a8_eagle3.fleet.serve import replica_launches
@@ -37,7 +37,7 @@ def layouts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Launch]]
     return found | {name: engines("agent", root, *settings) for name, settings in SETTINGS.items()} | planted(root)
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=VERSIONS)
+@pytest.fixture(scope="module", params=RELEASES, ids=VERSIONS)
 def placed(
     layouts: dict[str, list[Launch]], request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[list[Rank] | str]]:

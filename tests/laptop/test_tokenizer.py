@@ -38,6 +38,7 @@ def test_special_tokens_come_first():
     assert TOKENIZER.encode("<|im_end|>").ids == [IM_END_ID]
 
 
+@pytest.mark.slow
 def test_committed_tokenizer_is_what_the_corpus_yields():
     again = train_tokenizer(corpus(CORPUS_DOCUMENTS, CORPUS_SEED), TOKENIZER.get_vocab_size())
     assert json.loads(again.to_str()) == json.loads(TOKENIZER.to_str())

@@ -14,7 +14,7 @@ from standin_rocm import import_little, write_rocm
 from support.repository import ROOT
 
 AITER = Path(os.environ.get("AITER_SITE", f"{sys.prefix}/compat/amd-aiter"))  # requirements/install.sh puts it there
-pytestmark = pytest.mark.skipif(not (AITER / "aiter").is_dir(), reason="no amd-aiter: requirements/install.sh has it")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not (AITER / "aiter").is_dir(), reason="no amd-aiter: install.sh")]
 
 SERVE = """
 import os, sys

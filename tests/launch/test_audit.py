@@ -22,7 +22,7 @@ FLAW = {
     "affected": [{"package": {"name": "rich", "ecosystem": "PyPI"}, "ranges": []}],
 }
 
-pytestmark = pytest.mark.skipif(not PIP_AUDIT.is_file(), reason="no pip-audit here (extra dev)")
+pytestmark = [pytest.mark.skipif(not PIP_AUDIT.is_file(), reason="no pip-audit here (extra dev)"), pytest.mark.slow]
 
 
 @contextmanager

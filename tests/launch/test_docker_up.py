@@ -59,7 +59,7 @@ def filled(text: str, settings: dict[str, str]) -> str:
 MORE_WORDS = ("--set", 'chat-template="./$HOME \\ template"')  # what JSON and compose treat in their own ways
 
 
-@pytest.mark.parametrize("docker", ["docker", "podman"])
+@pytest.mark.parametrize("docker", ["docker", pytest.param("podman", marks=pytest.mark.slow)])
 def test_compose_starts_what_the_docker_line_starts(caller: Host, docker: str) -> None:
     template, admin = caller.home / "my template", caller.home / "admin key"
     for file in (template, admin):

@@ -93,7 +93,7 @@ print(json.dumps(found))
 """
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=sglang_program.VERSIONS)
+@pytest.fixture(scope="module", params=sglang_program.RELEASES, ids=sglang_program.VERSIONS)
 def found(request: pytest.FixtureRequest) -> dict[str, Any]:
     return sglang_program.found(PROGRAM, request.param)
 
@@ -213,6 +213,7 @@ def test_larger_units_round_the_tokens(found: dict[str, Any]) -> None:
     assert column(found, "units", 3) == [0, 80, 120]
 
 
+@pytest.mark.slow
 def test_both_releases_schedule_alike(request: pytest.FixtureRequest) -> None:
     first, second = (sglang_program.found(PROGRAM, newest) for newest in (False, True))
     assert json.dumps(first) == json.dumps(second)

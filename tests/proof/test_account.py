@@ -227,6 +227,7 @@ def test_the_model_orders_two_layouts_as_infera_measured_them() -> None:
         assert users[0] < users[1] and published[0] < published[1]
 
 
+@pytest.mark.slow
 def test_the_page_of_layouts_has_what_the_command_prints() -> None:
     """One load of two layouts is simulated here, the others take the same way."""
     page = (DOCS / "perf/layouts.md").read_text()

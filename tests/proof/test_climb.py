@@ -17,6 +17,8 @@ from proof.fuzz.climb import Climb, Cost, CostKind
 from proof.fuzz.grammars import PATTERNS, SCHEMAS
 from proof.fuzz.rounds import try_round
 
+pytestmark = pytest.mark.slow
+
 
 def refuse_above(limit: int) -> Any:
     def check(value: str) -> None:

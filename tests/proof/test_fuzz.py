@@ -39,6 +39,8 @@ from proof.fuzz.send import FuzzAnswer, FuzzSender
 from proof.fuzz.session import Fuzz, FuzzFault, FuzzOutcome, FuzzTarget
 from proof.fuzz.values import KINDS
 
+pytestmark = pytest.mark.slow
+
 Handler = Callable[[str, dict[str, Any]], Response | None]
 CLOSED = ("/flush_cache", "/update_weight_version", "/open_session", "/configure_logging")
 

@@ -28,6 +28,8 @@ from proof.tiny.sight import sight
 from proof.tiny.tokenizer import load_tokenizer
 from proof.tiny.typed import examination
 
+pytestmark = pytest.mark.slow
+
 C, T = TargetConfig(), TowerConfig()
 HEADS = C.heads * (C.nope + C.rope)
 

@@ -72,6 +72,7 @@ def test_no_text_of_the_examination_is_trained_on() -> None:
     assert len(examined) == 600 and not examined & {text for text, _ in drawn(4000)}
 
 
+@pytest.mark.slow
 def test_the_blind_test_is_examined_in_turns_and_large_sums_may_be_declined() -> None:
     blind = examination(EXAMINATION.with_name("blind.jsonl"))
     assert all(case.first for case in blind if case.kind == "follow-up") and not any(

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from support.sglang_program import VERSIONS, found
+from support.sglang_program import RELEASES, VERSIONS, found
 
 from kimi_w4a8_eagle3.machine.hardware import Machine
 from kimi_w4a8_eagle3.recipe.arguments import FLAG, VALUES
@@ -39,7 +39,7 @@ OPTIONS = {
 }
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=VERSIONS)
+@pytest.fixture(scope="module", params=RELEASES, ids=VERSIONS)
 def parsed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     commands = {name: _arguments(name, []) for name in SERVED}
     commands |= {name: _arguments(recipe, settings) for name, (recipe, settings) in OPTIONS.items()}

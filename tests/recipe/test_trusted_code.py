@@ -336,6 +336,7 @@ print("ran:", get_class_from_dynamic_module("words.Words", sys.argv[1], **option
 """
 
 
+@pytest.mark.slow
 def test_transformers_runs_the_hashed_code_although_the_hub_has_moved_on(hub, repo, cache, record, tmp_path):
     """The real loader against a real (loopback) Hub: without our pin it runs what the Hub serves now."""
     accept(record, cache / "models--org--kimi/snapshots" / repo.commit, cache, NAME)

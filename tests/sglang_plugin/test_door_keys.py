@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import socket
 import ssl
-import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from fastapi import FastAPI
+from support.asgi import served_app
 from support.door_app import (
     ADMIN_KEY,
     CHAT,
@@ -33,7 +31,6 @@ from kimi_w4a8_eagle3.door.middleware import Door, InternalKey
 from kimi_w4a8_eagle3.door.presence import require_door
 from kimi_w4a8_eagle3.door.settings import DoorSettings
 from kimi_w4a8_eagle3.door.shares import Shares
-from kimi_w4a8_eagle3.engine.process import free_port
 
 
 @pytest.mark.parametrize("path", ["/health", "/server_info"])
@@ -173,17 +170,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, InternalKey, 
     """A door with both keys behind uvicorn as SGLang starts it, in the environment that the plugin leaves."""
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", "")
     engine, internal = Engine(), InternalKey()
-    config = uvicorn.Config(
-        guarded(engine, KEYS, internal=internal), port=free_port(), log_level="error", lifespan="off"
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    yield f"http://127.0.0.1:{config.port}", internal, engine
-    server.should_exit = True
-    thread.join(timeout=10)
+    with served_app(guarded(engine, KEYS, internal=internal)) as url:
+        yield url, internal, engine
 
 
 def test_no_address_opens_the_door(served: tuple[str, InternalKey, Engine]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from support.sglang_program import BOTH, VERSIONS, found, run
 
 PROGRAM = """
@@ -215,6 +216,7 @@ def test_nothing_is_served_if_any_part_of_the_door_is_missing() -> None:
     assert {name: line for name, line in said.items() if not line.startswith("kimi-w4a8: ")} == {}
 
 
+@pytest.mark.slow
 def test_in_the_c_locale_there_is_a_door_or_no_server() -> None:
     """Import the door's modules in the C locale, where a file read without an encoding can fail, as in torch 2.13."""
     locale = {"LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
 from support.sglang_program import BOTH, VERSIONS, found
 
 import kimi_w4a8_eagle3.sglang_plugin
@@ -182,6 +183,7 @@ def test_a_release_that_lacks_a_name_is_refused_or_named(newest: bool) -> None:
             assert name.removesuffix(".__init__").rpartition(".")[2] in outcome, (name, outcome)
 
 
+@pytest.mark.slow
 def test_the_table_has_the_interfaces_of_both_releases_and_no_others() -> None:
     """After a failure run `python -m proof.hook_signatures`, and read what changed before you save it."""
     both = {release: found(RENAMED, release == SGLANG_NEWEST)["interfaces"] for release in VERSIONS}

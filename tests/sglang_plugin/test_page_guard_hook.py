@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from support.sglang_program import VERSIONS, run
+from support.sglang_program import RELEASES, VERSIONS, run
 
 from kimi_w4a8_eagle3.machine.page_guard import INT32_MAX
 from kimi_w4a8_laptop.tiny import DRAFT, TARGET, WEIGHTS
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=VERSIONS)
+@pytest.fixture(scope="module", params=RELEASES, ids=VERSIONS)
 def sized(request: pytest.FixtureRequest) -> dict[str, int]:
     draft = json.loads((WEIGHTS / DRAFT / "config.json").read_text())
     program = Path(__file__).with_name("sglang_pool.py").read_text()

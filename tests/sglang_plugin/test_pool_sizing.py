@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.sglang_program import VERSIONS, run
+from support.sglang_program import RELEASES, VERSIONS, run
 
 from kimi_w4a8_eagle3.machine.aiter_regime import Regime
 from kimi_w4a8_eagle3.machine.hardware import gpu_by_name
@@ -50,7 +50,7 @@ def checkpoint(folder: Path, built_in: str, card: str) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=VERSIONS)
+@pytest.fixture(scope="module", params=RELEASES, ids=VERSIONS)
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[int]:
     folder = tmp_path_factory.mktemp("models")
     target = checkpoint(folder / "target", TARGET, "kimi-k2.5-w4a8")

@@ -23,7 +23,8 @@ from kimi_w4a8_laptop import fork_server
 from kimi_w4a8_laptop.fork_server import ForkedProcess
 
 VERSIONS = (SGLANG_PINNED, SGLANG_NEWEST)
-BOTH = pytest.mark.parametrize("newest", [False, True], ids=VERSIONS)
+RELEASES = (False, pytest.param(True, marks=pytest.mark.slow))  # is it the newest?
+BOTH = pytest.mark.parametrize("newest", RELEASES, ids=VERSIONS)
 NEWEST = Path(sys.prefix) / "compat" / f"sglang-{SGLANG_NEWEST}"
 
 

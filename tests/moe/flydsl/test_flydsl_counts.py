@@ -88,6 +88,7 @@ class TestCompiled:
         kept = {name: row for name, row in saved.items() if LONG or name.startswith("tp8 ")}
         assert counts.regressions(rows, kept) == []
 
+    @pytest.mark.slow
     def test_no_figure_of_mxfp4_got_worse(self) -> None:
         """After a deliberate change: python -m proof.kernels --weights mxfp4 --save proof/kernel_counts.json"""
         from proof.kernels import count_kernels

@@ -88,7 +88,7 @@ def test_bad_requests_are_named() -> None:
         FlydslBackend({W4A16_GATE: "w2_bf16"}).configs(replace(SMALL, inter=256), 8)
 
 
-@pytest.mark.parametrize("kernels", [pytest.param(None, marks=KERNELS)])
+@pytest.mark.parametrize("kernels", [pytest.param(None, marks=[*KERNELS, pytest.mark.slow])])
 class TestInterpreted:
     @pytest.mark.parametrize(
         ("tp", "tokens", "gates"), [(8, 2, {}), (8, 8, PREFILL), *extent([], [(8, 70, {})])], ids=str

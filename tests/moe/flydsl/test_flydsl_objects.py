@@ -41,6 +41,7 @@ def folder(small_objects: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(small_objects, tmp_path / "kernels"))
 
 
+@pytest.mark.slow
 def test_the_manifest_is_read_back_and_names_every_file(small_objects: Path) -> None:
     manifest = read_manifest(small_objects)
     assert KernelManifest.model_validate_json(manifest.model_dump_json()) == manifest

@@ -22,7 +22,7 @@ TOKENS = [1, 8, 160, 600, 10240]  # one batch for every row of the tile table
 KERNELS = {"quantize_and_route", "stage1", "quantize_act", "stage2", "reduce_slots"}
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
-pytestmark = pytest.mark.kernels
+pytestmark = [pytest.mark.kernels, pytest.mark.slow]
 
 
 @pytest.mark.parametrize(

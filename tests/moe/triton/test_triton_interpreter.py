@@ -8,10 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parents[2]
 CASES = {"moe/triton/triton_interpreted.py": 52, "sampling/draw_interpreted.py": 5}
 
 
+@pytest.mark.slow
 def test_the_kernels_meet_their_definitions_in_the_interpreter() -> None:
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(str(TESTS / file) for file in CASES)]

@@ -16,7 +16,7 @@ from kimi_w4a8_lab.kernels.tile_search import random_batch, random_layer
 from proof.gfx942 import DataRace, Gfx942Device, Memory, parse_kernel
 from proof.triton_compile import offline_driver, target_of
 
-pytestmark = pytest.mark.kernels
+pytestmark = [pytest.mark.kernels, pytest.mark.slow]
 
 SHAPE = MoeShape(num_experts=5, hidden=160, inter=80, top_k=3)  # tails in K and N
 EXCLUSIVE = ("float", "partial")  # modes of kernels whose waves never write the same byte
