@@ -32,7 +32,7 @@ MAX_LOGPROBS, MAX_WHOLE_LOGPROBS = 65536, 8192
 # No tokenizer needs more characters per token on average. Longer text is refused first, because the tokenizer would
 # spend seconds on it in a process that serves all clients.
 _CHARACTERS_PER_TOKEN = 16
-_BATCH_CHARACTERS = 2**20  # allowed for many prompts together; one prompt may not have more than its own limit
+_BATCH_TOKENS = 2**18  # of many prompts together, or the context if it is longer: other clients wait for their prefill
 _BYTES_PER_TOKEN = 4  # of ordinary text: an estimate of its tokens before they are counted
 _MAX_LABEL = 1024
 _ANY_MODEL = "default"  # what SGLang fills in; a LoRA adapter is asked for as `model:adapter`
@@ -151,8 +151,14 @@ class RequestRules:
         limit = self.max_tokens * _CHARACTERS_PER_TOKEN
         for prompt in prompts:
             self._check_prompt(prompt, limit)
+        if len(prompts) > 1:
+            most, tokens = max(self.max_tokens, _BATCH_TOKENS), _tokens(prompts)
+            if tokens > most:
+                why = f"the prompts of this request have about {tokens} tokens together, and {most} are allowed"
+                raise Refusal(f"{why}: send fewer prompts in a request", param=in_prompts[0])
+            limit = max(limit, most * _BYTES_PER_TOKEN)
         text += sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
-        if text > (limit if len(prompts) < 2 else max(limit, _BATCH_CHARACTERS)):
+        if text > limit:
             why = f"prompt is too long: the text and field names of this request exceed {self.max_tokens} tokens"
             raise Refusal(why, code=CONTEXT_EXCEEDED)
         return prompts, text
@@ -317,12 +323,16 @@ def _check_top_logprobs(value: int | None, name: str) -> None:
 
 def _check_prompt_logprobs(prompts: list[Any], candidates: int, number: int) -> None:
     """Estimate over all prompts and `number` answers; `request_guard` counts again per prompt once it has tokens."""
-    tokens = number * sum(len(text) // _BYTES_PER_TOKEN if isinstance(text, str) else len(text) for text in prompts)
+    tokens = number * _tokens(prompts)
     if tokens * candidates > MAX_LOGPROBS:
         raise Refusal(
             f"logprobs of the prompt are limited to {MAX_LOGPROBS}, positions times candidates; "
             f"this request asks for about {tokens * candidates}"
         )
+
+
+def _tokens(prompts: list[Any]) -> int:
+    return sum(len(text) // _BYTES_PER_TOKEN if isinstance(text, str) else len(text) for text in prompts)
 
 
 def _check_answer_logprobs(path: str, params: Mapping[str, Any], candidates: int, prompts: int, streamed: bool) -> None:

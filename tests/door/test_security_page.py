@@ -37,6 +37,7 @@ LIMITS = {
     else "other limits",
     "shape": f"{shape.MAX_DEPTH} levels deep, with {shape.MAX_LIST:,} entries in each array or object",
     "text": f"{rules._CHARACTERS_PER_TOKEN} characters for each token of the context |",
+    "many prompts": f"| {rules._BATCH_TOKENS:,} tokens together, or the context if it is longer",
     "long texts": f"first counts the tokens of a text of more than {large.COUNTED_CHARACTERS:,} characters",
     "candidates": f"| {rules._MAX_TOP_LOGPROBS} candidates |",
     "logprobs": f"at most {rules.MAX_LOGPROBS:,}, and {rules.MAX_WHOLE_LOGPROBS:,} in an answer that is not streamed",

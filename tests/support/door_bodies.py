@@ -74,6 +74,7 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     "no input": (R, {"input": []}, "no message to answer"),
     "null": (G, b"null", "not a JSON object"),
     "depth bomb": (P, b'{"prompt": ' + b"[" * 9000 + b"]" * 9000 + b"}", "not JSON"),
+    "many prompts": (P, {"prompt": [[7] * 8000] * 33}, "have about 264000 tokens together, and 262144 are allowed"),
     "deep": (C, {**CHAT, "response_format": deep(30)}, "nests more than 48"),
     "pickle": (C, {**CHAT, "custom_logit_processor": "gASV"}, "custom_logit_processor is not for"),
     "adapter": (C, {**CHAT, "lora_path": "/etc"}, "lora_path is not for"),
@@ -184,7 +185,7 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     "names of properties": (M, {**MESSAGE, "tools": [tool(40, 4000)]}, " 8192 tokens"),
     "80,000 names": (M, {**MESSAGE, "tools": [tool(80_000, 6)]}, "has 80000 entries"),
     "5,000 names": (M, {**MESSAGE, "tools": [tool(5_000, 6)]}, "has 5000 entries"),
-    "long prompts together": (P, {"prompt": ["x" * 100_000] * 20}, " 8192 tokens"),
+    "long prompts together": (P, {"prompt": ["x" * 100_000] * 20}, " about 500000 tokens together"),
     "many empty objects": (R, b'{"input": [' + b"{}," * 200_000 + b"{}]}", "content of type None"),
     "many messages": (C, {"messages": CHAT["messages"] * 5000}, "has 5000 entries"),
     # Group 7: what cannot be compiled, and logprobs times positions.
