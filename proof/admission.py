@@ -45,7 +45,7 @@ def _user(content: str | list[dict[str, str]]) -> Body:
     return {"role": "user", "content": content}
 
 
-def _says(content: str | list[dict[str, str]], messages: int = 1) -> Body:
+def _says(content: str | list[dict[str, str]] = "Tom has 3 apples and buys 4. How many?", messages: int = 1) -> Body:
     return {"messages": [_user(content)] * messages, "max_tokens": 1}
 
 
@@ -147,7 +147,7 @@ def pairs(
     concurrency: int = typer.Option(40, min=1, help="Clients of a round."),
 ) -> None:
     """Start an engine with the door and one with KIMI_DOOR=off; send plain chats to both in turn and compare."""
-    body = {"model": MODEL, **_says("Tom has 3 apples and buys 4 more. How many apples?"), "max_tokens": 8}
+    body = {"model": MODEL, **_says(), "max_tokens": 8, "temperature": 0}
     total = 5 * concurrency
     with _engine() as guarded, _engine(KIMI_DOOR="off") as bare:
         single = asyncio.run(_in_turn([guarded, bare], body, requests, 1, 1))
@@ -273,7 +273,7 @@ def _tell(when: str, held: dict[str, float]) -> None:
 
 async def _plain(url: str, number: int, grammar: str = "") -> list[float]:
     """Return the seconds to the first token of chats, one after the other; each with a new grammar of this name."""
-    body = {"model": MODEL, **_says("Tom has 3 apples and buys 4 more. How many apples?"), "stream": True}
+    body = {"model": MODEL, **_says(), "stream": True}
     seconds = []
     async with httpx.AsyncClient(base_url=url, timeout=600, trust_env=False) as http:
         for index in range(number):
