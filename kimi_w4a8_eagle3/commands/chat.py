@@ -126,8 +126,8 @@ def chat(
 
 def _questions(question: str, console: Console, model: Callable[[], str]) -> Iterator[str]:
     """Yield the given or piped question, or typed ones until an empty line or the end of input."""
-    if not question and not sys.stdin.isatty():
-        question = sys.stdin.read().strip()
+    if not question and not (sys.stdin and sys.stdin.isatty()):  # None: it is closed
+        question = sys.stdin.read().strip() if sys.stdin else ""
         if not question:
             raise UsageError("no question", "kimi-w4a8 chat", "a question as an argument, in a pipe, or on a terminal")
     if question:

@@ -44,8 +44,7 @@ Encode = Callable[[str], Sized]
 def reading_job(rules: RequestRules, encode: Encode | None) -> WorkerJob:
     """Return the job that measures the reading of a body, given after its path and a newline.
 
-    `encode` is None without a tokenizer.
-    It also refuses long texts with more tokens than a prompt may have.
+    It also refuses long texts with more tokens than a prompt may have; `encode` is None without a tokenizer.
     """
     why = f"reading this body takes more than {_CPU_S:.0f} s of CPU time or 1 GiB: send fewer or larger parts"
     return WorkerJob(lambda: partial(measure, replace(rules, counted=False), encode), _CPU_S, why, bytes)

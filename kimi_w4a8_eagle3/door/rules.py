@@ -149,8 +149,10 @@ class RequestRules:
         prompts = [prompt for name in in_prompts if name in body for prompt in self._prompts(body[name], name)]
         text = Text.of({name: value for name, value in body.items() if name not in in_prompts}).characters - in_pictures
         limit = self.max_tokens * _CHARACTERS_PER_TOKEN
-        for prompt in prompts:
-            self._check_prompt(prompt, limit)
+        for prompt in prompts:  # cheaply; `request_guard` counts the tokens later
+            if len(prompt) > (limit if isinstance(prompt, str) else self.max_tokens):
+                why = f"prompt is too long: the prompt is longer than {self.max_tokens} tokens"
+                raise Refusal(why, param="prompt", code=CONTEXT_EXCEEDED)
         if len(prompts) > 1:
             most, tokens = max(self.max_tokens, _BATCH_TOKENS), _tokens(prompts)
             if tokens > most:
@@ -162,12 +164,6 @@ class RequestRules:
             why = f"prompt is too long: the text and field names of this request exceed {self.max_tokens} tokens"
             raise Refusal(why, code=CONTEXT_EXCEEDED)
         return prompts, text
-
-    def _check_prompt(self, prompt: Any, max_characters: int) -> None:
-        """Check the prompt's length cheaply; `request_guard` counts its tokens later."""
-        if len(prompt) > (max_characters if isinstance(prompt, str) else self.max_tokens):
-            why = f"prompt is too long: the prompt is longer than {self.max_tokens} tokens"
-            raise Refusal(why, param="prompt", code=CONTEXT_EXCEEDED)
 
     def _prompts(self, value: Any, name: str) -> list[Any]:
         """Return the prompts in a field that holds one or a list of them, as text or as token ids."""
@@ -259,12 +255,9 @@ class RequestRules:
         n = params.get("n", 1)
         if n < 1:
             raise Refusal(f"n must be at least 1, got {n}", param="n")
-        if prompts * n > self.settings.max_sequences:
-            raise Refusal(
-                f"one request may ask for {self.settings.max_sequences} sequences (prompts times n), "
-                f"this one asks for {prompts * n}",
-                param="n",
-            )
+        if (asked := prompts * n) > (most := self.settings.max_sequences):
+            why = f"one request may ask for {most} sequences (prompts times n), this one asks for {asked}"
+            raise Refusal(why, param="n")
         for name in ("stop", "stop_sequences"):
             stops = params.get(name)
             _at_most(stops, _MAX_STOPS, name)
@@ -323,12 +316,9 @@ def _check_top_logprobs(value: int | None, name: str) -> None:
 
 def _check_prompt_logprobs(prompts: list[Any], candidates: int, number: int) -> None:
     """Estimate over all prompts and `number` answers; `request_guard` counts again per prompt once it has tokens."""
-    tokens = number * _tokens(prompts)
-    if tokens * candidates > MAX_LOGPROBS:
-        raise Refusal(
-            f"logprobs of the prompt are limited to {MAX_LOGPROBS}, positions times candidates; "
-            f"this request asks for about {tokens * candidates}"
-        )
+    if (asked := number * _tokens(prompts) * candidates) > MAX_LOGPROBS:
+        why = f"logprobs of the prompt are limited to {MAX_LOGPROBS}, positions times candidates"
+        raise Refusal(f"{why}; this request asks for about {asked}")
 
 
 def _tokens(prompts: list[Any]) -> int:

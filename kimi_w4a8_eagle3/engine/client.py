@@ -9,9 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 
@@ -55,6 +56,16 @@ class Refused(KimiError):
 def bearer(api_key: str | None) -> dict[str, str]:
     """Return the header that carries a key; empty without a key."""
     return {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+
+
+class Body(dict[str, Any]):
+    """The JSON object that `url` answered, empty if it was none; a missing key raises KimiError."""
+
+    url = ""
+
+    def __missing__(self, key: str) -> NoReturn:
+        why, remedy = f"the answer has no {key!r}", "check that this is the address of an engine"
+        raise KimiError(why, where=self.url, expected="an answer of SGLang's API", remedy=remedy)
 
 
 class EngineClient:
@@ -177,18 +188,20 @@ class EngineClient:
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         try:
             response = self._http.request(method, path, json=body)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, UnicodeError) as error:  # UnicodeError: a name that no host has
             raise self._unreachable(error) from error
         if response.status_code != 200:
             raise _refused(response)
-        return response.json()
+        answer = Body()
+        answer.url = str(response.request.url)
+        with suppress(ValueError, TypeError):
+            answer.update(response.json())
+        return answer
 
-    def _unreachable(self, error: httpx.HTTPError) -> KimiError:
-        return KimiError(
-            f"the server does not answer: {error or type(error).__name__}",
-            where=self.base_url,
-            remedy="check that it runs and that this is its address; its log shows why it stopped",
-        )
+    def _unreachable(self, error: Exception) -> KimiError:
+        why = f"the server does not answer: {error or type(error).__name__}"
+        remedy = "check that it runs and that this is its address; its log shows why it stopped"
+        return KimiError(why, where=self.base_url, remedy=remedy)
 
 
 def _refused(response: httpx.Response) -> Refused:

@@ -132,3 +132,10 @@ def test_the_agent_loop_of_the_page_runs(monkeypatch, capsys):
     assert [message["role"] for message in last] == ["user", "assistant", "tool", "assistant", "tool"]
     assert "missing 1 required positional argument" in last[2]["content"] and last[4]["content"] == "47"
     assert last[1]["reasoning_content"] == "I need it."
+
+
+@pytest.mark.parametrize("body", [{}, [1], b"<html>", b"\xff"], ids=repr)
+def test_an_answer_of_another_server_is_one_message(body):
+    wrong = pytest.raises(KimiError, match=r"(?s)the answer has no 'data'.*/v1/models.*an answer of SGLang's API")
+    with scripted_server(lambda *_: whole(body)) as server, EngineClient(server.base_url) as client, wrong:
+        client.model_name()

@@ -101,6 +101,7 @@ BAD |= {
     "rank deep.json --slo ttft=1s,tpot=9ms": "not valid JSON: maximum recursion",
     "report .": "result.json cannot be read: Input tag 'demo' found",  # of a demo that wrote no page
     "chat hi --base-url http://[::1": "not an address: Invalid port",
+    f"chat hi --base-url http://{'a' * 300}.com": "the server does not answer: ",
     "route --worker http://[::1 --port 9": "cannot read the replica 'http://[::1'",
     "report loop": "no run is here",
     "accept --quick -r loop": "unknown recipe 'loop'",
