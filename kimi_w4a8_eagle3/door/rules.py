@@ -154,8 +154,7 @@ class RequestRules:
                 why = f"prompt is too long: the prompt is longer than {self.max_tokens} tokens"
                 raise Refusal(why, param="prompt", code=CONTEXT_EXCEEDED)
         if len(prompts) > 1:
-            most, tokens = max(self.max_tokens, _BATCH_TOKENS), _tokens(prompts)
-            if tokens > most:
+            if (tokens := _tokens(prompts)) > (most := max(self.max_tokens, _BATCH_TOKENS)):
                 why = f"the prompts of this request have about {tokens} tokens together, and {most} are allowed"
                 raise Refusal(f"{why}: send fewer prompts in a request", param=in_prompts[0])
             limit = max(limit, most * _BYTES_PER_TOKEN)

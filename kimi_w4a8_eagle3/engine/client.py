@@ -195,7 +195,9 @@ class EngineClient:
         answer = Body()
         answer.url = str(response.request.url)
         with suppress(ValueError, TypeError):
-            answer.update(response.json())
+            if isinstance(found := response.json(), list) and path == "/generate":  # of several prompts
+                return found
+            answer.update(found)
         return answer
 
     def _unreachable(self, error: Exception) -> KimiError:
