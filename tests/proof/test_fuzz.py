@@ -201,7 +201,7 @@ def test_a_healthy_client_that_reads_other_tokens_is_found(tmp_path: Path) -> No
         disturbed = seen["/v1/completions"] > 20 and body.get("temperature") == 0.0
         return answer("8", body.get("stream") is True) if disturbed else None
 
-    [fault] = named(fuzzed(Engine(planted), tmp_path, 240), "healthy client")
+    [fault] = named(fuzzed(Engine(planted), tmp_path, 720), "healthy client")
     assert "'8' instead of '7'" in fault.detail
 
 
