@@ -1,13 +1,13 @@
 """Sessions of real agents against a real server: recorded for the tests, or written by the engine itself.
 
-    python -m proof.agents                               # recorded and newest versions; writes docs/clients.md
+    python -m proof.agents                               # recorded and newest versions; writes docs/perf/clients.md
     python -m proof.agents record --clients FOLDER       # writes tests/support/agents/
     python -m proof.agents live --clients FOLDER         # codex, claude-code and opencode, with and without EAGLE3
     python -m proof.agents traces FOLDER                 # the recorded sessions as AgentX and Mooncake traces
 
 Without a command and in `record` the server has the model's words without its engine, so all sessions take minutes.
-`live` lets the engine write the words, which a grammar forces; everything else is as in service. docs/clients.md says
-how to install clients.
+`live` lets the engine write the words, which a grammar forces; everything else is as in service. docs/perf/clients.md
+says how to install clients.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CORPUS = Path(__file__).parents[2] / "tests" / "support" / "agents"
 _LIVE = ("codex", "claude-code", "opencode")
 _CONTEXT = 131072  # of the recipe `agent`
 _READY_S = 600.0
-_PAGE = Path(__file__).parents[2] / "docs" / "clients.md"
+_PAGE = Path(__file__).parents[2] / "docs/perf/clients.md"
 _BEGIN, _END = "<!-- matrix: begin (python -m proof.agents) -->\n", "<!-- matrix: end -->"
 app = typer.Typer(pretty_exceptions_enable=False, invoke_without_command=True)
 
@@ -54,7 +54,7 @@ def matrix(
     only: list[str] = typer.Option([], help="These clients, as the table names them; the page stays."),
     here: bool = typer.Option(False, help="Take the Python packages of this environment, and install nothing."),
 ) -> None:
-    """Run the clients of docs/clients.md in the recorded and in the newest version, and write their table."""
+    """Run the clients of docs/perf/clients.md in the recorded and in the newest version, and write their table."""
     if context.invoked_subcommand:
         return
     versions = json.loads((CORPUS / "versions.json").read_text())

@@ -1,8 +1,8 @@
 """Start of each client for one task, from clients.toml: its configuration, its command, and the words of the model.
 
 The clients are installed in one folder, with npm in `npm/`, a newer Node in `node22/`, the libraries in the virtual
-environment `py/`, and kimi-cli and aider in `kimi/` and `aider/` (docs/clients.md has the commands). Each runs with a
-home of its own and no other variables of this shell.
+environment `py/`, and kimi-cli and aider in `kimi/` and `aider/` (docs/perf/clients.md has the commands). Each runs
+with a home of its own and no other variables of this shell.
 """
 
 from __future__ import annotations

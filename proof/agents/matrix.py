@@ -1,4 +1,4 @@
-"""The clients of docs/clients.md in the recorded and in the newest version: three turns of a user, with a call each."""
+"""The clients of docs/perf/clients.md in recorded and newest versions: three turns of a user, with a call each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The clients that this environment has, through the command of docs/clients.md, and how its table tells failures."""
+"""The clients of this environment, through the command of docs/perf/clients.md, and how its table tells failures."""
 
 from __future__ import annotations
 
