@@ -50,7 +50,6 @@ class AcceptanceWindow:
 
 SPAN_S = 10.0  # live.html names it
 _MODES = ("decode", "prefill_cache", "prefill_compute")
-_TIMES = ("time_to_first_token", "inter_token_latency")
 
 
 @dataclass(frozen=True)
@@ -58,13 +57,13 @@ class Figures:
     """Load of one engine; None where nothing was counted.
 
     kv_in_use: share of the pool, on the fullest rank. cached: share of prompt tokens from the prefix cache. ttft_ms:
-    mean of the requests whose first token came in the window. tpot_ms: mean of the output tokens after the first ones.
+    mean of the streams whose first token came in the window. tpot_ms: mean of the output tokens after the first ones.
     """
 
     running: int
     queued: int
     kv_in_use: float
-    output_tok_s: float
+    output_tok_s: float | None
     cached: float | None
     ttft_ms: float | None
     tpot_ms: float | None
@@ -77,7 +76,7 @@ class _Sample:
     queued: int
     kv_in_use: float
     tokens: tuple[float, ...]  # by mode
-    times: tuple[tuple[float, float], ...]  # seconds and counts of both histograms
+    times: tuple[tuple[float, ...], ...]  # seconds and counts of both histograms
 
 
 class FiguresWindow:
@@ -95,11 +94,14 @@ class FiguresWindow:
             int(reading.total("sglang:num_queue_reqs") or 0),
             reading.largest("sglang:token_usage") or 0.0,
             tuple(reading.total("sglang:realtime_tokens_total", mode=mode) or 0.0 for mode in _MODES),
-            tuple(_sum_and_count(reading, f"sglang:{name}_seconds") for name in _TIMES),
+            # SGLang counts an answer that is not streamed as one late first token.
+            (_times(reading, "time_to_first_token", is_streaming="true"), _times(reading, "inter_token_latency")),
         )
-        kept = [one for one in self._samples if one.at > now - self._span_s]
+        kept = self._samples
+        while len(kept) > 1 and kept[1].at <= now - self._span_s:  # the last one before the window begins it
+            kept = kept[1:]
         if kept and any(new < old for new, old in zip(sample.tokens, kept[-1].tokens, strict=True)):
-            kept.clear()  # the engine restarted and counts from zero
+            kept = ()  # the engine restarted and counts from zero
         self._samples = (*kept, sample)
 
     def figures(self, now: float) -> Figures | None:
@@ -109,17 +111,13 @@ class FiguresWindow:
             return None
         first, last = samples[0], samples[-1]
         decoded, cached, computed = (new - old for new, old in zip(last.tokens, first.tokens, strict=True))
-        ttft, tpot = (_mean_ms(new, old) for new, old in zip(last.times, first.times, strict=True))
-        rate = decoded / (last.at - first.at) if last.at > first.at else 0.0
+        gained = [(late[0] - early[0], late[1] - early[1]) for late, early in zip(last.times, first.times, strict=True)]
+        # Means, because the histograms' buckets are too wide for medians.
+        ttft, tpot = (1000 * seconds / count if count > 0 else None for seconds, count in gained)
+        rate = decoded / (last.at - first.at) if last.at > first.at else None
         share = cached / (cached + computed) if cached + computed else None
         return Figures(last.running, last.queued, last.kv_in_use, rate, share, ttft, tpot)
 
 
-def _sum_and_count(reading: Reading, name: str) -> tuple[float, float]:
-    return reading.total(f"{name}_sum") or 0.0, reading.total(f"{name}_count") or 0.0
-
-
-def _mean_ms(now: tuple[float, float], before: tuple[float, float]) -> float | None:
-    """Return the mean of what a histogram gained; its buckets are too wide for a median. None if it gained nothing."""
-    gained = now[1] - before[1]
-    return 1000 * (now[0] - before[0]) / gained if gained > 0 else None
+def _times(reading: Reading, name: str, **labels: str) -> tuple[float, ...]:
+    return tuple(reading.total(f"sglang:{name}_seconds_{part}", **labels) or 0.0 for part in ("sum", "count"))

@@ -6,13 +6,13 @@ import json
 import stat
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.waiting import until
 
 from kimi_w4a8_eagle3.base.collection import NO_KEY, REQUESTS, Collector, Consent, key_name, read_consent, write_request
 from kimi_w4a8_eagle3.base.errors import KimiError
@@ -27,13 +27,6 @@ def folder(tmp_path: Path) -> Path:
     made.mkdir(mode=0o700)
     Consent(share=1.0).write(made)
     return made
-
-
-def until(reached: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not reached():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def names(folder: Path, key: str = NO_KEY) -> list[str]:

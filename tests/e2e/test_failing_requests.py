@@ -15,6 +15,7 @@ import pytest
 from support.fleet_views import replica
 from support.sampled import BODIES, answers
 from support.tiny_servers import TWO_RANKS, tiny_launch, with_faults
+from support.waiting import until
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.prometheus import Reading
@@ -62,10 +63,7 @@ def ask(server: EngineServer, **more: object) -> httpx.Response:
 
 def require_idle_and_whole(server: EngineServer) -> None:
     """All KV is free; SGLang checks its pools itself whenever it is idle, and ends when they do not add up."""
-    deadline = time.monotonic() + 280
-    while (held := _held(server)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert held == 0
+    until(lambda: _held(server) == 0)
     assert httpx.get(f"{server.base_url}/health", timeout=280).status_code == 200
     assert psutil.Process(server.pid).is_running()
 
@@ -85,13 +83,11 @@ def test_two_ranks_solve_the_problems_with_eagle3(faulty: EngineServer) -> None:
     with EngineClient(faulty.base_url) as client:
         answers = client.chat_all([p.question for p in asked], 128, 4)
     expected = sum(sum(a.accepted_histogram) for a in answers)
-    deadline = time.monotonic() + 280  # an answer may reach its client just before it is counted
-    while (counted := spec_steps(faulty.base_url) - before) < expected and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: spec_steps(faulty.base_url) - before >= expected)  # an answer may arrive before it is counted
     solved = sum(parse_answer(a.text) == p.answer for a, p in zip(answers, asked, strict=True))
     assert solved >= 6
     assert sum(sum(a.accepted_histogram[1:]) for a in answers) > 0  # both ranks agree on accepted drafts
-    assert counted == expected  # each step once, not once a rank
+    assert spec_steps(faulty.base_url) - before == expected  # each step once, not once a rank
 
 
 def test_two_ranks_draw_the_same_token(faulty: EngineServer) -> None:

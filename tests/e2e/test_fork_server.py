@@ -8,14 +8,14 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 from support import supervisor
 from support.tiny_servers import READY_S, tiny_launch
+from support.waiting import until
 
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.process import Program
@@ -27,13 +27,6 @@ from proof.tiny.problems import problems
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 ENVIRONMENT = load_recipe("tiny").env
-
-
-def until(condition: Callable[[], object], timeout_s: float = 120.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def gone(processes: list[psutil.Process]) -> bool:

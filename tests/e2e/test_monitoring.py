@@ -9,6 +9,7 @@ import pytest
 from support.dashboards import DASHBOARD, filled, panels
 from support.fleet_views import HandmadeFleet, replica
 from support.prometheus import Prometheus, needs_prometheus, prometheus
+from support.waiting import until
 
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
@@ -34,10 +35,7 @@ def router(eagle3: EngineServer, tmp_path_factory: pytest.TempPathFactory) -> It
     with router_process(endpoint, settings, log) as process, closing(RouterControl(endpoint)) as control:
         process.wait_ready(280)
         control.add(eagle3.base_url)
-        deadline = time.monotonic() + 280
-        while not any(worker["is_healthy"] for worker in control._http.get("/workers").json()["workers"]):
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.2)
+        until(lambda: any(worker["is_healthy"] for worker in control._http.get("/workers").json()["workers"]))
         yield endpoint
 
 

@@ -5,13 +5,13 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from support.said import stock_client
+from support.waiting import until
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.cli import app
@@ -49,19 +49,13 @@ def test_usage_counts_tokens(stock):
 
 def test_a_client_that_disconnects_frees_its_cache(eagle3, stock):
     answer(stock)
-    deadline = time.monotonic() + 280
     body = {"model": MODEL, "messages": QUESTION, "max_tokens": 4000, "stream": True, "ignore_eos": True}
     with httpx.stream("POST", f"{eagle3.base_url}/v1/chat/completions", json=body, timeout=60) as response:
         for number, _ in enumerate(response.iter_lines()):
             if number == 20:
                 break  # leave in the middle of 4,000 tokens
-    while time.monotonic() < deadline:
-        health = httpx.get(f"{eagle3.base_url}/v1/loads", timeout=280).json()
-        if all(load["num_running_reqs"] == 0 and load["num_used_tokens"] == 0 for load in health["loads"]):
-            break
-        time.sleep(0.5)
-    else:
-        pytest.fail(f"the aborted request still holds its cache: {health}")
+    loads = f"{eagle3.base_url}/v1/loads"
+    until(lambda: not any(one["num_running_reqs"] + one["num_used_tokens"] for one in httpx.get(loads).json()["loads"]))
     assert answer(stock)
 
 

@@ -18,6 +18,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from support import supervisor
 from support.repository import ROOT
+from support.waiting import until
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.cli import app
@@ -140,10 +141,7 @@ def test_a_crash_of_the_scheduler_ends_everything_with_an_error(serve):
 @pytest.mark.parametrize("processes", [1, 4], ids=["importing", "loading"])
 def test_kill_9_of_kimi_leaves_no_process(serve, processes):
     kimi = serve(forked=processes > 1)
-    end = time.monotonic() + 280
-    while len(kimi.family()) < processes:  # fork server, engine, scheduler, detokenizer, in this order
-        assert kimi.process.poll() is None and time.monotonic() < end
-        time.sleep(0.02)
+    until(lambda: len(kimi.family()) >= processes)  # fork server, engine, scheduler, detokenizer, in this order
     family = kimi.family()
     kimi.process.kill()
     kimi.process.wait()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+from support.waiting import until
 
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.process import EngineServer
@@ -19,15 +19,11 @@ def test_every_process_of_the_engine_prints_its_stacks_and_goes_on(eagle3: Engin
     before = eagle3.log_path.stat().st_size
     asked = ask_for_stacks(eagle3.pid)
     assert asked >= 3  # HTTP server, scheduler, detokenizer
-    deadline = time.monotonic() + 280
 
     def printed() -> int:
-        with eagle3.log_path.open("rb") as log:
-            log.seek(before)
-            return log.read().count(b"Current thread 0x")
+        return eagle3.log_path.read_bytes()[before:].count(b"Current thread 0x")
 
-    while printed() < asked and time.monotonic() < deadline:
-        time.sleep(0.1)
+    until(lambda: printed() >= asked)
     assert printed() == asked
     assert client.generate("Tom has 3 apples", max_new_tokens=4).text
 

@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from support.waiting import until
 
 from kimi_w4a8_eagle3.engine.given_folder import LOOP, file_of
 from kimi_w4a8_eagle3.engine.leftovers import Belongings
@@ -52,24 +53,17 @@ def test_the_event_loop_has_a_sign_of_its_own(folder):
     assert loop.silence(109.0) == 4.0
 
 
-def wait_until(condition) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 def test_a_stopped_scheduler_is_silent_until_it_continues(folder):
     environment = {**os.environ, "TMPDIR": str(folder)}
     with subprocess.Popen([sys.executable, "-c", ROUNDS], env=environment, stdout=subprocess.PIPE) as scheduler:
         scheduler.stdout.readline()
         pulse, began = Pulse(folder), time.monotonic()
-        wait_until(lambda: file_of(folder, scheduler.pid).exists())
+        until(lambda: file_of(folder, scheduler.pid).exists())
         pulse.silence(time.monotonic())
         scheduler.send_signal(signal.SIGSTOP)
-        wait_until(lambda: pulse.silence(time.monotonic()) >= 2)
+        until(lambda: pulse.silence(time.monotonic()) >= 2)
         scheduler.send_signal(signal.SIGCONT)
-        wait_until(lambda: pulse.silence(time.monotonic()) < 1)
+        until(lambda: pulse.silence(time.monotonic()) < 1)
         assert pulse.silence(time.monotonic()) < time.monotonic() - began
         scheduler.kill()
 

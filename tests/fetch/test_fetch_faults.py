@@ -6,13 +6,13 @@ import contextlib
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 from support.fetch_helpers import NAME, SHARDS, TOKEN, kimi, kimi_process, quiet
 from support.hub_server import SIGNATURE, Fault, Repo
+from support.waiting import until
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.fetch.download import Repository, fetch
@@ -38,8 +38,8 @@ def test_a_killed_process_keeps_complete_files_and_starts_the_others_again(hub, 
     hub.faults[SHARD] = [Fault(cut=123_456, hold=True)]
     process = kimi_process(hub, tmp_path, "fetch", NAME)
     try:
-        wait_until(lambda: all(blob(wanted, repo, path).exists() for path in SHARDS[1:]))
-        wait_until(lambda: hub.gets(SHARD))
+        until(lambda: all(blob(wanted, repo, path).exists() for path in SHARDS[1:]))
+        until(lambda: hub.gets(SHARD))
     finally:
         process.kill()
         process.communicate()
@@ -73,7 +73,7 @@ def test_a_partial_file_that_another_process_writes_is_left_alone(hub, repo, bri
 def test_ctrl_c_says_how_to_go_on(hub, repo, wanted, tmp_path):
     hub.faults[SHARD] = [Fault(cut=100_000, hold=True)]
     process = kimi_process(hub, tmp_path, "fetch", NAME)
-    wait_until(lambda: hub.gets(SHARD))
+    until(lambda: hub.gets(SHARD))
     process.send_signal(signal.SIGINT)
     hub.closing.set()  # the silent connection ends; without it the read timeout would
     output, _ = process.communicate(timeout=30)
@@ -252,10 +252,3 @@ def fill(path: Path) -> None:
     with contextlib.suppress(OSError), path.open("wb", buffering=0) as stream:
         while stream.write(bytes(4096)):
             pass
-
-
-def wait_until(condition: object, seconds: float = 280) -> None:
-    end = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < end, "timed out"
-        time.sleep(0.02)

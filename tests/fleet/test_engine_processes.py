@@ -5,6 +5,7 @@ import sys
 import time
 
 import pytest
+from support.waiting import until
 
 from kimi_w4a8_eagle3.fleet.engine_processes import EngineProcesses
 
@@ -46,9 +47,7 @@ def test_a_killed_process_is_named(engine, child: int, name: str) -> None:
     processes = EngineProcesses(engine.pid)
     assert processes.lost() is None
     kill(engine, child)
-    end = time.monotonic() + 30
-    while processes.lost() is None:
-        assert time.monotonic() < end
+    until(lambda: processes.lost() is not None)
     assert processes.lost() == name
 
 

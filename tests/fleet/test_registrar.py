@@ -1,13 +1,12 @@
 """The registrar registers matching replicas with a real router and refuses all others."""
 
 import json
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 from support.small_engines import SmallEngine
+from support.waiting import until
 
 from kimi_w4a8_eagle3.base.run_dir import EVENTS
 from kimi_w4a8_eagle3.fleet.registrar import Registrar
@@ -24,13 +23,6 @@ def registrar(router, events, wanted):
         yield registrar
         wanted.clear()
         until(lambda: not registrar.registered())
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come true"
-        time.sleep(0.05)
 
 
 def registered(registrar: Registrar, *engines: SmallEngine) -> None:

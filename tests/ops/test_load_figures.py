@@ -34,19 +34,27 @@ def test_rates_and_means_are_of_the_window() -> None:
     window, waits = FiguresWindow(span_s=30.0), [0.5] * 5
     assert window.figures(0.0) is None
     window.add(10.0, reading(100, 10, 50, waits, 1.0))
-    window.add(12.0, reading(160, 40, 60, [*waits, 0.02, 0.04, 0.03], 1.6))
+    waits += [0.9, 0.02, 0.9, 0.04]  # 0.9: of whole answers, which have no first token
+    window.add(12.0, reading(160, 40, 60, waits, 1.6))
     ttft, tpot = pytest.approx(30.0), pytest.approx(10.0)  # all below the first bound of SGLang's buckets, 0.1 s
     assert window.figures(12.0) == Figures(4, 1, 0.5, 30.0, 0.75, ttft, tpot)
-    window.add(41.0, reading(170, 40, 60, [*waits, 0.02, 0.04, 0.03], 1.6))  # the first sample is too old
-    assert window.figures(41.0) == Figures(4, 1, 0.5, pytest.approx(10 / 29), None, None, 0.0)
-    assert window.figures(71.0) is None  # the engine has not answered for half a minute
+    window.add(43.0, reading(170, 40, 60, waits, 1.6))  # the first sample is too old
+    assert window.figures(43.0) == Figures(4, 1, 0.5, pytest.approx(10 / 31), None, None, 0.0)
+    assert window.figures(73.0) is None  # the engine has not answered for half a minute
+
+
+def test_a_window_is_as_long_as_its_span_when_samples_are_late() -> None:
+    window = FiguresWindow()
+    for number, decoded in enumerate((0, 0, 500, 600)):
+        window.add(5.03 * number, reading(decoded, 0, 0))
+    assert window.figures(15.1).output_tok_s == pytest.approx(600 / 10.06)  # type: ignore[union-attr]
 
 
 def test_an_engine_that_was_restarted_counts_from_zero() -> None:
     window = FiguresWindow()
     window.add(10.0, reading(100, 0, 50))
     window.add(12.0, reading(60, 0, 0))
-    assert window.figures(12.0) == Figures(4, 1, 0.5, 0.0, None, None, None)
+    assert window.figures(12.0) == Figures(4, 1, 0.5, None, None, None, None)
     window.add(14.0, reading(120, 0, 0))
     assert window.figures(14.0).output_tok_s == 30.0  # type: ignore[union-attr]
 

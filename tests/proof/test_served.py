@@ -3,9 +3,9 @@
 import json
 import socket
 import sys
-import time
 
 import pytest
+from support.waiting import until
 
 from proof.load import served
 from proof.load.served import Event, Leftovers, ServedFleet, whole_since
@@ -81,9 +81,7 @@ def test_a_process_a_port_and_a_file_that_stay_are_found_and_cleaned_up(tmp_path
     monkeypatch.setattr(served, "_LINGER_S", 0.5)
     with ServedFleet(tmp_path, program=[sys.executable, "-c", LEAVES_THINGS]) as fleet:
         temporary = fleet.temporary
-        end = time.monotonic() + 30
-        while not (_listens(fleet.port) and len(fleet.look()) == 2) and time.monotonic() < end:
-            time.sleep(0.05)
+        until(lambda: _listens(fleet.port) and len(fleet.look()) == 2)
         fleet.process.kill()
         fleet.process.wait()
         left = fleet.leftovers(0.0)

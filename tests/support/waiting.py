@@ -9,5 +9,5 @@ from collections.abc import Callable
 def until(condition: Callable[[], object], seconds: float = 280.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.1)
+        assert time.monotonic() < end, "the condition did not come true"
+        time.sleep(0.05)
