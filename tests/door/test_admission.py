@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from support.waiting import until
 
 from kimi_w4a8_eagle3.door import admission, shares
 from kimi_w4a8_eagle3.door.admission import Admission, WorkerJob
@@ -99,15 +100,12 @@ def test_a_worker_accepts_or_refuses_with_its_reason() -> None:
 def test_no_worker_becomes_a_zombie() -> None:
     door = jobs()
 
-    async def scenario() -> list[psutil.Process]:
+    async def scenario() -> None:
         for number in range(3):
             await door.require("work", number, "field")
-        end = time.monotonic() + 30
-        while (left := psutil.Process(door.pid).children()) and time.monotonic() < end:
-            await asyncio.sleep(0.01)
-        return left
+        until(lambda: not psutil.Process(door.pid).children())
 
-    assert running(door, scenario) == []
+    running(door, scenario)
 
 
 def test_a_job_that_raises_is_refused_by_its_error() -> None:
@@ -144,9 +142,7 @@ def pids(path: Path) -> list[int]:
 
 
 async def noted(path: Path, number: int = 1) -> list[int]:
-    end = time.monotonic() + 30
-    while len(pids(path)) < number and time.monotonic() < end:
-        await asyncio.sleep(0.01)
+    await asyncio.to_thread(until, lambda: len(pids(path)) >= number)
     return pids(path)
 
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from support import supervisor
 from support.tiny_servers import READY_S, tiny_launch
-from support.waiting import until
+from support.waiting import gone, until
 
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.process import Program
@@ -27,12 +27,6 @@ from proof.tiny.problems import problems
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 ENVIRONMENT = load_recipe("tiny").env
-
-
-def gone(processes: list[psutil.Process]) -> bool:
-    return not [
-        process for process in psutil.wait_procs(processes, timeout=120)[1] if process.status() != psutil.STATUS_ZOMBIE
-    ]
 
 
 def fork_servers() -> set[psutil.Process]:
@@ -164,7 +158,7 @@ def test_a_killed_fork_server_takes_no_engine_along_and_is_replaced(bare: Portra
     killed = psutil.Process(fork_server._servers[setting(bare.environ)].pid)
     before = fork_servers()
     killed.kill()
-    assert gone([killed])
+    assert gone(killed)
     assert bare.fork("end", "5").wait(280) == 5
     assert killed in before - fork_servers() and len(fork_servers()) == len(before)
     assert process.poll() is None
@@ -212,7 +206,7 @@ def test_kill_9_of_a_supervisor_whose_fork_server_imports_leaves_nothing(tmp_pat
         until(root.children)
         importing = root.children(recursive=True)
         killed.kill()
-    assert gone(importing)
+    assert gone(*importing)
 
 
 def test_kill_9_of_a_supervisor_leaves_nothing(tmp_path: Path) -> None:
@@ -225,7 +219,7 @@ def test_kill_9_of_a_supervisor_leaves_nothing(tmp_path: Path) -> None:
     assert len(family) == 2  # the fork server, too
     killed.kill()
     assert killed.wait(280) == -signal.SIGKILL
-    assert gone(family)
+    assert gone(*family)
 
 
 def test_two_engines_at_once_answer_the_same_and_one_outlives_the_other(tmp_path: Path) -> None:
@@ -243,7 +237,7 @@ def test_two_engines_at_once_answer_the_same_and_one_outlives_the_other(tmp_path
         listening = [c for process in forked for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
         assert not [c for c in listening if c.laddr.port in (first.port, second.port)]
         family[0].kill()
-        assert gone(family[1:])
+        assert gone(*family[1:])
         assert first.poll() == -signal.SIGKILL
         with EngineClient(second.base_url) as client:
             again = client.chat_all(questions, 64, 2)

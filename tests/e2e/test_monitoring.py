@@ -63,11 +63,11 @@ def served(
     ):
         client.chat_all(questions[:2], 48, 2)
         stream(client, questions[2])
-        assert found.wait_for(lambda: bool(found.query("smg_router_requests_total")))
+        until(lambda: bool(found.query("smg_router_requests_total")), 60)
         client.chat_all(questions[3:6], 48, 2)
         for question in questions[6:]:
             stream(client, question)
-        assert found.wait_for(lambda: bool(found.query("kimi:accept_length:rate5m")))
+        until(lambda: bool(found.query("kimi:accept_length:rate5m")), 60)
         yield found
 
 
@@ -82,7 +82,7 @@ def without_data(server: Prometheus) -> set[str]:
 def test_every_panel_has_data_but_those_that_need_an_event(served: Prometheus) -> None:
     expected = NEEDS_AN_EVENT | NEEDS_THE_GUARD | NEEDS_A_GPU
     assert expected < {panel["title"] for panel in panels(BOARD)}
-    assert served.wait_for(lambda: without_data(served) <= expected), without_data(served)
+    until(lambda: without_data(served) <= expected, 60, lambda: without_data(served))
 
 
 def test_the_rules_compute_the_accept_length_that_the_samples_give(served: Prometheus) -> None:
@@ -102,7 +102,7 @@ def test_the_rules_compute_the_accept_length_that_the_samples_give(served: Prome
 
 
 def test_a_healthy_server_fires_nothing_and_has_its_objectives(served: Prometheus) -> None:
-    assert served.wait_for(lambda: bool(served.query("kimi:instance_objective_tpot_p50_seconds{recipe='tiny'}")))
+    until(lambda: bool(served.query("kimi:instance_objective_tpot_p50_seconds{recipe='tiny'}")), 60)
     assert not served.query('ALERTS{alertname=~"Kimi.*", alertstate="firing"}')
     assert served.value("kimi:router_error_ratio:rate5m") == 0
 
@@ -123,7 +123,7 @@ def test_a_restart_is_an_annotation_and_a_replica_that_is_down_is_seen(
     (restarts,) = (filled(one["expr"]) for one in BOARD["annotations"]["list"] if one["name"] == "Restarts")
     assert not served.query(restarts)
     fleet.states[0].restarts["ended"] += 1
-    assert served.wait_for(lambda: bool(served.query(restarts)))
+    until(lambda: bool(served.query(restarts)), 60)
     (series,) = served.query(restarts)
     assert (series["metric"]["replica"], series["metric"]["reason"], series["value"][1]) == ("0", "ended", "1")
     (last_hour,) = (panel for panel in panels(BOARD) if panel["title"] == "Restarts, last hour")

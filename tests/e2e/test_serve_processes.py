@@ -18,7 +18,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from support import supervisor
 from support.repository import ROOT
-from support.waiting import until
+from support.waiting import gone, until
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.cli import app
@@ -89,11 +89,6 @@ def scheduler_of(family: list[psutil.Process]) -> psutil.Process:
     return next(p for p in family if "scheduler" in " ".join([p.name(), *p.cmdline()]))
 
 
-def all_gone(family: list[psutil.Process]) -> bool:
-    _, alive = psutil.wait_procs(family, timeout=120)
-    return not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
-
-
 def test_a_key_is_asked_for_and_shown_nowhere_and_ctrl_c_ends_everything(serve, tmp_path):
     key = "a-key-for-this-test"
     (tmp_path / "key").write_text(f"{key}\n")
@@ -124,7 +119,7 @@ def test_a_key_is_asked_for_and_shown_nowhere_and_ctrl_c_ends_everything(serve, 
     assert not [text for text in shown if key in text or prompt in text]
     kimi.process.send_signal(signal.SIGINT)
     assert kimi.process.wait(280) == 128 + signal.SIGINT
-    assert all_gone(family)
+    assert gone(*family)
     assert "server.log" in kimi.text.rpartition("SIGINT received")[2]
 
 
@@ -134,7 +129,7 @@ def test_a_crash_of_the_scheduler_ends_everything_with_an_error(serve):
     family = kimi.family()
     os.kill(scheduler_of(family).pid, signal.SIGKILL)
     assert kimi.process.wait(280) == 1
-    assert all_gone(family)
+    assert gone(*family)
     assert "the engine ended by itself: its process sglang::scheduler is gone" in kimi.text
 
 
@@ -145,7 +140,7 @@ def test_kill_9_of_kimi_leaves_no_process(serve, processes):
     family = kimi.family()
     kimi.process.kill()
     kimi.process.wait()
-    assert all_gone(family)
+    assert gone(*family)
 
 
 @pytest.mark.slow
@@ -211,6 +206,6 @@ def test_a_server_that_hangs_is_not_ready_and_is_ended_with_its_stacks_when_it_d
     kimi.ops_until("ready", 200)
     os.kill(scheduler_of(family).pid, signal.SIGSTOP)
     assert kimi.process.wait(280) == 1
-    assert all_gone(family)
+    assert gone(*family)
     assert "no token was generated for 15 s" in kimi.text
     assert "Current thread 0x" in next(tmp_path.glob("runs/*/server.log")).read_text()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.waiting import until
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.engine import process
@@ -38,13 +39,9 @@ def child_of(log: Path) -> int:
     return int(log.read_text().split()[1])
 
 
-def gone(pid: int, within_s: float = 120.0) -> bool:
-    end = time.monotonic() + within_s
-    while time.monotonic() < end:
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return True
-        time.sleep(0.05)
-    return False
+def gone(pid: int) -> bool:
+    until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    return True
 
 
 @pytest.mark.parametrize("detached", [False, True])

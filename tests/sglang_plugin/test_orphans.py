@@ -3,10 +3,10 @@
 import os
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
+from support.waiting import gone, until
 
 PROGRAM = """
 import multiprocessing, os, sys, time
@@ -41,10 +41,6 @@ time.sleep(100)
 """
 
 
-def gone(child: psutil.Process) -> bool:
-    return not [left for left in psutil.wait_procs([child], timeout=120)[1] if left.status() != psutil.STATUS_ZOMBIE]
-
-
 def test_an_engine_whose_end_hangs_does_not_outlive_its_supervisor_for_long(tmp_path):
     (tmp_path / "owner.lock").touch()
     command = [sys.executable, "-c", SUPERVISED, HANGING]
@@ -52,10 +48,7 @@ def test_an_engine_whose_end_hangs_does_not_outlive_its_supervisor_for_long(tmp_
     with subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as supervisor:
         engine = psutil.Process(int(supervisor.stdout.readline()))
         try:
-            until_threads = time.monotonic() + 60
-            while engine.num_threads() < 2:  # it watches now
-                assert time.monotonic() < until_threads
-                time.sleep(0.05)
+            until(lambda: engine.num_threads() >= 2)  # it watches now
             supervisor.kill()
             supervisor.wait()
             assert gone(engine)

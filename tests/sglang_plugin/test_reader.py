@@ -83,14 +83,11 @@ import itertools, json, random
 from proof.reader import read
 
 def pieces(tokens):
-    cuts = [()] if len(tokens) <= 11 else None
-    if cuts is None:
-        rng = random.Random(0)
-        for _ in range(300):
-            yield cut_into(tokens, iter(lambda: rng.randint(1, 4), 0))
-        return
-    for sizes in every(len(tokens)):
-        yield cut_into(tokens, iter(sizes))
+    rng = random.Random(0)
+    drawn = ([rng.randint(1, 4) for _ in tokens] for _ in range(300))
+    for sizes in every(len(tokens)) if len(tokens) <= 11 else drawn:
+        rest = iter(tokens)
+        yield ["".join(itertools.islice(rest, size)) for size in sizes]
 
 def every(count):
     if count == 0:
@@ -98,12 +95,6 @@ def every(count):
     for first in range(1, min(4, count) + 1):
         for rest in every(count - first):
             yield (first, *rest)
-
-def cut_into(tokens, sizes):
-    rest, out = iter(tokens), []
-    while part := list(itertools.islice(rest, next(sizes, 4))):
-        out.append("".join(part))
-    return out
 
 answers = json.loads(ANSWERS)
 print(json.dumps({

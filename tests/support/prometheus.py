@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from support.waiting import until
 
 from kimi_w4a8_eagle3.engine.process import free_port
 
@@ -51,15 +52,6 @@ class Prometheus:
         assert answer["status"] == "success", f"{answer.get('error')}: {data['query']}"
         return list(answer["data"]["result"])
 
-    def wait_for(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> bool:
-        """Until the condition holds; False when it never did."""
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            if condition():
-                return True
-            time.sleep(0.2)
-        return False
-
 
 @contextmanager
 def prometheus(target_url: str, folder: Path) -> Iterator[Prometheus]:
@@ -77,7 +69,7 @@ def prometheus(target_url: str, folder: Path) -> Iterator[Prometheus]:
         process = subprocess.Popen([*argv, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log)
     try:
         server = Prometheus(f"http://127.0.0.1:{port}")
-        assert server.wait_for(lambda: _ready(server.base_url), _START_S), (folder / "prometheus.log").read_text()
+        until(lambda: _ready(server.base_url), _START_S, (folder / "prometheus.log").read_text)
         yield server
     finally:
         process.terminate()
