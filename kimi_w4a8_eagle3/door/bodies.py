@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import inf
 
@@ -25,10 +25,10 @@ class _Progress:
 
 
 class BodyReader:
-    """Reads bodies of at most `max_bytes`. crowded: tells whether other requests wait for memory."""
+    """Reads bodies of at most `max_bytes`. waiting: requests that wait for memory."""
 
-    def __init__(self, max_bytes: int, crowded: Callable[[], bool], deadline_s: float = DEADLINE_S) -> None:
-        self._max_bytes, self._crowded, self._deadline_s = max_bytes, crowded, deadline_s
+    def __init__(self, max_bytes: int, waiting: Collection[object], deadline_s: float = DEADLINE_S) -> None:
+        self._max_bytes, self._waiting, self._deadline_s = max_bytes, waiting, deadline_s
 
     async def read(self, headers: Mapping[bytes, bytes], receive: Receive, take: Take) -> bytes | None:
         """Return the whole body, whatever length it claims; None when the client disconnects first."""
@@ -41,7 +41,7 @@ class BodyReader:
                     raise Refusal(f"the body did not arrive within {self._deadline_s:.0f} s", status=408)
                 # Claimed memory is for bodies that arrive. Without this, 15 silent connections would hold all of it.
                 due = progress.taken * (now - progress.since - _GRACE_S) / self._deadline_s
-                if progress.arrived < due and self._crowded():
+                if progress.arrived < due and self._waiting:
                     why = f"others wait for memory, and at its pace this body takes over {self._deadline_s:.0f} s"
                     raise Refusal(why, status=408)
             return reading.result()

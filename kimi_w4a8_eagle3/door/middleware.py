@@ -98,7 +98,7 @@ class Door:
         self._admission = admission
         self._routes = routes
         self._internal = internal
-        self._bodies = BodyReader(settings.max_body_bytes, shares.crowded)
+        self._bodies = BodyReader(settings.max_body_bytes, shares.waiting)
         self._computed = Computed(app)
         self._shares, self._in_loop, self._in_thread = shares, Places(1, shares), Places(THREADS, shares)
         self._running = 0

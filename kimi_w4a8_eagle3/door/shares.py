@@ -10,7 +10,7 @@ import asyncio
 import ctypes
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 
@@ -18,7 +18,7 @@ from .answers import Refusal
 
 _HALF_S = 10.0  # seconds in which what a client has used counts half
 _MAX_ACCOUNTS = 4096  # of the last users
-_QUEUE_S, _POLL_S, _CROWDED_S = 10.0, 0.05, 0.5
+_QUEUE_S = 10.0
 ANSWER_S = 1e-7  # of the event loop for a byte of an answer: a logprob of 90 bytes takes 4 to 11 µs
 _TRIM_BYTES, _TRIM_S = 2**24, 5.0  # glibc gives memory back that long after so much was released
 
@@ -39,11 +39,7 @@ class Shares:
         self._used: dict[str, tuple[float, float]] = {}  # seconds by account, and when they were counted
         self._held: Counter[str] = Counter()
         self._total = self._released = 0
-        self._crowded_until = 0.0
-
-    def crowded(self) -> bool:
-        """Return True while requests wait for memory."""
-        return time.monotonic() < self._crowded_until
+        self.waiting: dict[asyncio.Future[None], tuple[Client, int]] = {}  # for memory, in the order of arrival
 
     def used(self, account: str) -> float:
         """Return the seconds that an account has used lately."""
@@ -63,32 +59,42 @@ class Shares:
     def holding(self) -> Iterator[Take]:
         """Yield a function that takes bytes for this request and its client; all are given back at the end.
 
-        It waits, 10 s at most, until other requests have given back enough.
+        It waits, 10 s at most, in the order of arrival. A smaller body passes one that does not fit yet.
         """
         size = 0
 
         async def take(more: int) -> None:
             nonlocal size
-            until = time.monotonic() + _QUEUE_S
-            while max(self._held[one] for one in current_client.get()) + 2 * more > self._most_bytes - self._total:
-                if time.monotonic() > until or 2 * more > self._most_bytes:
+            turn = asyncio.get_running_loop().create_future()
+            self.waiting[turn] = current_client.get(), more
+            self._give([turn])
+            try:
+                if not turn.done() and not (await asyncio.wait([turn], timeout=_QUEUE_S))[0]:
                     raise Refusal("bodies of other requests hold the memory for them; try again", status=503)
-                self._crowded_until = time.monotonic() + _CROWDED_S
-                await asyncio.sleep(_POLL_S)
-            size += more
-            self._add(more)
+            finally:
+                if self.waiting.pop(turn, None) is None:  # given, even to a client that left in the same moment
+                    size += more
 
         try:
             yield take
         finally:
-            self._add(-size)
+            self._add(current_client.get(), -size)
+            self._give([*self.waiting])
             before, self._released = self._released, self._released + size
             if before < _TRIM_BYTES <= self._released:
                 asyncio.get_running_loop().call_later(_TRIM_S, self._trim)
 
-    def _add(self, size: int) -> None:
+    def _give(self, turns: Iterable[asyncio.Future[None]]) -> None:
+        for turn in turns:
+            accounts, size = self.waiting[turn]
+            if max(self._held[account] for account in accounts) + 2 * size <= self._most_bytes - self._total:
+                del self.waiting[turn]
+                self._add(accounts, size)
+                turn.set_result(None)
+
+    def _add(self, accounts: Client, size: int) -> None:
         self._total += size
-        for account in current_client.get():
+        for account in accounts:
             self._held[account] += size
             if not self._held[account]:
                 del self._held[account]
@@ -108,22 +114,17 @@ class Places:
     @asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
         """Wait for a place, 10 s at most, and hold it."""
-        accounts, turn = current_client.get(), asyncio.get_running_loop().create_future()
+        accounts, turn, start = current_client.get(), asyncio.get_running_loop().create_future(), 0.0
         self._waiting[turn] = accounts
         self._next()
         try:
-            await asyncio.wait_for(turn, _QUEUE_S)
-        except BaseException as error:  # `_next` drops what is done
-            if turn.done() and not turn.cancelled():  # given in the same moment
-                self._leave(accounts, time.monotonic())
-            if isinstance(error, asyncio.TimeoutError):  # TimeoutError itself since Python 3.11
-                raise Refusal("every place in which requests are checked is busy; try again", status=503) from None
-            raise
-        start = time.monotonic()
-        try:
+            if not turn.done() and not (await asyncio.wait([turn], timeout=_QUEUE_S))[0]:
+                raise Refusal("every place in which requests are checked is busy; try again", status=503)
+            start = time.monotonic()
             yield
-        finally:  # what the request's task does before its next wait counts, too
-            asyncio.get_running_loop().call_soon(self._leave, accounts, start)
+        finally:
+            if self._waiting.pop(turn, None) is None:  # what the request's task does before its next wait counts, too
+                asyncio.get_running_loop().call_soon(self._leave, accounts, start or time.monotonic())
 
     def _leave(self, accounts: Client, start: float) -> None:
         self._free += 1
@@ -134,6 +135,5 @@ class Places:
         while self._free and self._waiting:
             turn = min(self._waiting, key=lambda turn: [*map(self._shares.used, self._waiting[turn])])
             del self._waiting[turn]
-            if not turn.done():
-                self._free -= 1
-                turn.set_result(None)
+            self._free -= 1
+            turn.set_result(None)

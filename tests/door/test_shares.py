@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +22,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [1024.0]
     monkeypatch.setattr(shares, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
+
+
+def run(clock: list[float], main: Coroutine[Any, Any, Any]) -> Any:
+    """Run `main` in a loop whose clock jumps to the next timer, on a busy machine, too."""
+    loop = asyncio.SelectorEventLoop()
+    select, loop.time = loop._selector.select, lambda: clock[0]
+    loop._selector.select = lambda timeout: (clock.append(clock.pop() + (timeout or 0.0)), select(0))[1]
+    try:
+        return loop.run_until_complete(main)
+    finally:
+        loop.close()
 
 
 def test_a_place_goes_to_the_key_and_then_to_the_connection_that_used_least(clock: list[float]) -> None:
@@ -76,47 +89,65 @@ def test_who_waits_too_long_is_refused_and_what_was_used_is_forgotten(
     clock[0] += 20.0
     common.charge(("a",), 1.0)
     assert [common.used(account) for account in "abc"] == [3.0, 2.0, 0.0]
-    monkeypatch.setattr(shares, "_MAX_ACCOUNTS", 2)
-    for account in "bcdebe":
+    for account in ["b", "c", "b", *map(str, range(4095))]:
         common.charge((account,), 1.0)
-    assert list(common._used) == ["b", "e"]
+    assert list(common._used)[:2] == ["b", "0"] and len(common._used) == 4096
 
 
-def test_a_client_never_holds_more_memory_than_it_leaves_free(monkeypatch: pytest.MonkeyPatch) -> None:
+async def hold(common: Shares, accounts: str, after_s: float, for_s: float, *sizes: int) -> float | None:
+    """Return when this client got the last of these sizes, which it then holds; None if it was refused."""
+    current_client.set(tuple(accounts.split()))
+    await asyncio.sleep(after_s)
+    with suppress(Refusal), common.holding() as take:
+        for size in sizes:
+            await take(size)
+        got = asyncio.get_running_loop().time() - 1024.0
+        await asyncio.sleep(for_s)
+        return got
+    return None
+
+
+def test_a_client_never_holds_more_memory_than_it_leaves_free(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     trimmed: list[Any] = []
-    monkeypatch.setattr(shares, "_TRIM_BYTES", 1000)
-    monkeypatch.setattr(shares, "_TRIM_S", 0.0)
-    monkeypatch.setattr(shares, "_POLL_S", 0.0)
     monkeypatch.setattr(shares.ctypes, "CDLL", lambda _: SimpleNamespace(malloc_trim=trimmed.append))
-    common, go = Shares(1000), asyncio.Event()
+    unit = 2**14  # memory is given back to the system after 1,024 of them
+    common = Shares(1000 * unit)
+    asked = {"key 1": (300, 200), "key 2": (1,), "other 3": (501,), "other 4": (250,), "third 5": (125,)}
 
-    async def hold(accounts: str, *sizes: int) -> int:
-        current_client.set(tuple(accounts.split()))
-        try:
-            with common.holding() as take:
-                for size in sizes:
-                    await take(size)
-                await go.wait()
-        except Refusal as refusal:
-            return refusal.status
-        return 200
-
-    async def main() -> list[int]:
-        asked = [("key 1", 300, 200), ("key 2", 1), ("other 3", 501), ("other 4", 250), ("third 5", 125)]
-        tasks = [asyncio.create_task(hold(*one)) for one in asked]
-        await asyncio.sleep(0)
-        assert (common._total, common._held["key"], trimmed) == (875, 500, [])
-        monkeypatch.setattr(shares, "_QUEUE_S", -1.0)
-        late = await hold("other 6", 100)
-        go.set()
-        statuses = [await task for task in tasks] + [late, await hold("key 1", 500)]
-        assert not common._held and common._total == 0
+    async def main() -> list[float | None]:
+        wanted = {name: [size * unit for size in sizes] for name, sizes in asked.items()}
+        tasks = [asyncio.create_task(hold(common, name, 0.0, 5.0, *sizes)) for name, sizes in wanted.items()]
+        await asyncio.sleep(4.0)
+        assert (common._total, common._held["key"], len(common.waiting)) == (875 * unit, 500 * unit, 2)
+        found = [await task for task in tasks]
+        assert clock == [1034.0] and common._released == 876 * unit
+        found += [await hold(common, "key 1", 0.0, 0.0, size * unit) for size in (148, 1)]
+        await asyncio.sleep(4.9)
+        assert not common._held and common._total == 0 and common._released == 1025 * unit
+        await asyncio.sleep(0.2)
+        assert common._released == 0
         while not trimmed:
-            await asyncio.sleep(0.001)
-        return statuses
+            await asyncio.sleep(0.1)
+        return found
 
-    assert asyncio.run(main()) == [200, 200, 503, 200, 200, 503, 200]  # the second one waited
-    assert trimmed == [0] and common._released == 0
+    assert run(clock, main()) == [0.0, 5.0, None, 0.0, 0.0, 10.0, 10.0]
+    assert trimmed == [0]
+
+
+def test_memory_goes_to_the_request_that_waits_longest_and_fits(clock: list[float]) -> None:
+    common = Shares(1000)
+    asked = [("a", 0.0, 2.0, 400), ("b", 0.5, 2.0, 350), ("c", 0.75, 2.0, 350), ("small", 1.0, 0.5, 300)]
+    asked += [("late", 2.0, 2.0, 350), ("leaves", 1.5, 2.0, 350)]
+
+    async def main() -> list[float | None]:
+        tasks = [asyncio.create_task(hold(common, *request)) for request in asked]
+        await tasks[2]
+        assert common._held["leaves"] == 350 and tasks.pop().cancel()  # in the moment in which its turn comes
+        return [await task for task in tasks]
+
+    assert run(clock, main()) == [0.0, 2.0, 4.0, 1.0, 6.0] and common._total == 0
 
 
 async def read(common: Shares, client: str, pieces: int, size: int = 1, pause_s: float = 0.0) -> int:
@@ -131,7 +162,7 @@ async def read(common: Shares, client: str, pieces: int, size: int = 1, pause_s:
     try:
         with common.holding() as take:
             claimed = b"%d" % (size * pieces or 32)
-            body = await BodyReader(32, common.crowded).read({b"content-length": claimed}, receive, take)
+            body = await BodyReader(32, common.waiting).read({b"content-length": claimed}, receive, take)
             assert body == b"x" * size * pieces
             held = common._total
             await asyncio.sleep(0.005)
@@ -145,7 +176,6 @@ def test_bodies_that_do_not_fit_together_wait_for_each_other(
     monkeypatch: pytest.MonkeyPatch, key: str, together: int
 ) -> None:
     """24 bodies of 28 MB that grew together took all memory, and all got 503. These are a thousandth of it."""
-    monkeypatch.setattr(shares, "_POLL_S", 0.001)
     common = Shares(shares.BODIES * 32)
 
     async def main() -> list[int]:
@@ -160,9 +190,6 @@ def test_claimed_memory_that_no_body_fills_goes_to_a_body_that_waits(
     clock: list[float], monkeypatch: pytest.MonkeyPatch, honest: list[int], silent: set[int]
 ) -> None:
     """15 connections that claimed the largest body and sent nothing held all memory for 30 s: others got 503."""
-    loop = asyncio.SelectorEventLoop()
-    select, loop.time = loop._selector.select, lambda: clock[0]  # jumps to the next timer, on a busy machine, too
-    loop._selector.select = lambda timeout: (clock.append(clock.pop() + (timeout or 0.0)), select(0))[1]
     monkeypatch.setattr(bodies, "time", shares.time)
     common = Shares(shares.BODIES * 32)
 
@@ -174,6 +201,5 @@ def test_claimed_memory_that_no_body_fills_goes_to_a_body_that_waits(
         await asyncio.wait(silence, timeout=5.0)
         return {task.result() for task in silence if task.done()}, await slow % 16, waited
 
-    with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        found, slow, waited = runner.run(main())
+    found, slow, waited = run(clock, main())
     assert (found, slow, len(waited)) == (silent, 0, len(honest)) and 503 not in waited
