@@ -144,22 +144,22 @@ class RequestRules:
         return self.settings.max_prompt_tokens or self.context
 
     def _check_size(self, path: str, body: Mapping[str, Any], in_pictures: int) -> tuple[list[Any], int]:
-        """Check all text of the body but its pictures against the limit for one prompt; return the prompts and it."""
+        """Check each prompt, all prompts, and all text but the pictures; return the prompts and the text's length."""
         in_prompts = _PROMPT_FIELDS.get(path, ())
         prompts = [prompt for name in in_prompts if name in body for prompt in self._prompts(body[name], name)]
         text = Text.of({name: value for name, value in body.items() if name not in in_prompts}).characters - in_pictures
-        limit = self.max_tokens * _CHARACTERS_PER_TOKEN
-        for prompt in prompts:  # cheaply; `request_guard` counts the tokens later
-            if len(prompt) > (limit if isinstance(prompt, str) else self.max_tokens):
-                why = f"prompt is too long: the prompt is longer than {self.max_tokens} tokens"
-                raise Refusal(why, param="prompt", code=CONTEXT_EXCEEDED)
-        if len(prompts) > 1:
-            if (tokens := _tokens(prompts)) > (most := max(self.max_tokens, _BATCH_TOKENS)):
-                why = f"the prompts of this request have about {tokens} tokens together, and {most} are allowed"
-                raise Refusal(f"{why}: send fewer prompts in a request", param=in_prompts[0])
-            limit = max(limit, most * _BYTES_PER_TOKEN)
         text += sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
-        if text > limit:
+        most, batch = self.max_tokens * _CHARACTERS_PER_TOKEN, max(self.max_tokens, _BATCH_TOKENS)
+        prompt_too_long = any(len(one) > (most if isinstance(one, str) else self.max_tokens) for one in prompts)
+        prompts_too_long = len(prompts) > 1 and _tokens(prompts) > batch
+        text_too_long = text > (max(most, batch * _BYTES_PER_TOKEN) if len(prompts) > 1 else most)
+        if prompt_too_long:  # `request_guard` counts its tokens later
+            why = f"prompt is too long: the prompt is longer than {self.max_tokens} tokens"
+            raise Refusal(why, param="prompt", code=CONTEXT_EXCEEDED)
+        if prompts_too_long:
+            why = f"the prompts of this request have about {_tokens(prompts)} tokens together, and {batch} are allowed"
+            raise Refusal(f"{why}: send fewer prompts in a request", param=in_prompts[0])
+        if text_too_long:
             why = f"prompt is too long: the text and field names of this request exceed {self.max_tokens} tokens"
             raise Refusal(why, code=CONTEXT_EXCEEDED)
         return prompts, text
