@@ -51,7 +51,7 @@ class Text:
     @classmethod
     def of(cls, value: Any) -> Text:
         """Count `value` level by level, without recursion; raise Refusal when it is too deep or too wide."""
-        text, level, depth = cls(), [[value]], 0
+        text, level, depth = cls(), [[value]], -1  # the list around it is no level
         while level:
             depth += 1
             if depth > MAX_DEPTH:

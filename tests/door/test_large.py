@@ -27,15 +27,18 @@ RULES = RequestRules(CLOSED, dict.fromkeys(CHECKED, ANYTHING), ANYTHING, context
 PATH = "/v1/chat/completions"
 
 
-def parts(messages: int, number: int) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * number}] * messages}
+LIMITS = {**CHAT, "logit_bias": {"long": [0] * 4096, "deep": json.loads("[" * 46 + "]" * 46)}}
+
+
+def parts(messages: int, number: int, text: str = "x") -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [{"type": "text", "text": text}] * number}] * messages}
 
 
 def sent(path: str, body: str) -> bytes:
     return f"{path}\n{body}".encode()
 
 
-@pytest.mark.parametrize("body", [CHAT, parts(100, 10), {"messages": [{"role": "user", "content": "x" * 2**20}]}])
+@pytest.mark.parametrize("body", [CHAT, LIMITS, parts(100, 10), parts(1, 1, "x" * 2**20)])
 def test_ordinary_bodies_are_read(body: dict[str, Any]) -> None:
     measure(RULES, None, sent(PATH, json.dumps(body)))
 
@@ -117,7 +120,8 @@ def test_a_list_of_prompts_is_not_counted_and_nothing_is_without_a_tokenizer(mon
 
 
 def test_what_is_wrong_with_a_large_body_is_said_by_the_worker() -> None:
-    for body, why in (("{bad", "not JSON"), ('{"guided_json": "{}"}', "guided_json")):
+    deep, long = f'{{"stop": {"[" * 48}{"]" * 48}}}', json.dumps({"stop": [0] * 4097})
+    for body, why in (("{bad", "JSON"), ('{"guided_json": "{}"}', "guided_json"), (deep, "nests"), (long, "4097")):
         with pytest.raises(Refusal, match=why):
             measure(RULES, None, sent(PATH, body))
 
