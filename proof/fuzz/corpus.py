@@ -9,6 +9,7 @@ import json
 from functools import cache
 from typing import Any
 
+from .cases import TEMPLATES
 from .requests import CHAT, JSON, OUTSIDER, RESPONSES, Case, HttpRequest, chat_wire, question, wire_request
 
 _SLOW_PATTERN = r"((.|\s)+)+\x00"
@@ -97,7 +98,7 @@ def _opens_the_door(model: str, port: int, keyed: bool) -> list[Case]:
 
 @cache
 def _stops_everybody(model: str) -> tuple[Case, ...]:
-    """4, 5 and 7: little to send, much to do. Made once: it is 20 MB of JSON."""
+    """4, 5 and 7: little to send, much to do. Made once: it is 48 MB of JSON."""
     generate = {"text": "Tom", "sampling_params": {"max_new_tokens": 64, "stop_regex": _SLOW_PATTERN}}
     completion = {"model": model, "prompt": "Tom ", "max_tokens": 8}
     data = "data:" + "Tom has 3 apples. " * 450_000
@@ -107,6 +108,8 @@ def _stops_everybody(model: str) -> tuple[Case, ...]:
     schema = {"type": "object", "properties": some, "minProperties": 500}
     long = "Tom has 3 apples. " * 1600
     many = [_case(7, "", CHAT, _schema(model, {"const": number})).sends[0] for number in range(16)]
+    large = json.dumps({"user": "x" * 28_000_000}).encode()  # a worker reads it, once for each endpoint
+    sixfold = tuple(HttpRequest("POST", path, large) for path in [*TEMPLATES][:6])
     return (
         _case(4, "slow stop pattern", CHAT, question(model, max_tokens=64, stop_regex=_SLOW_PATTERN)),
         _case(4, "slow stop pattern", "/generate", generate),
@@ -129,6 +132,7 @@ def _stops_everybody(model: str) -> tuple[Case, ...]:
         _case(5, "4,096 bare calls", RESPONSES, {"input": [{"type": "function_call"}] * 4096}),
         _case(5, "4,096 parts without text", RESPONSES, {"input": [_says([{"type": "input_text"}] * 4096)]}),
         Case(_NAMES[7], "16 grammars at once", tuple(many)),
+        Case(_NAMES[5], "6 bodies of 28 MB that wait for a worker", sixfold, refused=True),
         _case(
             7, "names in a list", CHAT, _schema(model, {"required": [*names][:4096], "properties": []}), refused=True
         ),
