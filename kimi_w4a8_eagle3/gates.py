@@ -18,7 +18,7 @@ from .base.toml import tomllib
 from .door.settings import VARIABLES as DOOR_VARIABLES
 
 _FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-Kind = Literal["bool", "int", "float", "choice", "text"]
+GateKind = Literal["bool", "int", "float", "choice", "text"]
 
 # AITER and FlyDSL compare with exactly these spellings; "TRUE" would be read as false.
 TRUE = ("1", "true", "True", "YES", "yes")
@@ -36,7 +36,7 @@ class Gate:
     """
 
     name: str
-    kind: Kind
+    kind: GateKind
     default: Any
     reader: str
     effect: str

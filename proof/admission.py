@@ -30,7 +30,7 @@ import typer
 
 from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
-from kimi_w4a8_lab.accuracy.vendor_checks import Body
+from kimi_w4a8_lab.accuracy.vendor_checks import JsonBody
 from proof.fuzz.resources import NO_KERNEL_CACHE
 
 CONTEXT = 262_144  # Kimi's
@@ -41,25 +41,27 @@ _LONG = {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}  # the built-in model
 app = typer.Typer(add_completion=False, help=__doc__)
 
 
-def _user(content: str | list[dict[str, str]]) -> Body:
+def _user(content: str | list[dict[str, str]]) -> JsonBody:
     return {"role": "user", "content": content}
 
 
-def _says(content: str | list[dict[str, str]] = "Tom has 3 apples and buys 4. How many?", messages: int = 1) -> Body:
+def _says(
+    content: str | list[dict[str, str]] = "Tom has 3 apples and buys 4. How many?", messages: int = 1
+) -> JsonBody:
     return {"messages": [_user(content)] * messages, "max_tokens": 1}
 
 
-def _parts(messages: int, parts: int) -> Body:
+def _parts(messages: int, parts: int) -> JsonBody:
     return _says([{"type": "text", "text": "x"}] * parts, messages)
 
 
-def _tools(number: int, properties: int) -> Body:
+def _tools(number: int, properties: int) -> JsonBody:
     schema = {"type": "object", "properties": {f"p{index}": {"type": "integer"} for index in range(properties)}}
     functions = ({"name": f"f{index}", "parameters": schema} for index in range(number))
     return {**_says("x"), "tools": [{"type": "function", "function": function} for function in functions]}
 
 
-LARGE: dict[str, tuple[str, Body]] = {
+LARGE: dict[str, tuple[str, JsonBody]] = {
     "260,000 token ids": ("/v1/completions", {"prompt": [5] * 260_000, "max_tokens": 1}),
     "1 MB of text": (_CHAT, _says(_LINE * 13_000)),
     "4 MB of text": (_CHAT, _says(_LINE * 51_000)),
@@ -169,7 +171,7 @@ def _spent(server: EngineServer) -> tuple[float, float]:
 
 
 async def _in_turn(
-    servers: Sequence[EngineServer], body: Body, pairs: int, clients: int, total: int
+    servers: Sequence[EngineServer], body: JsonBody, pairs: int, clients: int, total: int
 ) -> list[list[tuple[float, float]]]:
     """Return what each engine spent (`_spent`) on `total` requests, by pair; the order changes from pair to pair."""
     async with httpx.AsyncClient(timeout=600, trust_env=False, limits=httpx.Limits(max_connections=clients)) as http:

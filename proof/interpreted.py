@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import run
 from kimi_w4a8_eagle3.moe.contract import MoeShape, PreparedMoe, QuarkMoeWeights
-from kimi_w4a8_eagle3.moe.flydsl.backend import Count, FlydslBackend, FlydslCall
+from kimi_w4a8_eagle3.moe.flydsl.backend import Extent, FlydslBackend, FlydslCall
 from kimi_w4a8_eagle3.moe.flydsl.configs import KernelConfig, Stage2Config
 from kimi_w4a8_eagle3.moe.flydsl.kernel_arguments import Stage1Arguments, Stage2Arguments
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend, integers, quantize_rows
@@ -60,7 +60,7 @@ class InterpretedBackend(FlydslBackend):
         super().__init__(gates)
         self.order = order
 
-    def launch(self, config: KernelConfig, count: Count, passed: object) -> None:
+    def launch(self, config: KernelConfig, count: Extent, passed: object) -> None:
         memory, kernel = Memory(), _parsed(cast(Any, config))
         given = [
             memory.share(_bytes(value), name, True) if isinstance(value, torch.Tensor) else value

@@ -27,8 +27,8 @@ PACKAGE = "kimi-w4a8-eagle3"
 _DISTRIBUTIONS = {"markupsafe": "jinja2", "quark": "amd-quark"}
 # These depend on the GPU and on each other, so they come from an image or from `make venv`.
 _IN_NO_EXTRA = ("sglang", "transformers", "triton")
-Package = Literal["aiter", "rocm", "sglang", "torch"]
-_PROGRAMS: dict[Package, tuple[str, ...]] = {
+PackageName = Literal["aiter", "rocm", "sglang", "torch"]
+_PROGRAMS: dict[PackageName, tuple[str, ...]] = {
     "aiter": ("amd-aiter", "aiter"),
     "sglang": ("sglang",),
     "torch": ("torch",),

@@ -22,7 +22,7 @@ _ID = re.compile(r"\s{0,64}\S{0,256}\s{0,64}")  # bounded, because it is matched
 _QUOTES = re.compile(r'\\.|\\\Z|"', re.DOTALL)  # an escaped quote does not count
 
 
-class Kind(Enum):
+class PartKind(Enum):
     """Kind of a piece of an answer."""
 
     THOUGHT = auto()
@@ -52,9 +52,9 @@ class Reader:
         self._arguments: list[str] = []  # that were passed on
         self._in_string = self._escaped = False  # at their end
         self._doubtful = False  # the first held marker ends the arguments if their string never closes
-        self._pieces: list[tuple[Kind, str]] = []
+        self._pieces: list[tuple[PartKind, str]] = []
 
-    def read(self, new: str, ended: bool = False) -> list[tuple[Kind, str]]:
+    def read(self, new: str, ended: bool = False) -> list[tuple[PartKind, str]]:
         """Return the pieces that are certain after this text; `ended`: no more text comes."""
         parts = _MARKER.split(self._partial + new)
         partial = None if ended else _PARTIAL.search(parts[-1])
@@ -67,7 +67,7 @@ class Reader:
         pieces, self._pieces = self._pieces, []
         return pieces
 
-    def _pass(self, kind: Kind, text: str) -> None:
+    def _pass(self, kind: PartKind, text: str) -> None:
         self._pieces.append((kind, "".join(self._held) + text))
         self._held = []
 
@@ -79,7 +79,7 @@ class Reader:
         self._state = self._words
         if part == _THINK:
             self.thinking = True
-            self._pass(Kind.SWITCH, part)
+            self._pass(PartKind.SWITCH, part)
         else:
             self._again([part])
 
@@ -87,9 +87,9 @@ class Reader:
         """Read thinking or text. White space alone between markers of a section is no text."""
         if part == _ANSWER and self.thinking:
             self.thinking = self._after_words = False
-            self._pass(Kind.SWITCH, part)
+            self._pass(PartKind.SWITCH, part)
         elif part in CALL_MARKERS:
-            self._pass(Kind.MARKER, part)
+            self._pass(PartKind.MARKER, part)
             self._after_words = False
             if self._calls and part in (_SECTION, _SECTION_END):
                 self._in_section = part == _SECTION
@@ -99,16 +99,16 @@ class Reader:
             self._held.append(part)
         else:
             self._after_words = True
-            self._pass(Kind.THOUGHT if self.thinking else Kind.TEXT, part)
+            self._pass(PartKind.THOUGHT if self.thinking else PartKind.TEXT, part)
 
     def _id(self, part: str) -> None:
         """Read a call's id up to its arguments. Without them it is lost, and other text is no id."""
         if part == _ARGUMENTS:
-            self._pass(Kind.ID, "")
-            self._pass(Kind.MARKER, part)
+            self._pass(PartKind.ID, "")
+            self._pass(PartKind.MARKER, part)
             self._state, self._arguments, self._in_string, self._escaped = self._call, [], False, False
         elif part in CALL_MARKERS or (part == _ANSWER and self.thinking):
-            self._pass(Kind.MARKER, "")
+            self._pass(PartKind.MARKER, "")
             self._state = self._words
             self._words(part)
         else:
@@ -147,11 +147,11 @@ class Reader:
     def _pass_arguments(self, text: str) -> None:
         self._arguments += [*self._held, text]
         self._doubtful = False
-        self._pass(Kind.ARGUMENTS, text)
+        self._pass(PartKind.ARGUMENTS, text)
 
     def _close(self, marker: str) -> None:
         self._state = self._words
-        self._pass(Kind.CLOSED, marker if marker == _END else "")
+        self._pass(PartKind.CLOSED, marker if marker == _END else "")
         if marker != _END:
             self._words(marker)
 
@@ -168,13 +168,13 @@ class Reader:
             if self._held:
                 self._again()
             else:
-                self._pass(Kind.CUT, "")
+                self._pass(PartKind.CUT, "")
                 self._state = self._words
         if self._state == self._opening:
             self._state = self._words
             self._again()
         if self._held:
-            self._pass(Kind.MARKER, "")
+            self._pass(PartKind.MARKER, "")
 
 
 def is_json(text: str) -> bool:

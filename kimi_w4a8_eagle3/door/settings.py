@@ -19,7 +19,7 @@ from ..base.nearest import nearest
 Policy = Literal["auto", "open", "closed", "off"]
 Native = Literal["closed", "keyless", "open"]
 Switch = Literal["off", "on"]
-Values = Literal["any", "moonshot"]
+ValueChoice = Literal["any", "moonshot"]
 
 API_KEY = "KIMI_API_KEY"
 ADMIN_KEY = "KIMI_ADMIN_KEY"
@@ -67,7 +67,7 @@ class DoorSettings:
     native: Native = "closed"
     stop_regex: bool = False
     max_mask_ms: int = 20
-    values: Values = "any"
+    values: ValueChoice = "any"
 
     @property
     def native_open(self) -> bool:
@@ -100,7 +100,7 @@ def read_door(environ: Mapping[str, str]) -> DoorSettings:
         native=cast(Native, _choice(environ, "KIMI_DOOR_NATIVE", get_args(Native))),
         max_mask_ms=_count(environ, "KIMI_MAX_MASK_MS") or usual.max_mask_ms,
         stop_regex=_choice(environ, "KIMI_DOOR_STOP_REGEX", get_args(Switch)) == "on",
-        values=cast(Values, _choice(environ, "KIMI_DOOR_VALUES", get_args(Values))),
+        values=cast(ValueChoice, _choice(environ, "KIMI_DOOR_VALUES", get_args(ValueChoice))),
     )
     if policy == "off" and (settings.api_key or settings.admin_key):
         raise KimiError(

@@ -25,7 +25,7 @@ from ..base.errors import KimiError, UsageError
 from ..base.files import shortage
 from . import names
 from .hub import RemoteFile, explain, failure, hub_client, list_files, scrub
-from .progress import ByteProgress, Show, counted_reads
+from .progress import ByteProgress, ShowFile, counted_reads
 from .snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Fetched:
     without_xet: str
 
 
-def fetch(wanted: Repository, show: Show, jobs: int = 8, path: str | None = None) -> Fetched:
+def fetch(wanted: Repository, show: ShowFile, jobs: int = 8, path: str | None = None) -> Fetched:
     """Bring a repository, or only its file `path`, with every digest compared; `jobs` files travel at once.
 
     A KimiError leaves the complete files in place, and the next call continues there.
@@ -109,7 +109,7 @@ def fetch(wanted: Repository, show: Show, jobs: int = 8, path: str | None = None
     )
 
 
-def compare(wanted: Repository, snapshot: Snapshot, show: Show) -> FolderVerification:
+def compare(wanted: Repository, snapshot: Snapshot, show: ShowFile) -> FolderVerification:
     """Hash the files that are here and compare them with the Hub's digests. Damaged files are deleted."""
     size = sum(snapshot.present.values())
     try:

@@ -48,7 +48,7 @@ class ByteProgress:
         return self._console.print(line, highlight=False, soft_wrap=True)
 
 
-Show = Callable[[str, int], ByteProgress]
+ShowFile = Callable[[str, int], ByteProgress]
 
 
 @contextmanager

@@ -21,11 +21,11 @@ BLOCK_SIZES = (16, 32, 64, 128)  # rows of a block that a search tries
 TABLE = Path(__file__).with_name("tiles.json")
 _KEYS = ("backend", "arch", "hidden", "inter", "max_tokens", "tiles", "source")
 
-Row = dict[str, Any]
+TileRow = dict[str, Any]
 
 
 @lru_cache(maxsize=4)
-def read_rows(path: Path = TABLE) -> tuple[Row, ...]:
+def read_rows(path: Path = TABLE) -> tuple[TileRow, ...]:
     """Return all rows of a table; raise KimiError when it is unreadable or a row lacks a key."""
     try:
         rows = json.loads(path.read_text())
@@ -40,7 +40,7 @@ def read_rows(path: Path = TABLE) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def find_row(backend: str, arch: str, shape: MoeShape, tokens: int, path: Path = TABLE) -> Row | None:
+def find_row(backend: str, arch: str, shape: MoeShape, tokens: int, path: Path = TABLE) -> TileRow | None:
     """Return the row for a batch: exact shape before general, exact arch before "any", then the tightest bound.
 
     Of two such rows the one that names the format of the weights is returned.
@@ -71,6 +71,6 @@ def bucket_of(backend: str, tokens: int, path: Path = TABLE) -> int:
     return bounds[bisect_left(bounds, tokens)]
 
 
-def _rank(row: Row) -> tuple[bool, bool, float, bool]:
+def _rank(row: TileRow) -> tuple[bool, bool, float, bool]:
     bound = float("inf") if row["max_tokens"] is None else row["max_tokens"]
     return row["hidden"] is None, row["arch"] == "any", bound, "weights" not in row

@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from ..base.errors import KimiError
 from ..base.finding import Finding, Severity
-from ..base.installed import Package, operator_dir
+from ..base.installed import PackageName, operator_dir
 from ..base.nearest import nearest
 from ..base.toml import tomllib
 from ..gates import OUR_BACKENDS, ignored_gates, read_gates
@@ -243,8 +243,8 @@ class Fault(BaseModel):
 
     id: str
     verdict: Literal["refuse", "warn", "note", "set"]
-    installed: dict[Package, Specifier] = {}
-    tried: dict[Package, list[str]] = {}
+    installed: dict[PackageName, Specifier] = {}
+    tried: dict[PackageName, list[str]] = {}
     arch: list[str] = []
     args: dict[str, Condition] = {}
     env: dict[str, Condition] = {}

@@ -18,7 +18,7 @@ from sglang.srt.parser import reasoning_parser as sglang
 from xgrammar import StructuralTag
 
 from ..chat.calls import fitting_tool, named_tool
-from ..chat.reader import CALL_MARKERS, Kind, Reader, is_json
+from ..chat.reader import CALL_MARKERS, PartKind, Reader, is_json
 from ..chat.tags import one_call
 from .hooks import Feature
 
@@ -67,9 +67,9 @@ class KimiThinking(sglang.KimiK2Detector):
     def _separate(self, text: str, ended: bool = False) -> sglang.StreamingParseResult:
         thoughts, rest = [self._held], []
         for kind, piece in self._reader.read(text, ended):
-            if kind is Kind.THOUGHT:
+            if kind is PartKind.THOUGHT:
                 thoughts.append(piece)
-            elif kind is Kind.TEXT or (self._calls and kind is not Kind.SWITCH):
+            elif kind is PartKind.TEXT or (self._calls and kind is not PartKind.SWITCH):
                 rest.append(piece)
         self._in_reasoning = self._reader.thinking
         thought, self._held = "".join(thoughts), ""
@@ -128,21 +128,21 @@ class KimiToolCalls(SglangCalls):
         """Parse what was held back, once the answer has ended."""
         return self._parse(self._reader.read("", ended=True), tools)
 
-    def _parse(self, pieces: Iterable[tuple[Kind, str]], tools: list[Any]) -> StreamingParseResult:
+    def _parse(self, pieces: Iterable[tuple[PartKind, str]], tools: list[Any]) -> StreamingParseResult:
         out = StreamingParseResult(normal_text="", calls=[])
         declared = {tool.function.name: tool.function.parameters or {} for tool in tools}
         for kind, text in pieces:
-            if kind is Kind.TEXT:
+            if kind is PartKind.TEXT:
                 out.normal_text += text
-            elif kind is Kind.ID:
+            elif kind is PartKind.ID:
                 self._id, self._arguments, self._blanks = text.strip(), [], ""
                 if name := named_tool(self._id, declared):
                     self._begin(out, name)
-            elif kind is Kind.ARGUMENTS:
+            elif kind is PartKind.ARGUMENTS:
                 self._continue(out, text)
-            elif kind in (Kind.CLOSED, Kind.CUT):
+            elif kind in (PartKind.CLOSED, PartKind.CUT):
                 arguments = "".join(self._arguments)
-                if kind is Kind.CLOSED and arguments in ("", _NONE):
+                if kind is PartKind.CLOSED and arguments in ("", _NONE):
                     self._arguments, arguments = [], "{}"
                     self._continue(out, arguments)
                 if self._id is not None:

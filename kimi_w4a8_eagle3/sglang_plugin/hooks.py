@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 Function = TypeVar("Function", bound=Callable[..., object])
-Kind = Literal["before", "after", "around", "replace"]  # the values of SGLang's HookType
+HookKind = Literal["before", "after", "around", "replace"]  # the values of SGLang's HookType
 
 missing_features: list[str] = []  # optional features and tested sources that this process serves without
 _targets: set[str] = set()  # of all hooks that this process registered
@@ -41,7 +41,7 @@ class Hook(NamedTuple):
     """A function of ours at a dotted name of SGLang's."""
 
     target: str
-    kind: Kind
+    kind: HookKind
     function: Callable[..., object]
 
 
@@ -79,7 +79,7 @@ class Feature:
         """Call the decorated function in place of the target, with the target and its arguments."""
         return self._hook("around", targets)
 
-    def _hook(self, kind: Kind, targets: tuple[str, ...]) -> Callable[[Function], Function]:
+    def _hook(self, kind: HookKind, targets: tuple[str, ...]) -> Callable[[Function], Function]:
         def declare(function: Function) -> Function:
             self.hooks += [Hook(target, kind, function) for target in targets]
             return function

@@ -18,7 +18,7 @@ from lm_eval.tasks import TaskManager
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.installed import operator_dir
 
-from .recorder import Answer, Recorder, Show
+from .recorder import Answer, Recorder, ShowAnswers
 from .results import ProblemOutcome, Status
 from .tasks import MARKER, METRICS, Problems, Protocol
 
@@ -28,7 +28,7 @@ class _RecordedModel(LM):
 
     tokenizer_name = ""
 
-    def __init__(self, protocol: Protocol, model: str, recorder: Recorder, show: Show) -> None:
+    def __init__(self, protocol: Protocol, model: str, recorder: Recorder, show: ShowAnswers) -> None:
         super().__init__()
         self.protocol, self.model, self.recorder, self.show = protocol, model, recorder, show
         self.answers: dict[int, Answer] = {}
@@ -74,7 +74,7 @@ def as_dataset(data: Problems) -> Callable[..., DatasetDict]:
 
 
 def score(
-    protocol: Protocol, model: str, recorder: Recorder, data: Problems | None, log: Path, show: Show
+    protocol: Protocol, model: str, recorder: Recorder, data: Problems | None, log: Path, show: ShowAnswers
 ) -> tuple[list[ProblemOutcome], dict[str, Any]]:
     """Ask and score the problems; return their outcomes, and lm-eval's own figures.
 

@@ -20,7 +20,7 @@ ALPHA = 0.001  # one false alarm in a thousand runs
 FACTOR = 4.0
 _TESTS = 4  # two tests of each of two distances
 FLOOR = 1e-3  # nats below which float32 logprobs count as equal
-Texts = Sequence[tuple[tuple[int, ...], Tokens]]  # (prompt ids, answer)
+Replies = Sequence[tuple[tuple[int, ...], Tokens]]  # (prompt ids, answer)
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class PrefillMatch:
         return found + [f"more than rounding: {m} (p = {m.p:.2g})" for m in self.measures if m.p < ALPHA]
 
 
-def compare(reference: Texts, found: Texts, prefills: Mapping[tuple[int, ...], Prefill]) -> PrefillMatch:
+def compare(reference: Replies, found: Replies, prefills: Mapping[tuple[int, ...], Prefill]) -> PrefillMatch:
     """Compare both servers' answers to the same prompts; prefills are keyed by the ids of prompt and answer."""
     both = [[(answer, prefills[prompt + answer.ids]) for prompt, answer in texts] for texts in (reference, found)]
     away = [[_apart(answer.chosen, prefill.chosen) for answer, prefill in texts] for texts in both]

@@ -32,7 +32,7 @@ REQUESTS = "requests.jsonl"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 _RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
 _FATAL = frozenset({401, 403, 404, 405})  # every other request would fail too
-Show = Callable[[int, str], object]  # finished requests and a note
+ShowAnswers = Callable[[int, str], object]  # finished requests and a note
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Recorder:
         return ", ".join(f"{count} {what}" for count, what in counts if count)
 
     def ask(
-        self, endpoint: str, bodies: Sequence[Mapping[str, Any]], concurrency: int, show: Show | None = None
+        self, endpoint: str, bodies: Sequence[Mapping[str, Any]], concurrency: int, show: ShowAnswers | None = None
     ) -> list[Answer]:
         """Return one answer for each body, in their order.
 

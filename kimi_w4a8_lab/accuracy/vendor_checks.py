@@ -23,18 +23,18 @@ from ..base.data_file import require_trusted_tokenizer
 from .recorder import Answer
 from .tool_scores import message_of, wrong
 
-Body = dict[str, Any]
+JsonBody = dict[str, Any]
 
 _MODES = ({"thinking": True}, {"thinking": False})
-_ACCEPTED: tuple[Body, ...] = (
+_ACCEPTED: tuple[JsonBody, ...] = (
     {}, {"temperature": 1.0}, {"temperature": 0.6}, {"top_p": 0.95}, {"presence_penalty": 0}, {"frequency_penalty": 0},
     {"n": 1},
 )  # fmt: skip
-_REFUSED: tuple[Body, ...] = (
+_REFUSED: tuple[JsonBody, ...] = (
     {"temperature": -0.1}, {"top_p": 1.5}, {"presence_penalty": 3}, {"frequency_penalty": -3}, {"n": 0},
     {"max_tokens": -1},
 )  # fmt: skip
-_FIXED: tuple[Body, ...] = (
+_FIXED: tuple[JsonBody, ...] = (
     {"temperature": 1.1}, {"temperature": 2.0}, {"top_p": 0.8}, {"presence_penalty": 0.5}, {"frequency_penalty": 0.5},
     {"n": 2},
 )  # fmt: skip
@@ -51,7 +51,7 @@ class VendorCheck:
     """One request of a group. wrong: returns the error of an answer, or "". ends: the answer should end by itself."""
 
     group: str
-    body: Body
+    body: JsonBody
     wrong: Callable[[Answer], str]
     judged: bool = True
     ends: bool = False
@@ -69,7 +69,7 @@ def probes(model: str, max_tokens: int) -> list[VendorCheck]:
 
 def _parameters(model: str) -> Iterator[VendorCheck]:
     message = {"role": "user", "content": "Say OK."}
-    short: Body = {"model": model, "messages": [message], "max_tokens": _SHORT}
+    short: JsonBody = {"model": model, "messages": [message], "max_tokens": _SHORT}
     for mode in _MODES:
         for parameter in _ACCEPTED:
             body = {**short, "chat_template_kwargs": mode, **parameter}
@@ -88,7 +88,7 @@ def _schemas(model: str, max_tokens: int) -> Iterator[VendorCheck]:
     for line in lines(operator_dir("eval") / "tool_schemas.jsonl"):
         function = {"name": _TOOL, "description": "Takes the result.", "parameters": json.loads(line), "strict": True}
         tools = [{"type": "function", "function": function}]
-        body: Body = {"model": model, "messages": [{"role": "user", "content": _ASK}], "tools": tools}
+        body: JsonBody = {"model": model, "messages": [{"role": "user", "content": _ASK}], "tools": tools}
         body |= {"tool_choice": "required", "max_tokens": max_tokens}
 
         def judge(answer: Answer, tools: Sequence[Mapping[str, Any]] = tools) -> str:
@@ -105,7 +105,7 @@ def _called(answer: Answer, tools: Sequence[Mapping[str, Any]]) -> str:
     return next(filter(None, (wrong(call, tools) for call in calls)), "")
 
 
-def as_stream(body: Body) -> Body:
+def as_stream(body: JsonBody) -> JsonBody:
     """Return the same request, streamed, with usage at the end."""
     return {**body, "stream": True, "stream_options": {"include_usage": True}}
 
@@ -130,7 +130,7 @@ def _check_group(group: str, asked: Sequence[tuple[VendorCheck, Answer]]) -> Fin
     return checked(group, found, wanted if judged else "reported, not judged", passed or not judged)
 
 
-def check_counts(asked: Sequence[tuple[Body, Answer]], count: Callable[[Body], int] | None) -> Finding:
+def check_counts(asked: Sequence[tuple[JsonBody, Answer]], count: Callable[[JsonBody], int] | None) -> Finding:
     """Compare `usage.prompt_tokens` with the count of the checkpoint's own chat template and tokenizer."""
     name = "prompt token counts"
     if count is None:
@@ -142,7 +142,7 @@ def check_counts(asked: Sequence[tuple[Body, Answer]], count: Callable[[Body], i
     return checked(name, f"{len(counts) - len(different)} of {len(counts)}{first}", "all", not different)
 
 
-def counter(tokenizer: str) -> Callable[[Body], int]:
+def counter(tokenizer: str) -> Callable[[JsonBody], int]:
     """Return a function that counts a request's prompt tokens with `tokenizer`, a folder or repository.
 
     Raises KimiError when transformers is missing or when the tokenizer's code has not been trusted.
@@ -155,7 +155,7 @@ def counter(tokenizer: str) -> Callable[[Body], int]:
     require_trusted_tokenizer(tokenizer)
     loaded = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=True, local_files_only=True)
 
-    def count(body: Body) -> int:
+    def count(body: JsonBody) -> int:
         return len(
             loaded.apply_chat_template(
                 body["messages"],

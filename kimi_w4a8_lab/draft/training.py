@@ -23,7 +23,7 @@ from .eagle3 import Draft, pad_right
 from .optim import optimizers, schedule, set_learning_rate
 
 SAVED_EVERY = 50  # steps between two checkpoints
-Report = Callable[[int, dict[str, float]], None]
+ShowStep = Callable[[int, dict[str, float]], None]
 # Captured states of rows, padded to the longest, [B, T, captured layers * hidden].
 StatesOf = Callable[[Sequence["TrainingRow"]], Tensor]
 
@@ -65,7 +65,7 @@ def train(
     states_of: StatesOf,
     embedding: Tensor,
     settings: TrainingSettings,
-    report: Report = lambda step, values: None,
+    report: ShowStep = lambda step, values: None,
     checkpoint: Path | None = None,
 ) -> Draft:
     """Train `draft`, float32 and in place, for `epochs` passes over `rows`; return it in evaluation mode.

@@ -13,7 +13,7 @@ from kimi_w4a8_eagle3.moe.flydsl.backend import W4A16_GATE, FlydslBackend, Flyds
 from kimi_w4a8_eagle3.moe.flydsl.candidates import small_tiles, stage1_tiles, stage2_tiles
 from kimi_w4a8_eagle3.moe.flydsl.configs import FlydslTiles
 
-from .tile_search import Measure, Space, Timer, random_batch, random_layer
+from .tile_search import MeasureTile, Space, Timer, random_batch, random_layer
 
 
 def flydsl_space(shape: MoeShape) -> Space:
@@ -39,7 +39,7 @@ def refuse_fixed_tiles(gates: GateReader) -> None:
         )
 
 
-def flydsl_measure(shape: MoeShape, backend: FlydslBackend, device: torch.device, timer: Timer) -> Measure:
+def flydsl_measure(shape: MoeShape, backend: FlydslBackend, device: torch.device, timer: Timer) -> MeasureTile:
     """Time tiles with random weights and uniformly routed tokens."""
     moe = backend.prepare(random_layer(shape, device))
 

@@ -12,7 +12,7 @@ import torch
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.moe.contract import MoeBackend, MoeShape
 
-from .tile_search import Measure, Space, gpu_timer
+from .tile_search import MeasureTile, Space, gpu_timer
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Stopwatch:
     """Candidate tiles of a backend for one shape, and how to time them. chosen: the tiles that serve a batch."""
 
     space: Space
-    measure: Measure
+    measure: MeasureTile
     chosen: Callable[[int], Any]
 
 

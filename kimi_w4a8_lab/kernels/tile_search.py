@@ -17,7 +17,7 @@ import torch
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.files import write_atomic
 from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
-from kimi_w4a8_eagle3.moe.tiles import BLOCK_SIZES, Row, buckets, read_rows
+from kimi_w4a8_eagle3.moe.tiles import BLOCK_SIZES, TileRow, buckets, read_rows
 
 BATCHES = (2, 8, 40, 160, 512, 2048, 10240)
 INFINITE = float("inf")
@@ -34,7 +34,7 @@ class Tiles(Protocol):
 # Returns the microseconds of one call, or None when it does not run.
 Timer = Callable[[Callable[[], object]], float | None]
 # (tiles, tokens) -> microseconds (up to stage 2, of stage 2 with the reduction), None where it does not run.
-Measure = Callable[[Any, int], tuple[float | None, float | None]]
+MeasureTile = Callable[[Any, int], tuple[float | None, float | None]]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Best:
     stage2_us: float
 
 
-def search(shape: MoeShape, batches: Iterable[int], space: Space, measure: Measure) -> Iterator[Best]:
+def search(shape: MoeShape, batches: Iterable[int], space: Space, measure: MeasureTile) -> Iterator[Best]:
     """Yield the fastest tiles of each batch: try all stage tiles for all block sizes, then variants of the best.
 
     Raises KimiError when none runs.
@@ -80,7 +80,7 @@ def search(shape: MoeShape, batches: Iterable[int], space: Space, measure: Measu
         yield best
 
 
-def table_rows(found: Iterable[Best], backend: str, shape: MoeShape, arch: str, gpu: str) -> list[Row]:
+def table_rows(found: Iterable[Best], backend: str, shape: MoeShape, arch: str, gpu: str) -> list[TileRow]:
     """Return rows of the tile table: each batch is the upper bound of its row, and the last row has no bound."""
     best = list(found)
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
@@ -100,7 +100,7 @@ def table_rows(found: Iterable[Best], backend: str, shape: MoeShape, arch: str, 
     ]
 
 
-def merged(rows: Iterable[Row], new: list[Row]) -> list[Row]:
+def merged(rows: Iterable[TileRow], new: list[TileRow]) -> list[TileRow]:
     """Return `rows` with those of the same backend, GPU, shape and format replaced by `new`."""
     replaced = {_key(row) for row in new}
     return [row for row in rows if _key(row) not in replaced] + new
@@ -165,7 +165,7 @@ def _block_sizes(shape: MoeShape, tokens: int) -> list[int]:
     return [size for size in BLOCK_SIZES if size == BLOCK_SIZES[0] or size <= 2 * rows]
 
 
-def _search_block(tokens: int, block_m: int, space: Space, measure: Measure) -> Best | None:
+def _search_block(tokens: int, block_m: int, space: Space, measure: MeasureTile) -> Best | None:
     """Time both stages' candidates in one pass; a pair of tiles shares a call."""
     times1: dict[Any, float] = {}
     times2: dict[Any, float] = {}
@@ -179,7 +179,7 @@ def _search_block(tokens: int, block_m: int, space: Space, measure: Measure) -> 
     return Best(tokens, space.join(block_m, first, second), times1[first], times2[second])
 
 
-def _key(row: Row) -> tuple[Any, ...]:
+def _key(row: TileRow) -> tuple[Any, ...]:
     return tuple(row.get(key) for key in ("backend", "arch", "hidden", "inter", "weights"))
 
 
@@ -187,7 +187,7 @@ def _total(best: Best) -> float:
     return best.stage1_us + best.stage2_us
 
 
-def write_rows(rows: list[Row], path: Path) -> None:
+def write_rows(rows: list[TileRow], path: Path) -> None:
     """Replace a tile table atomically, with one row a line so that a review sees the changes."""
     lines = ",\n".join("  " + json.dumps(row) for row in rows)
     write_atomic(path, f"[\n{lines}\n]\n")

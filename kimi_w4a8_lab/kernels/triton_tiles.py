@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 
 from kimi_w4a8_eagle3.moe.contract import MoeShape
-from kimi_w4a8_eagle3.moe.triton.backend import Launch, MoeCall, StageTile, TritonBackend, TritonTiles, run_kernel
+from kimi_w4a8_eagle3.moe.triton.backend import LaunchKernel, MoeCall, StageTile, TritonBackend, TritonTiles, run_kernel
 
-from .tile_search import Measure, Space, Timer, random_batch, random_layer
+from .tile_search import MeasureTile, Space, Timer, random_batch, random_layer
 
 _STAGE1_N, _STAGE2_N = (16, 32, 64, 128, 256), (64, 128, 256)
 _BLOCK_K = (64, 128, 256)
@@ -29,8 +29,8 @@ def triton_space(shape: MoeShape) -> Space:
 
 
 def triton_measure(
-    shape: MoeShape, arch: str, device: torch.device, timer: Timer, launch: Launch = run_kernel
-) -> Measure:
+    shape: MoeShape, arch: str, device: torch.device, timer: Timer, launch: LaunchKernel = run_kernel
+) -> MeasureTile:
     """Time tiles with random weights and uniformly routed tokens."""
     moe = TritonBackend().prepare(random_layer(shape, device))
 

@@ -16,7 +16,7 @@ from kimi_w4a8_eagle3.engine.process import Program, last_line, starter
 # SGLang's program, which also writes a line for each finished request.
 _GENERATOR = "kimi_w4a8_lab.with_sglang.bench_generator"
 _POLL_S = 0.1
-Show = Callable[[int, int], None]  # finished requests and their output tokens
+ShowTokens = Callable[[int, int], None]  # finished requests and their output tokens
 _TIMEOUT_S = 7200.0
 
 Content = TypeVar("Content", bound=BaseModel)
@@ -77,7 +77,7 @@ def drive(
     output: Path,
     warmups: int,
     on_measured: Callable[[int], None],
-    show: Show,
+    show: ShowTokens,
     api_key: str | None = None,
 ) -> None:
     """Run the generator to its end; its output goes to `output` with the suffix `.log`.

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from .generator import LoadDetails, LoadResult
 
-Values = NDArray[np.float64]
-Kind = Literal["tpot", "itl", "ttft", "throughput"]
+ValueArray = NDArray[np.float64]
+MetricKind = Literal["tpot", "itl", "ttft", "throughput"]
 DRAWS = 1000
 _ITL_DRAWS = 200
 _LEVEL = 95.0
@@ -31,12 +31,12 @@ class Metric:
     title: str
     field: str
     unit: str
-    kind: Kind
+    kind: MetricKind
     quantile: float | None
     higher_is_better: bool = False
 
 
-def _latency(kind: Kind) -> list[Metric]:
+def _latency(kind: MetricKind) -> list[Metric]:
     name = kind.upper()
     return [
         Metric(f"{kind}_median_ms", f"{name} median", f"median_{kind}_ms", "ms", kind, 50),
@@ -89,7 +89,7 @@ def ratio(base: Sequence[Repetition], other: Sequence[Repetition], metric: Metri
     return _interval(value, None if below is None or above is None else above / below)
 
 
-def request_values(details: LoadDetails, kind: Kind) -> Values:
+def request_values(details: LoadDetails, kind: MetricKind) -> ValueArray:
     """Return TPOT or TTFT of each request in ms. TPOT divides the time after the first token by the tokens after it."""
     if kind == "ttft":
         answered = [ttft for ttft, error in zip(details.ttfts, details.errors, strict=True) if not error]
@@ -102,20 +102,20 @@ def _median(repetitions: Sequence[Repetition], metric: Metric) -> float:
     return float(np.median([getattr(repetition.load, metric.field) for repetition in repetitions]))
 
 
-def _interval(value: float, draws: Values | None) -> Interval:
+def _interval(value: float, draws: ValueArray | None) -> Interval:
     if draws is None:
         return Interval(value, None, None)
     low, high = np.percentile(draws, [50 - _LEVEL / 2, 50 + _LEVEL / 2])
     return Interval(value, float(low), float(high))
 
 
-def _draws(repetitions: Sequence[Repetition], metric: Metric, rng: np.random.Generator) -> Values | None:
+def _draws(repetitions: Sequence[Repetition], metric: Metric, rng: np.random.Generator) -> ValueArray | None:
     """Return bootstrap draws of the median over repetitions; None if nothing can be drawn."""
     if metric.kind == "throughput":
         if len(repetitions) < 3:
             return None
         values = np.asarray([repetition.load.output_throughput for repetition in repetitions], dtype=np.float64)
-        drawn: Values = np.median(values[rng.integers(0, len(values), (DRAWS, len(values)))], axis=1)
+        drawn: ValueArray = np.median(values[rng.integers(0, len(values), (DRAWS, len(values)))], axis=1)
         return drawn
     details = [repetition.details for repetition in repetitions if repetition.details is not None]
     if len(details) < len(repetitions) or not details:
@@ -125,7 +125,7 @@ def _draws(repetitions: Sequence[Repetition], metric: Metric, rng: np.random.Gen
     inside = np.stack([_draws_inside(detail, metric, rng) for detail in details])
     count, draws = inside.shape
     chosen = rng.integers(0, count, (draws, count))
-    over_repetitions: Values = np.median(inside[chosen, np.arange(draws)[:, None]], axis=1)
+    over_repetitions: ValueArray = np.median(inside[chosen, np.arange(draws)[:, None]], axis=1)
     return over_repetitions
 
 
@@ -139,7 +139,7 @@ def _between_tokens(repetition: Repetition) -> bool:
     return bool(gaps) and bool(np.isclose(np.median(gaps), repetition.load.median_itl_ms, rtol=0.01))
 
 
-def _draws_inside(details: LoadDetails, metric: Metric, rng: np.random.Generator) -> Values:
+def _draws_inside(details: LoadDetails, metric: Metric, rng: np.random.Generator) -> ValueArray:
     """Return `DRAWS` values of the metric over requests drawn with replacement from one repetition."""
     if metric.kind == "itl":
         gaps = [np.asarray(itls, dtype=np.float64) * 1000 for itls in details.itls if itls]
@@ -151,7 +151,7 @@ def _draws_inside(details: LoadDetails, metric: Metric, rng: np.random.Generator
     return _statistic(drawn, metric)
 
 
-def _statistic(values: Values, metric: Metric) -> Values:
+def _statistic(values: ValueArray, metric: Metric) -> ValueArray:
     if metric.quantile is None:
         return np.asarray(np.mean(values, axis=-1))
     return np.asarray(np.percentile(values, metric.quantile, axis=-1))

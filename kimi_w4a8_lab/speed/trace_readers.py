@@ -31,7 +31,7 @@ FORMATS = "SGLang's agentic-trace, AgentX, Mooncake, recorded requests, or a run
 MOONCAKE_BLOCK = 512
 OUTPUT_TOKENS = 220  # SGLang's default for agentic-trace, whose files have no output lengths
 
-Count = Annotated[int, Field(gt=0)]
+PositiveInt = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Content = TypeVar("Content", bound=BaseModel)
 
@@ -42,7 +42,7 @@ class _Strict(BaseModel):
 
 class _AgenticTurn(_Strict):
     messages: list[dict[str, Any]]
-    prompt_tokens: Count | None = None
+    prompt_tokens: PositiveInt | None = None
 
 
 class _AgenticTrace(_Strict):
@@ -54,7 +54,7 @@ class _AgentXRequest(_Strict):
     t: Seconds
     type: Literal["n", "s"]
     model: str = ""
-    prompt: Count = Field(alias="in")
+    prompt: PositiveInt = Field(alias="in")
     output: Annotated[int, Field(ge=0)] = Field(alias="out")
     hash_ids: list[int] = []
     input_types: list[str] = []
@@ -82,7 +82,7 @@ class _AgentXSubagent(_Strict):
 
 class _AgentXTrace(_Strict):
     id: str
-    block_size: Count
+    block_size: PositiveInt
     requests: list[_AgentXRequest | _AgentXSubagent] = Field(min_length=1)
     hash_id_scope: Literal["local", "global"] = "local"
     models: list[str] = []
@@ -92,8 +92,8 @@ class _AgentXTrace(_Strict):
 
 
 class _MooncakeRow(_Strict):
-    input_length: Count
-    output_length: Count
+    input_length: PositiveInt
+    output_length: PositiveInt
     timestamp: Seconds | None = None
     delay: Seconds | None = None
     session_id: str | int | None = None

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from . import library
 
 DEVICES = 8
-Device = str | int | torch.device | None
+DeviceLike = str | int | torch.device | None
 _GIB = 1 << 30
 _ALL_STREAMS = -1000  # of vg_synchronize
 _PROPERTIES = SimpleNamespace(
@@ -37,7 +37,7 @@ _PROPERTIES = SimpleNamespace(
 )
 
 
-def index_of(device: Device = None) -> int:
+def index_of(device: DeviceLike = None) -> int:
     """Return the number of a device given as torch.cuda takes it."""
     if device is None:
         return library.load().vg_device()
@@ -50,7 +50,7 @@ def index_of(device: Device = None) -> int:
 class Stream:
     """A stream of one device; `number` is its vector clock in device.cpp."""
 
-    def __init__(self, device: Device = None, priority: int = 0, *, number: int | None = None, **_: object) -> None:
+    def __init__(self, device: DeviceLike = None, priority: int = 0, *, number: int | None = None, **_: object) -> None:
         self.device_index = index_of(device)
         self.device = torch.device("cuda", self.device_index)
         self.priority = priority
@@ -128,17 +128,17 @@ def _synchronize(event: int, name: str) -> None:
         raise RuntimeError(f"operation not permitted when stream is capturing: synchronize of {name}")
 
 
-def synchronize(device: Device = None) -> None:
+def synchronize(device: DeviceLike = None) -> None:
     """Wait for all streams."""
     _synchronize(_ALL_STREAMS, "device")
 
 
 @functools.cache
-def default_stream(device: Device = None) -> Stream:
+def default_stream(device: DeviceLike = None) -> Stream:
     return Stream(device, number=index_of(device))
 
 
-def current_stream(device: Device = None) -> Stream:
+def current_stream(device: DeviceLike = None) -> Stream:
     index = index_of(device)
     return Stream(index, number=library.load().vg_stream(index))
 
@@ -199,7 +199,7 @@ class StreamContext:
 class DeviceContext:
     """`with torch.cuda.device(device)`."""
 
-    def __init__(self, device: Device | torch.Tensor | Stream) -> None:
+    def __init__(self, device: DeviceLike | torch.Tensor | Stream) -> None:
         self.idx = index_of(device.device if isinstance(device, (torch.Tensor, Stream)) else device)
         self._outer = 0
 

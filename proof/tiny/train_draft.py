@@ -19,7 +19,7 @@ from kimi_w4a8_lab.draft.acceptance import SERVED_STEPS, measured, walks
 from kimi_w4a8_lab.draft.collected import Collected
 from kimi_w4a8_lab.draft.eagle3 import Draft
 from kimi_w4a8_lab.draft.layers import initialise
-from kimi_w4a8_lab.draft.training import Report, TrainingRow, TrainingSettings, train
+from kimi_w4a8_lab.draft.training import ShowStep, TrainingRow, TrainingSettings, train
 from kimi_w4a8_lab.speed.statistics import Interval
 
 from .config import DraftConfig, MlaDraftConfig, TargetConfig, draft_sizes
@@ -77,7 +77,7 @@ def train_draft(
     target: TargetModel,
     rows: Sequence[TrainingRow],
     settings: DraftTraining,
-    report: Report = lambda step, values: None,
+    report: ShowStep = lambda step, values: None,
     config: DraftConfig | MlaDraftConfig | None = None,
     first: Draft | None = None,
 ) -> Draft:

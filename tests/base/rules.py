@@ -142,16 +142,18 @@ def classes(text: str) -> tuple[str, ...]:
 
 
 def type_alias(sources: Sources) -> Iterator[str]:
-    """A type alias is defined once."""
-    defined = dict[tuple[str, str], str]()
+    """A type alias has one place; in what is shipped, its name stands for nothing else."""
+    shipped = [(path, text) for path, text in python(sources) if path.split("/")[0] in packages.SHIPPED]
+    defined = {(name, ""): path for path, text in shipped for name in classes(text)}
     for path, text in python(sources, tests=True):
         for node in nodes(text)[0].body:
             match node:
                 case ast.Assign(targets=[ast.Name(name)], value=ast.Subscript() | ast.BinOp() as value) | ast.AnnAssign(
                     ast.Name(name), value=ast.Subscript() | ast.BinOp() as value
                 ) if ALIAS.match(name):
-                    if (other := defined.setdefault((name, ast.unparse(value)), path)) != path:
-                        yield f"{path}: the alias {name} is in {other}, too"
+                    for key in [ast.unparse(value)] + [""] * (path.split("/")[0] in packages.SHIPPED):
+                        if (other := defined.setdefault((name, key), path)) != path:
+                            yield f"{path}: the name {name} is in {other}, too"
 
 
 def module_name(sources: Sources) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kimi_w4a8_eagle3.chat.reader import Kind, Reader
+from kimi_w4a8_eagle3.chat.reader import PartKind, Reader
 
 
 def test_white_space_after_the_begin_of_a_call_is_no_id() -> None:
@@ -17,4 +17,4 @@ def test_white_space_after_the_begin_of_a_call_is_no_id() -> None:
     assert reader._state == reader._words
     pieces += reader.read("", ended=True)
     assert "".join(text for _, text in pieces).count(" ") == 1064
-    assert {kind for kind, _ in pieces} == {Kind.MARKER}
+    assert {kind for kind, _ in pieces} == {PartKind.MARKER}

@@ -9,7 +9,7 @@ from random import Random
 
 from support.pictures import noise, picture
 
-from kimi_w4a8_lab.accuracy.vendor_checks import Body
+from kimi_w4a8_lab.accuracy.vendor_checks import JsonBody
 
 _WORDS = ("a file", "größer", "<b>", "two\nlines", '{"x": 1}', "日本語", "  spaces  ", "\\n", "end.")
 _PARAMETERS = {"type": "object", "properties": {"value": {}}}
@@ -21,7 +21,7 @@ class Call:
     """A call, and its result unless the client has none yet."""
 
     name: str
-    arguments: Body
+    arguments: JsonBody
     result: str
     failed: bool
 
@@ -51,9 +51,9 @@ def conversations(count: int, seed: int) -> Iterator[list[Turn]]:
         yield turns if turns[-1].calls else [*turns, _question(random)]
 
 
-def chat(turns: list[Turn]) -> Body:
+def chat(turns: list[Turn]) -> JsonBody:
     """Return the body for /v1/chat/completions."""
-    messages: list[Body] = []
+    messages: list[JsonBody] = []
     for at, turn in enumerate(turns):
         if turn.calls is None:
             shown = {"type": "image_url", "image_url": {"url": turn.picture}}
@@ -76,9 +76,9 @@ def chat(turns: list[Turn]) -> Body:
     return {"messages": messages, "tools": tools, "max_tokens": 8}
 
 
-def responses(turns: list[Turn]) -> Body:
+def responses(turns: list[Turn]) -> JsonBody:
     """Return the body for /v1/responses."""
-    items: list[Body] = []
+    items: list[JsonBody] = []
     for at, turn in enumerate(turns):
         if turn.calls is None:
             content = [{"type": "input_text", "text": turn.text}]
@@ -108,12 +108,12 @@ def responses(turns: list[Turn]) -> Body:
     return {"input": items, "tools": tools, "max_output_tokens": 8}
 
 
-def messages(turns: list[Turn]) -> Body:
+def messages(turns: list[Turn]) -> JsonBody:
     """Return the body for /v1/messages."""
-    said: list[Body] = []
+    said: list[JsonBody] = []
     for at, turn in enumerate(turns):
         if turn.calls is None:
-            content: list[Body] = [{"type": "text", "text": turn.text}]
+            content: list[JsonBody] = [{"type": "text", "text": turn.text}]
             if turn.picture:
                 data = turn.picture.partition(",")[2]
                 source = {"type": "base64", "media_type": "image/png", "data": data}
@@ -123,7 +123,7 @@ def messages(turns: list[Turn]) -> Body:
             else:
                 said.append({"role": "user", "content": content})
             continue
-        blocks: list[Body] = (
+        blocks: list[JsonBody] = (
             [{"type": "thinking", "thinking": turn.thinking, "signature": "x"}] if turn.thinking else []
         )
         blocks += [{"type": "text", "text": turn.text}] if turn.text else []

@@ -47,7 +47,7 @@ W4A16_ROWS = 32  # most rows of a block with which the baseline still has more t
 
 Kernels = dict[str, KernelConfig]
 Tables = tuple[torch.Tensor, torch.Tensor]  # order and blocks of `kernel_arguments.Routed`
-Count = int | tuple[int, int]  # row blocks, rows or tokens; and columns, where a launch computes only some of them
+Extent = int | tuple[int, int]  # row blocks, rows or tokens; and columns, where a launch computes only some of them
 
 
 class FlydslBackend:
@@ -206,7 +206,7 @@ class FlydslBackend:
             raise KimiError(problem, remedy="smaller prefill chunks")
         return FlydslCall(self, kernels, x, moe, topk_weights, topk_ids).run()
 
-    def launch(self, config: KernelConfig, count: Count, passed: object) -> None:
+    def launch(self, config: KernelConfig, count: Extent, passed: object) -> None:
         """Launch one kernel over `count` (see `KernelConfig.grid`) with its dataclass of `kernel_arguments.py`."""
         given = tuple(vars(passed).values())
         numbers = tuple(a.data_ptr() if isinstance(a, torch.Tensor) else a for a in given)
@@ -364,7 +364,7 @@ class FlydslCall:
     def _new(self, size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(size, dtype=dtype, device=self.x.device)
 
-    def _launch(self, name: str, count: Count, passed: object) -> None:
+    def _launch(self, name: str, count: Extent, passed: object) -> None:
         self.backend.launch(self.kernels[name], count, passed)
 
     def _quantized(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -24,8 +24,8 @@ FLOAT_BIAS = 12582912.0  # 1.5 * 2**23
 FLOAT_BIAS_BITS = 0x4B400000
 TABLE = int.from_bytes(PAIRS, "little")
 Rows = list[tuple[Any, Any]]  # one row of each lane, 16 bytes an element
-Groups = Sequence[tuple[range, Any]]  # row tiles, with the condition that they exist
-ALL: Groups = ()
+Spans = Sequence[tuple[range, Any]]  # row tiles, with the condition that they exist
+ALL: Spans = ()
 
 
 class Int4:
@@ -64,7 +64,7 @@ class Int4:
         return [(ops.pack(high[i : i + 2]), ops.pack(low[i : i + 2])) for i in (0, 2)]
 
     @staticmethod
-    def multiply(tile: Any, rows: list[Rows], sums: list[Any], groups: Groups = ALL) -> list[Any]:
+    def multiply(tile: Any, rows: list[Rows], sums: list[Any], groups: Spans = ALL) -> list[Any]:
         """Return both sums of all row tiles, each plus an unpacked tile times its rows; see `RowBlock.together`."""
 
         def product(rows: list[Rows], sums: list[Any]) -> list[Any]:
@@ -136,7 +136,7 @@ class Mxfp4(Int4):
         return _shifted(*loaded), loaded, ops.raw(fx.Int64(wide) != 0)
 
     @staticmethod
-    def multiply(tile: Any, rows: list[Rows], sums: list[Any], groups: Groups = ALL) -> list[Any]:
+    def multiply(tile: Any, rows: list[Rows], sums: list[Any], groups: Spans = ALL) -> list[Any]:
         """See Int4. Products with large shifts are summed alone, shifted and added."""
         (operands, (codes, shift), is_wide), firsts = tile, sums[::2]
 
@@ -189,7 +189,7 @@ class Mxfp4(Int4):
         return ops.choose(reduce(arith.ori, [tile[2] for tile in tiles]), [T.f32x4] * len(sums[::2]), whole, near)
 
 
-def _by_group(change: Callable[..., list[Any]], rows: list[Rows], sums: list[Any], groups: Groups, of: int = 1) -> Any:
+def _by_group(change: Callable[..., list[Any]], rows: list[Rows], sums: list[Any], groups: Spans, of: int = 1) -> Any:
     """Return change(rows, sums) of each group of row tiles that exists; of: sums of a row tile."""
     for group, here in groups or [(range(len(rows)), None)]:
         part = slice(of * group.start, of * group.stop)

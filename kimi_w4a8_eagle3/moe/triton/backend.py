@@ -31,7 +31,7 @@ from .layout import LAYOUT, prepare
 
 _MAX_INT32 = 2**31 - 1
 
-Launch = Callable[..., Any]  # (kernel, grid, *arguments, **constants and options)
+LaunchKernel = Callable[..., Any]  # (kernel, grid, *arguments, **constants and options)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class TritonBackend:
         tiles: TritonTiles | None = None,
         table: Path = TABLE,
         arch: str | None = None,
-        launch: Launch = run_kernel,
+        launch: LaunchKernel = run_kernel,
     ) -> None:
         """tiles: use these instead of the table's. arch: compile for it instead of the device's own."""
         self._tiles = tiles
@@ -164,7 +164,7 @@ class MoeCall:
         topk_weights: torch.Tensor,
         topk_ids: torch.Tensor,
         tiles: TritonTiles,
-        launch: Launch = run_kernel,
+        launch: LaunchKernel = run_kernel,
         nvidia: bool = False,
     ) -> None:
         self.x, self.moe, self.tiles, self.nvidia = x.contiguous(), moe, tiles, nvidia
