@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import scipy  # it imports `scipy.stats` at its first use, which takes a second
@@ -111,13 +111,19 @@ def check_empty(what: str, left: Mapping[str, float], expected: Collection[str])
 
 def check_answers(records: Sequence[Record]) -> list[Finding]:
     """Every answer is the reference, and every error is one that its client deserved or could retry."""
+    bad = [record for record in records if record.manner is Manner.BAD]
     asked = [record for record in records if record.manner is not Manner.BAD]
+    wrong = [one for one in asked if one.outcome in (ClientOutcome.TRUNCATED, ClientOutcome.WRONG)]
+    lost = (ClientOutcome.CUT, ClientOutcome.HUNG, ClientOutcome.UNREACHABLE)
+    refused = [one for one in asked if one.outcome is ClientOutcome.REFUSED and one.status not in _OVERLOAD]
+    failed = [one for one in records if one.outcome is ClientOutcome.FAILED or (one.status or 0) >= 500]
+    answered = [one for one in bad if one.outcome is not ClientOutcome.REFUSED or not 400 <= (one.status or 0) < 500]
     return [
-        _none("streamed, whole and slowly read answers equal the reference", asked, _wrong),
-        _none("no broken or silent connection", asked, _broken),
-        _none("no good request is refused but for overload", asked, _refused),
-        _none("no 5xx but overload", records, _server_error),
-        _none("bad requests get 4xx with a message", [r for r in records if r.manner is Manner.BAD], _badly_refused),
+        _none("streamed, whole and slowly read answers equal the reference", asked, wrong),
+        _none("no broken or silent connection", asked, [one for one in asked if one.outcome in lost]),
+        _none("no good request is refused but for overload", asked, refused),
+        _none("no 5xx but overload", records, [one for one in failed if one.status not in _OVERLOAD]),
+        _none("bad requests get 4xx with a message", bad, answered),
     ]
 
 
@@ -129,28 +135,7 @@ def outcomes(records: Sequence[Record]) -> dict[str, Counter[str]]:
     return found
 
 
-def _wrong(record: Record) -> bool:
-    return record.outcome in (ClientOutcome.TRUNCATED, ClientOutcome.WRONG)
-
-
-def _broken(record: Record) -> bool:
-    return record.outcome in (ClientOutcome.CUT, ClientOutcome.HUNG, ClientOutcome.UNREACHABLE)
-
-
-def _refused(record: Record) -> bool:
-    return record.outcome is ClientOutcome.REFUSED and record.status not in _OVERLOAD
-
-
-def _server_error(record: Record) -> bool:
-    return record.outcome is ClientOutcome.FAILED or ((record.status or 0) >= 500 and record.status not in _OVERLOAD)
-
-
-def _badly_refused(record: Record) -> bool:
-    return record.outcome is not ClientOutcome.REFUSED or not 400 <= (record.status or 0) < 500
-
-
-def _none(what: str, records: Sequence[Record], is_fault: Callable[[Record], bool]) -> Finding:
-    faults = [record for record in records if is_fault(record)]
+def _none(what: str, records: Sequence[Record], faults: Sequence[Record]) -> Finding:
     if not records or faults:
         first = faults[0] if faults else None
         example = f"; first: {first.manner.value}, {first.outcome.value}, {first.detail[:160]}" if first else ""
