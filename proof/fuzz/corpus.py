@@ -154,6 +154,7 @@ def _breaks_an_answer(model: str) -> list[Case]:
         for part in parts
     ]
     wrong_key = HttpRequest("POST", "/flush_cache", b"", (("authorization", "Bearer not-a-key"), *OUTSIDER), key=False)
+    named = HttpRequest("POST", CHAT, json.dumps(question(model)).encode(), (*JSON, ("x-override-rid", "one")))
     probes = (HttpRequest("GET", f"/health?{number}", leave_after_s=0.01, key=False) for number in range(20))
     sealed = [{"type": "reasoning", "summary": [], "encrypted_content": "A" * 4000}] * 84
     return [
@@ -168,7 +169,7 @@ def _breaks_an_answer(model: str) -> list[Case]:
         _case(8, "a number before 400 levels", CHAT, question(model, stop=numbered)),
         Case("8 answers", "half-closed", (chat_wire(model, half_close=True, patience_s=10.0),)),
         Case("8 answers", "wrong key", (wrong_key,), refused=True),
-        Case("8 answers", "a header sets the id", (_with_header(model, "x-override-rid"),) * 2),
+        Case("8 answers", "a header sets the id", (named,) * 2),
     ]
 
 
@@ -226,10 +227,6 @@ def _tag(part: dict[str, Any]) -> dict[str, Any]:
 
 def _says(content: Any) -> dict[str, Any]:
     return {"role": "user", "content": content}
-
-
-def _with_header(model: str, name: str) -> HttpRequest:
-    return HttpRequest("POST", CHAT, json.dumps(question(model)).encode(), (*JSON, (name, "one")))
 
 
 _NAMES = {1: "1 coerced", 4: "4 patterns", 5: "5 sizes", 7: "7 allowed work", 8: "8 answers", 9: "9 agents"}

@@ -1,20 +1,30 @@
-"""The reader takes bounded steps while it waits for the end of a call's id."""
+"""An answer has the same pieces however it is cut, and an id of a call is bounded."""
 
 from __future__ import annotations
 
-from kimi_w4a8_eagle3.chat.reader import PartKind, Reader
+from collections.abc import Sequence
+from itertools import groupby, pairwise
+
+from kimi_w4a8_eagle3.chat.reader import PartKind as Kind
+from kimi_w4a8_eagle3.chat.reader import Reader
+from proof.reader import ARGUMENTS, BEGIN, Said, Transcript, transcripts
+
+# An id is matched again for every piece, so a model that goes on with spaces would cost the square of them.
+SPACES = Transcript(f"{BEGIN}{129 * ' '}{ARGUMENTS}x", False, Said("", f"{129 * ' '}x", ()))
 
 
-def test_white_space_after_the_begin_of_a_call_is_no_id() -> None:
-    """An id is matched again for every piece, so a model that goes on with spaces would cost the square of them."""
-    reader = Reader(thinking=False, opens=False, calls=True)
-    pieces = reader.read("<|tool_calls_section_begin|><|tool_call_begin|>")
-    for _ in range(64):
-        pieces += reader.read(" ")
-    assert reader._state == reader._id
-    for _ in range(1000):
-        pieces += reader.read(" ")
-    assert reader._state == reader._words
-    pieces += reader.read("", ended=True)
-    assert "".join(text for _, text in pieces).count(" ") == 1064
-    assert {kind for kind, _ in pieces} == {PartKind.MARKER}
+def read(thinking: bool, parts: Sequence[str]) -> list[tuple[Kind, str]]:
+    reader = Reader(thinking, opens=True, calls=True)
+    pieces = [piece for part in parts for piece in reader.read(part)] + reader.read("", ended=True)
+    return [(kind, "".join(text for _, text in same)) for kind, same in groupby(pieces, lambda piece: piece[0])]
+
+
+def test_drawn_answers_have_the_same_pieces_however_they_are_cut() -> None:
+    for written, thinking, said in (SPACES, *transcripts(60, 11)):
+        pieces = read(thinking, [written])
+        assert "".join(text for _, text in pieces) == written
+        for parts in (written, *([written[:at], written[at:]] for at in range(len(written)))):
+            assert read(thinking, parts) == pieces
+        thought, text = ("".join(text for kind, text in pieces if kind is one) for one in (Kind.THOUGHT, Kind.TEXT))
+        calls = [text.strip() for (_, text), (after, _) in pairwise(pieces) if after is Kind.CLOSED]
+        assert said is None or (thought, text, calls) == (*said[:2], [arguments for _, arguments in said.calls])

@@ -28,6 +28,8 @@ TEXT = (DOCS / "security.md").read_text() + (DOCS / "request-limits.md").read_te
 PAGE, ROWS = " ".join(TEXT.split()), [row for row in TEXT.splitlines() if row[:1] == "|"]
 LIMITS = {
     "bodies": f"{bodies.DEADLINE_S:.0f} s for the body (408)",
+    "silent bodies": f"loses its memory after {bodies._GRACE_S:g} to {bodies._GRACE_S + bodies._LOOK_S:g} s",
+    "charges": f"An answer costs {shares.ANSWER_S * 1e6:g} s for each MB",
     "headers": f"{connections.HEADERS_S:.0f} s for the headers",
     "memory of bodies": f"at most {shares.BODIES} x `KIMI_MAX_BODY_BYTES` for all unanswered requests together",
     "places": f"A worker first has {admission.QUICK_S} s of CPU time, which most rows",

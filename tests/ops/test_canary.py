@@ -4,14 +4,15 @@ import json
 from itertools import count
 
 import pytest
-from support.fleet_views import replica
+from support.fleet_views import HandmadeFleet, replica
 from support.scripted_server import Script, scripted_server, whole
+from support.waiting import until
 
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.metrics import Acceptance
-from kimi_w4a8_eagle3.ops.replica_state import Canary, CanaryPolicy, Phase
+from kimi_w4a8_eagle3.ops.replica_state import Canary, CanaryPolicy, CanaryWatch, Phase
 
-GOOD, BAD = Acceptance(3.5, 0.8, 1000), Acceptance(1.0, 0.0, 1000)
+GOOD, BAD = Acceptance(3.5, 0.8, 1000), Acceptance(1.0, 0.0, 200)
 
 
 DUE = {
@@ -63,31 +64,42 @@ def test_a_new_run_forgets_the_progress_of_the_last() -> None:
     state.progressed(1.0)
     state.enter(Phase.STALLED)
     assert state.last_progress == 1.0
-    state.enter(Phase.STARTING)
-    assert state.last_progress is None
+    for _ in range(30):
+        state.enter(Phase.STARTING)
+    assert state.last_progress is None and len(state.history) == 20
+    assert (state.least_accept_length, state.alarms, state.stalls, state.restarts.total()) == (1, 0, 0, 0)
 
 
 @pytest.mark.parametrize(("status", "fails"), [(500, 99), (500, 2), (400, 99), (503, 99)])
 def test_a_kind_that_always_fails_takes_the_replica_out_and_then_ends_it(status: int, fails: int) -> None:
     """A bad request in the same batch makes one try fail, and a server that is full or refuses the kind is well."""
-    tries = count()
+    tries, histogram = count(), [70, 15, 12, 3]
 
     def answer(_: int, body: bytes) -> Script:
         asked = json.loads(body) if body else {}
         if "seed" in asked and next(tries) < fails:
             return whole({"error": {"message": "ContractError"}}, status)
         words = {"message": {"content": str(asked.get("messages"))}, "finish_reason": "stop"}
-        return whole({"data": [{"id": "m"}], "choices": [words]})
+        details = {"spec_tokens_details": {"spec_correct_drafts_histogram": histogram}}
+        return whole({"data": [{"id": "m"}], "choices": [words], "sglext": details})
 
     with scripted_server(answer) as server:
         state = replica("0", server.base_url)
         state.num_draft_tokens = None
-        canary = Canary(state, EngineClient, CanaryPolicy(idle_s=0, retry_s=0))
+        policy = CanaryPolicy(idle_s=0, retry_s=0, poll_s=0.02)
+        canary = Canary(state, EngineClient, policy)
         canary.step(None, state.since + 1)
         if (status, fails) != (500, 99):
             assert (state.phase, state.broken) == (Phase.READY, "")
+            state.num_draft_tokens, state.least_accept_length = 4, 1.8
+            with CanaryWatch(HandmadeFleet([state]), lambda _: None, policy=policy) as watch:
+                until(lambda: "must be above 1.8 in 400 verify steps" in state.reason)
+                histogram[:] = [20, 25, 25, 30]
+                until(lambda: state.reason == "the canary's answers are right again")
+            assert state.ready and len(state.history) == 3
+            until(lambda: not watch._threads[0].is_alive())
             return
-        assert (state.phase, state.broken) == (Phase.CHECKING, "")
+        assert (state.phase, state.broken, next(tries)) == (Phase.CHECKING, "", 3)
         canary.step(None, state.since + 1)
         assert state.broken == "every seeded request fails inside the engine: ContractError"
         state.enter(Phase.STARTING)
@@ -100,8 +112,7 @@ def test_a_failed_request_brings_the_canary_forward() -> None:
 
     state = replica("0", "http://127.0.0.1:1")
     canary = Canary(state, refuse, CanaryPolicy())
-    canary.step(GOOD, state.since + 31)
-    assert canary._asked_at == 0
-    state.alarms += 1
-    canary.step(GOOD, state.since + 31)
-    assert canary._asked_at == state.since + 31
+    for alarms, now_s, asked_s in ((0, 31, -state.since), (1, 31, 31), (1, 60, 31)):
+        state.alarms += alarms
+        canary.step(GOOD, state.since + now_s)
+        assert canary._asked_at == state.since + asked_s
