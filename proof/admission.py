@@ -1,7 +1,7 @@
-"""Cost of the door and of large requests to the other clients of an engine.
+"""Cost of the door, of collecting, and of large requests to the other clients of an engine.
 
     python -m proof.admission lag             # how long each large request keeps the event loop busy
-    python -m proof.admission pairs           # latency and throughput of plain chats, with the door and without it
+    python -m proof.admission pairs           # plain chats with the door and without it; --of collecting: with that
     python -m proof.admission connections     # the engine's memory while 1,000 connections misbehave, and afterwards
     python -m proof.admission hostile         # the TTFT of a healthy client, alone and beside a hostile one
 
@@ -17,25 +17,31 @@ import os
 import random
 import statistics
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
 import httpx
 import psutil
 import typer
 
+from kimi_w4a8_eagle3.base.collection import VARIABLE, Consent
 from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
 from kimi_w4a8_lab.accuracy.vendor_checks import JsonBody
+from kimi_w4a8_lab.draft.collected import summarized
 from proof.fuzz.resources import NO_KERNEL_CACHE
 
 CONTEXT = 262_144  # Kimi's
 _LINE = "The quick brown fox, jumped over 13 lazy dogs; and then (slowly) it went home.\n"
+_TEXT = {"type": "text", "text": "x"}
 _CHAT = "/v1/chat/completions"
+_WALL = "wall clock"
 MODEL = "kimi-k2.5-tiny"
 _LONG = {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}  # the built-in model has 65,536
 app = typer.Typer(add_completion=False, help=__doc__)
@@ -49,10 +55,6 @@ def _says(
     content: str | list[dict[str, str]] = "Tom has 3 apples and buys 4. How many?", messages: int = 1
 ) -> JsonBody:
     return {"messages": [_user(content)] * messages, "max_tokens": 1}
-
-
-def _parts(messages: int, parts: int) -> JsonBody:
-    return _says([{"type": "text", "text": "x"}] * parts, messages)
 
 
 def _tools(number: int, properties: int) -> JsonBody:
@@ -75,8 +77,8 @@ LARGE: dict[str, tuple[str, JsonBody]] = {
     "30 MB of emoji": (_CHAT, _says("😀" * 7_500_000)),
     "4,096 messages": (_CHAT, _says("x" * 200, 4096)),
     "10,000 messages": (_CHAT, _says("x" * 200, 10_000)),
-    "4,096 messages of 7 parts": (_CHAT, _parts(4096, 7)),
-    "16 messages of 4,000 parts": (_CHAT, _parts(16, 4000)),
+    "4,096 messages of 7 parts": (_CHAT, _says([_TEXT] * 7, 4096)),
+    "16 messages of 4,000 parts": (_CHAT, _says([_TEXT] * 4000, 16)),
     "815 tools of 6 properties": (_CHAT, _tools(815, 6)),
     "1,018 tools of 6 properties": (_CHAT, _tools(1018, 6)),
     "1,018 tools of 6 properties, once more": (_CHAT, _tools(1018, 6)),
@@ -144,48 +146,49 @@ def lag(
 
 @app.command()
 def pairs(
+    of: Literal["door", "collecting", "nothing"] = typer.Option("door", help="Part that the second engine lacks."),
     requests: int = typer.Option(400, min=2, help="Pairs of single requests."),
     rounds: int = typer.Option(12, min=2, help="Pairs of rounds at full concurrency."),
     concurrency: int = typer.Option(40, min=1, help="Clients of a round."),
+    tokens: int = typer.Option(8, min=1, help="Most tokens of an answer."),
 ) -> None:
-    """Start an engine with the door and one with KIMI_DOOR=off; send plain chats to both in turn and compare."""
-    body = {"model": MODEL, **_says(), "max_tokens": 8, "temperature": 0}
+    """Start an engine with a part and one without it; send plain chats to both in turn and compare."""
+    body = {"model": MODEL, **_says(), "max_tokens": tokens, "temperature": 0}
     total = 5 * concurrency
-    with _engine() as guarded, _engine(KIMI_DOOR="off") as bare:
-        single = asyncio.run(_in_turn([guarded, bare], body, requests, 1, 1))
-        crowd = asyncio.run(_in_turn([guarded, bare], body, rounds, concurrency, total))
-    for what, more_ms in (
-        ("latency", [(with_door - without) * 1000 for (with_door, _), (without, _) in single]),
-        ("CPU time of the HTTP server, a request", [(a - b) * 1000 / total for (_, a), (_, b) in crowd]),
-    ):
-        low, middle, high = _median(more_ms)
-        print(f"{what}: {middle:+.2f} ms with the door (95%: {low:+.2f} to {high:+.2f}); at most 2 ms are allowed")
-    low, middle, high = _median([1 - without / with_door for (with_door, _), (without, _) in crowd])
-    print(f"throughput at {concurrency}: {middle:.1%} lost (95%: {low:.1%} to {high:.1%}); at most 5% are allowed")
-
-
-def _spent(server: EngineServer) -> tuple[float, float]:
-    """Return the time, and the processor time of an engine's HTTP server, in seconds."""
-    used = psutil.Process(server.pid).cpu_times()
-    return time.perf_counter(), used.user + used.system
+    with TemporaryDirectory() as folder:
+        Consent(share=1.0).write(Path(folder))
+        collecting = {VARIABLE: folder} if of == "collecting" else {}
+        with _engine(**collecting) as one, _engine(**{"KIMI_DOOR": "off"} if of == "door" else {}) as other:
+            single = asyncio.run(_in_turn([one, other], body, requests, 1, 1))
+            crowd = asyncio.run(_in_turn([one, other], body, rounds, concurrency, total))
+        for _, count, _ in summarized(Path(folder)):
+            print(f"{count} requests were stored; {1 + requests + (1 + rounds) * total} were sent, and 2 at the start")
+    print(f"latency: {_shown([(a[_WALL] - b[_WALL]) * 1000 for a, b in single])} ms more with {of}")
+    for process in sorted(crowd[0][1].keys() - {_WALL}):
+        more = [(a[process] - b[process]) / total * 1000 for a, b in crowd]
+        without = statistics.fmean(b[process] for _, b in crowd) / total * 1000
+        print(f"CPU time of {process}, a request: {without:.2f} ms, {_shown(more, statistics.fmean)} more with {of}")
+    print(f"throughput: {_shown([(1 - b[_WALL] / a[_WALL]) * 100 for a, b in crowd])} % less with {of}")
 
 
 async def _in_turn(
     servers: Sequence[EngineServer], body: JsonBody, pairs: int, clients: int, total: int
-) -> list[list[tuple[float, float]]]:
-    """Return what each engine spent (`_spent`) on `total` requests, by pair; the order changes from pair to pair."""
+) -> list[list[dict[str, float]]]:
+    """Return the seconds, and CPU seconds by process, of each engine by pair; the order changes from pair to pair."""
     async with httpx.AsyncClient(timeout=600, trust_env=False, limits=httpx.Limits(max_connections=clients)) as http:
 
-        async def one(server: EngineServer) -> tuple[float, float]:
-            waiting, (began, used) = iter(range(total)), _spent(server)
+        async def one(server: EngineServer) -> dict[str, float]:
+            spent = partial(_by_name, server.pid, lambda process: sum(process.cpu_times()[:2]))  # not its children's
+            waiting, before, began = iter(range(total)), spent(), time.perf_counter()
 
             async def client() -> None:
                 for _ in waiting:
                     (await http.post(server.base_url + _CHAT, json=body)).raise_for_status()
 
             await asyncio.gather(*(client() for _ in range(clients)))
-            now, cpu = _spent(server)
-            return now - began, cpu - used
+            wall = time.perf_counter() - began
+            await asyncio.sleep(0.6 if total > 1 else 0)  # collected requests are written by then
+            return {_WALL: wall, **{name: used - before.get(name, 0.0) for name, used in spent().items()}}
 
         await asyncio.gather(*map(one, servers))  # connections and caches
         found = []
@@ -195,21 +198,24 @@ async def _in_turn(
         return found
 
 
-def _median(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the median with its 95% bounds, by bootstrap."""
+def _shown(values: Sequence[float], middle: Callable[[Sequence[float]], float] = statistics.median) -> str:
+    """Return the median or another middle of values with its 95% bounds, by bootstrap."""
     draw = random.Random(1)
-    medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(2000))
-    return medians[50], statistics.median(values), medians[1949]
+    drawn = sorted(middle(draw.choices(values, k=len(values))) for _ in range(2000))
+    return f"{middle(values):+.3f} (95%: {drawn[50]:+.3f} to {drawn[1949]:+.3f})"
 
 
-def _memory(pid: int) -> dict[str, float]:
-    """Return the MiB that the engine's processes hold, by name; what forks share counts once."""
-    held: Counter[str] = Counter()
+def _by_name(pid: int, figure: Callable[[psutil.Process], float]) -> dict[str, float]:
+    """Return a figure of an engine's processes, by their names."""
+    found = defaultdict[str, float](float)
     for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
         with suppress(psutil.NoSuchProcess):
             name = "HTTP server" if process.pid == pid else process.cmdline()[0].rpartition("/")[2]
-            held[name] += process.memory_full_info().pss
-    return {name: size / 2**20 for name, size in held.items()}
+            found[name] += figure(process)
+    return found
+
+
+_memory = partial(_by_name, figure=lambda process: process.memory_full_info().pss / 2**20)  # what forks share, once
 
 
 def _head(length: int) -> bytes:
@@ -250,19 +256,17 @@ def connections(
     """Open connections that misbehave in six ways, and print the memory of the engine's processes."""
     with _engine(NO_KERNEL_CACHE) as server:
         asyncio.run(_plain(server.base_url, 8))
-        start, most = _memory(server.pid), 0.0
-        _tell("at the start", start)
+        _tell("at the start", _memory(server.pid))
 
-        async def crowd() -> None:
-            nonlocal most
-            tasks = [asyncio.create_task(_misbehave(kind % 6, server.port)) for kind in range(number)]
+        async def crowd() -> float:
+            most, tasks = 0.0, [asyncio.create_task(_misbehave(kind % 6, server.port)) for kind in range(number)]
             while not all(task.done() for task in tasks):
                 most = max(most, sum((await asyncio.to_thread(_memory, server.pid)).values()))
                 await asyncio.sleep(0.5)
+            return most
 
         for crowds in range(1, rounds + 1):
-            most = 0.0
-            asyncio.run(crowd())
+            most = asyncio.run(crowd())
             time.sleep(15)
             asyncio.run(_plain(server.base_url, 8))
             _tell(f"after crowd {crowds}, with {most:.0f} MiB at most", _memory(server.pid))
@@ -284,10 +288,9 @@ async def _plain(url: str, number: int, grammar: str = "") -> list[float]:
             start = time.perf_counter()
             asked = body | {"response_format": wanted} if grammar else body
             async with http.stream("POST", _CHAT, json=asked) as answer:
-                async for line in answer.raise_for_status().aiter_lines():
-                    if line.startswith("data:"):
-                        seconds.append(time.perf_counter() - start)
-                        break
+                lines = answer.raise_for_status().aiter_lines()
+                await anext(line async for line in lines if line.startswith("data:"))
+                seconds.append(time.perf_counter() - start)
             await asyncio.sleep(0.02)
     return seconds
 

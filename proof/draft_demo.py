@@ -11,7 +11,6 @@ import json
 import os
 import random
 import signal
-import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,20 +30,17 @@ from kimi_w4a8_laptop import tiny
 from .load.served import ServedFleet
 from .tiny.problems import problems
 
-CITIES = ("Amsterdam", "Bratislava", "Casablanca", "Dubrovnik")
 STATES = ("delivery_pending", "delivered_to_customer", "refund_requested")
 NOTE = {
     "type": "object",
     "properties": {
-        "warehouse_city": {"type": "string", "enum": CITIES},
+        "warehouse_city": {"type": "string", "enum": ("Amsterdam", "Bratislava", "Casablanca", "Dubrovnik")},
         "shipment_status": {"type": "string", "enum": STATES},
         "quantity_requested": {"type": "integer", "minimum": 0, "maximum": 999},
     },
     "required": ["warehouse_city", "shipment_status", "quantity_requested"],
     "additionalProperties": False,
 }  # fmt: skip
-ROLLING_S = 300.0
-TRAINING = ("--epochs", 6, "--lr", 8e-3, "--keep", 3)
 
 
 def bodies(count: int, seed: int) -> list[dict[str, Any]]:
@@ -67,10 +63,9 @@ def import_known(file: Path, count: int) -> None:
     from .tiny.tokenizer import load_tokenizer
     from .tiny.train_draft import DraftTraining, conversations  # start-up: torch
 
+    settings = DraftTraining(seed=52, dialogues=count, longest=320)
     with file.open("w") as rows:
-        for row in conversations(
-            load_tokenizer(tiny.target_path()), DraftTraining(seed=52, dialogues=count, longest=320)
-        ):
+        for row in conversations(load_tokenizer(tiny.target_path()), settings):
             begin = 0
             for guessed, marks in groupby(row.guessed):
                 end = begin + len(list(marks))
@@ -105,13 +100,11 @@ def kimi(*words: object) -> int:
 
 def renewed_under_load(fleet: ServedFleet, asked: Sequence[dict[str, Any]]) -> int:
     """Restart the replicas one by one while clients ask; return the number of requests, all of which were answered."""
-    ended, answered = threading.Event(), 0
-    since = time.time()
+    answered, since = 0, time.time()
     os.kill(fleet.process.pid, signal.SIGHUP)
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(fleet.wait_event, _finished, since, ROLLING_S)
-        waiting.add_done_callback(lambda _: ended.set())
-        while not ended.is_set():
+        waiting = pool.submit(fleet.wait_event, _finished, since, 300.0)
+        while not waiting.done():
             answered += len(ask(fleet.base_url, asked, 2))
         if (reason := waiting.result().reason) != "done":
             raise KimiError(f"the rolling restart ended: {reason}", str(fleet.run))
@@ -138,17 +131,17 @@ def main(
     kimi("draft", "collect", collected, "--share", 1)
     import_known(folder / "known.jsonl", known)
     kimi("draft", "collect", collected, "--from", folder / "known.jsonl", "--as", "known")
-    words = ("--set", f"draft.repo={link}", "--set", f"env.KIMI_COLLECT={collected}")
-    with ServedFleet(folder, 2, words) as fleet:
+    with ServedFleet(folder, 2, ("--set", f"draft.repo={link}", "--set", f"env.KIMI_COLLECT={collected}")) as fleet:
         fleet.wait_whole()
         asked = bodies(requests, 52)
         _said(began, f"two replicas serve; asking {requests} questions, half of them with a schema of the client's own")
         before = ask(fleet.base_url, asked)
+        time.sleep(1)  # an engine stores what ended in the last half second
         kimi("draft", "collect", collected, "--off")
         if kimi("draft", "states", collected, *recipe):
             raise KimiError("the states were not captured", str(folder))
         _said(began, "training")
-        if kimi("draft", "train", collected, "--recipe", "tiny", "--to", new, *TRAINING):
+        if kimi("draft", "train", collected, "--recipe", "tiny", "--to", new, "--epochs", 6, "--lr", 8e-3, "--keep", 3):
             raise KimiError("the draft was not trained", str(folder))
         code = kimi("draft", "compare", collected, *recipe, "--new", new, "-o", folder / "page")
         if code == 0:

@@ -1,4 +1,4 @@
-"""Folder of collected token ids: the operator's consent with its limits, and one file for each stored request.
+"""Folder of collected token ids: the operator's consent with its limits, and the files of stored requests.
 
 `kimi-w4a8 draft collect` writes the consent. An engine whose KIMI_COLLECT names the folder stores the prompts and
 answers of finished requests in `requests/KEY/`, where KEY stands for the client's key. Text is never stored.
@@ -10,17 +10,16 @@ import json
 import logging
 import os
 import random
-import re
+import secrets
+import struct
 import threading
 import time
-from array import array
 from collections import Counter, deque
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from queue import Empty, Full, Queue
+from typing import NamedTuple
 
 from .errors import KimiError
 from .files import write_atomic
@@ -29,15 +28,16 @@ logger = logging.getLogger(__name__)
 
 VARIABLE, CONSENT, REQUESTS = "KIMI_COLLECT", "collect.json", "requests"
 NO_KEY = "all"  # KEY of a server without a client key
-_REREAD_S, _AGED_S, _WAITING = 2.0, 3600.0, 512
+_EVERY_S, _AGED_S, _WAITING = 0.5, 3600.0, 512
+_BLOCK = 4096  # of a disk, which files take as wholes: small ones would fill it unseen
 
 
 @dataclass(frozen=True)
 class Consent:
     """Terms of collecting. share: of all requests. keys: `key_name` of clients whose requests are all stored.
 
-    most_bytes and most_of_key, a share of it for one key, limit the files of one engine. tokenizer: `tokenizer_name` of
-    the first engine that stored anything.
+    most_bytes and most_of_key, a share of it for one key, limit what one engine's files take of the disk. tokenizer:
+    `tokenizer_name` of the first engine that stored anything.
     """
 
     share: float = 0.0
@@ -79,13 +79,25 @@ def tokenizer_name(ids: Sequence[int], vocabulary: int) -> str:
 PROBE = "<|im_user|>Grüße, 世界! 1234567890 def f(x): return {'a': [x**2, None]}\n\n\t€ naïve<|im_end|>"
 
 
-def request_bytes(prompt: Sequence[int], answer: Sequence[int]) -> bytes:
-    """Return a request as it is stored: 32-bit integers, the prompt's length and all ids."""
-    return array("i", [len(prompt), *prompt, *answer]).tobytes()
+class StoredRequest(NamedTuple):
+    """Token ids of a finished request. at: its end in ms since 1970. structured: a grammar shaped the answer."""
+
+    id: str
+    at: int
+    structured: bool
+    prompt: Sequence[int]
+    answer: Sequence[int]
 
 
-def write_request(path: Path, data: bytes) -> None:
-    """Write a request's file for its owner alone; a reader never sees a part of it, and a full disk keeps none."""
+def packed(requests: Sequence[StoredRequest]) -> bytes:
+    """Return a file of requests: a line of JSON with all but their token ids, then these as 32-bit integers."""
+    rows = [(one.id, one.at, one.structured, len(one.prompt), len(one.answer)) for one in requests]
+    ids = (struct.pack(f"<{len(part)}i", *part) for one in requests for part in (one.prompt, one.answer))
+    return b"".join((json.dumps(rows).encode(), b"\n", *ids))
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a file for its owner alone; a reader never sees a part of it, and a full disk keeps none."""
     temporary = path.with_name(f".{path.name}")
     try:
         with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
@@ -96,96 +108,86 @@ def write_request(path: Path, data: bytes) -> None:
 
 
 class Collector:
-    """Thread that stores requests; a request that finds it busy is dropped, and an error ends nothing."""
+    """Thread that stores the requests of one client key; an error ends nothing.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._consent, self._read_at = read_consent(folder), time.monotonic()
-        self._queue: Queue[tuple[str, str, Sequence[int], Sequence[int], bool]] = Queue(_WAITING)
-        self._files: dict[str, deque[tuple[str, int]]] = {}  # by key, oldest first: name and bytes
+    To make a file costs 0.1 ms and more, so requests that end in the same half second share one. Requests that find too
+    many waiting are dropped.
+    """
+
+    def __init__(self, folder: Path, key: str) -> None:
+        self.folder, self.key, self.consent = folder, key, read_consent(folder)
+        self._waiting = deque[StoredRequest]()
+        self._files: dict[str, deque[tuple[str, int]]] = {key: deque()}  # by key, oldest first: name and bytes on disk
         self._bytes = Counter[str]()  # by key
         threading.Thread(target=self._run, name="collect", daemon=True).start()
 
-    @property
-    def consent(self) -> Consent:
-        """The consent as it is now; none while its file cannot be read."""
-        if time.monotonic() - self._read_at > _REREAD_S:
-            self._read_at = time.monotonic()
-            try:
-                self._consent = read_consent(self.folder)
-            except KimiError:
-                self._consent = replace(self._consent, share=0.0, keys=())
-        return self._consent
-
-    def wants(self, key: str) -> bool:
-        """Decide whether to store a new request of this key."""
-        consent = self.consent
-        return key in consent.keys or random.random() < consent.share
+    def wants(self) -> bool:
+        """Decide whether to store a new request."""
+        return self.key in self.consent.keys or random.random() < self.consent.share
 
     def require_tokenizer(self, name: str) -> None:
         """Raise KimiError if the folder has ids of another tokenizer; note this one in a new folder."""
-        if not self._consent.tokenizer:
-            self._consent = replace(self._consent, tokenizer=name)
-            self._consent.write(self.folder)
-        if self._consent.tokenizer != name:
+        consent = read_consent(self.folder)
+        if not consent.tokenizer:
+            replace(consent, tokenizer=name).write(self.folder)
+        elif consent.tokenizer != name:
             remedy = "collect into another folder: the token ids would mean other text"
             raise KimiError("this folder has token ids of another tokenizer", str(self.folder), name, remedy)
 
-    def put(
-        self, key: str, request: str, prompt: Sequence[int], answer: Sequence[int], structured: bool = False
-    ) -> None:
-        """Store a finished request soon; returns at once. structured: a grammar shaped the answer."""
-        with suppress(Full):
-            self._queue.put_nowait((key, request, prompt, answer, structured))
+    def put(self, request: str, prompt: Sequence[int], answer: Sequence[int], structured: bool = False) -> None:
+        """Store a finished request soon; returns at once."""
+        if len(self._waiting) < _WAITING:
+            self._waiting.append(StoredRequest(request, int(time.time() * 1000), structured, prompt, answer))
 
     def _run(self) -> None:
-        failed, found, next_look = False, None, 0.0
+        failed, next_look = False, 0.0
         while True:
             try:
+                self.consent = read_consent(self.folder)
                 if time.monotonic() >= next_look:
-                    next_look = time.monotonic() + _AGED_S
                     self._look()
-                if found is not None:
-                    self._store(*found)
-                failed = False
+                    next_look = time.monotonic() + _AGED_S
+                found = [self._waiting.popleft() for _ in range(len(self._waiting))]
+                self._store(found)
+                failed = failed and not found
+            except KimiError:  # no consent, or none that can be read
+                self.consent = replace(self.consent, share=0.0, keys=())
+                self._waiting.clear()
             except Exception as error:
-                if not failed:  # a full disk is reported once, not for each request
-                    logger.error("a request was not collected: %r", error)
+                if not failed:  # a full disk is reported once, not for each file
+                    logger.error("requests were not collected: %r", error)
                 failed = True
-            try:
-                found = self._queue.get(timeout=_AGED_S)
-            except Empty:
-                found = None
+            time.sleep(_EVERY_S)
 
     def _look(self) -> None:
         """Read which files there are, and remove those that are too old."""
         for path in (self.folder / REQUESTS).glob("*"):
-            entries = [(entry.name, entry.stat().st_size) for entry in sorted(path.iterdir())]
+            entries = [(entry.name, -(-entry.stat().st_size // _BLOCK) * _BLOCK) for entry in sorted(path.iterdir())]
             self._files[path.name], self._bytes[path.name] = deque(entries), sum(size for _, size in entries)
             self._make_room(path.name, 0)
 
-    def _store(self, key: str, request: str, prompt: Sequence[int], answer: Sequence[int], structured: bool) -> None:
-        data = request_bytes(prompt, answer)
-        folder = self.folder / REQUESTS / key
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        files = self._files.setdefault(key, deque())
-        if not self._make_room(key, len(data)):
-            return
-        plain = request if re.fullmatch(r"[\w.-]{1,100}", request) else key_name(request)
-        name = f"{int(time.time() * 1000):013d}{structured * 'j'}-{plain}"
-        write_request(folder / name, data)
-        files.append((name, len(data)))
-        self._bytes[key] += len(data)
+    def _store(self, requests: Sequence[StoredRequest]) -> None:
+        """Write a file of requests, or more than one where the oldest of a full key would be too much to remove."""
+        data, half = packed(requests), len(requests) // 2
+        if half and len(data) > self.consent.most_bytes * self.consent.most_of_key / 16:
+            self._store(requests[:half])
+            self._store(requests[half:])
+        elif requests and self._make_room(self.key, size := -(-len(data) // _BLOCK) * _BLOCK):
+            folder = self.folder / REQUESTS / self.key
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            name = f"{requests[-1].at:013d}-{secrets.token_hex(4)}"  # engines may share a folder
+            write_private(folder / name, data)
+            self._files[self.key].append((name, size))
+            self._bytes[self.key] += size
 
     def _make_room(self, key: str, size: int) -> bool:
         """Remove a key's files that are too old, and its oldest ones for `size` more bytes; False if it has no room.
 
         No key's files are removed for another key.
         """
-        consent, files = self._consent, self._files[key]
+        consent, files = self.consent, self._files[key]
         oldest = f"{int((time.time() - consent.most_days * 86400) * 1000):013d}"
-        limit = int(consent.most_bytes * consent.most_of_key)
-        if size > limit:
+        if size > (limit := consent.most_bytes * consent.most_of_key):
             return False
         while files and (files[0][0] < oldest or self._bytes[key] + size > limit):
             name, nbytes = files.popleft()

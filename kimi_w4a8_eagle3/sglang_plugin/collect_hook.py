@@ -25,31 +25,25 @@ FEATURE = Feature("collected requests", remove_when="never: SGLang stores no tok
 
 @FEATURE.after(f"{_MANAGER}.__init__")
 def open_folder(_: None, manager: TokenizerManager, *__: object, **___: object) -> None:
-    """Open the folder before anything is served; an engine without consent, or with other tokens, does not start."""
+    """Open the folder before anything is served; an engine without consent, or with other tokens, does not start.
+
+    Headers do not name a request's owner, which is the one client key that the door accepts: a client can send more.
+    """
     with or_end("the folder of collected requests cannot be used"):
-        collector = Collector(Path(os.environ[VARIABLE]))
+        key = read_door(os.environ).api_key
+        collector = Collector(Path(os.environ[VARIABLE]), NO_KEY if key is None else key_name(key))
         ids = manager.tokenizer.encode(PROBE)
         collector.require_tokenizer(tokenizer_name(ids, manager.model_config.vocab_size))
-        manager.kimi_collector, manager.kimi_keyed = collector, read_door(os.environ).api_key is not None
-
-
-@FEATURE.after(f"{_MANAGER}._init_req_state")
-def choose(_: None, manager: TokenizerManager, obj: Any, request: Any = None) -> None:
-    """Choose requests as they arrive. Only the door's key counts: without one, a client could name any."""
-    key = NO_KEY
-    if manager.kimi_keyed and request is not None:
-        sent = request.headers.get("authorization", "").partition(" ")[2] or request.headers.get("x-api-key", "")
-        key = key_name(sent.strip())
-    if getattr(obj, "is_single", False) and manager.kimi_collector.wants(key):
-        obj.kimi_collect = key
+        manager.kimi_collector = collector
 
 
 @FEATURE.after(f"{_MANAGER}._create_tokenized_object")
 def keep_prompt(
     tokenized: TokenizedGenerateReqInput, manager: TokenizerManager, obj: Any, *_: object, **__: object
 ) -> None:
-    """Keep the prompt's ids of a chosen request. Pictures are no ids, so requests with one are left out."""
-    if getattr(obj, "kimi_collect", None) and getattr(tokenized, "mm_inputs", None) is None:
+    """Choose requests, and keep their prompts' ids. Pictures are no ids, so requests with one are left out."""
+    single = getattr(obj, "is_single", False) and getattr(tokenized, "mm_inputs", None) is None
+    if single and manager.kimi_collector.wants():
         obj.kimi_prompt = tokenized.input_ids
 
 
@@ -62,4 +56,4 @@ def collect(manager: TokenizerManager, output: BatchStrOutput) -> None:
         if state is not None and prompt is not None and output.output_ids is not None:
             answer = [*state.output_ids, *output.output_ids[at]]
             structured = bool(grammars_of(state.obj.sampling_params))
-            manager.kimi_collector.put(state.obj.kimi_collect, output.rids[at], prompt, answer, structured)
+            manager.kimi_collector.put(output.rids[at], prompt, answer, structured)

@@ -25,14 +25,15 @@ from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render
 from ..base.request_progress import request_progress
 from ..base.server_under_test import Target
 from ..base.verdict import Verdict
+from ..draft import collected
 from ..draft import switch as links
+from ..draft.collected import Collected
 from ..draft.kinds import overall
 from ..speed.workloads import load_workload
 from .groups import expanded, signals
 
 if TYPE_CHECKING:
     from ..accuracy.results import Conclusion
-    from ..draft.collected import Collected
     from ..draft.compare import Judge
     from ..draft.eagle3 import Draft
 
@@ -63,9 +64,7 @@ class Of:
         return launch
 
     def conversations(self, folder: Path) -> list[Collected]:
-        from ..draft.collected import read_collected  # start-up: numpy
-
-        return read_collected(folder, self.longest, self.kinds)[-self.most :]
+        return collected.read_collected(folder, self.longest, self.kinds)[-self.most :]
 
 
 @app.command("collect")
@@ -84,8 +83,6 @@ def collect(
 
     Engines follow within seconds. Only token ids are stored. Requests with pictures are left out.
     """
-    from ..draft.collected import import_ids, summarized  # start-up: numpy
-
     keys = tuple(key_name(read_key_file(path)) for path in key_file) or None
     changes = {"share": share, "most_of_key": most_of_key, "most_days": most_days, "keys": keys}
     changes |= {"most_bytes": int(most_gb * 1e9) if most_gb else None, **({"share": 0.0, "keys": ()} if off else {})}
@@ -95,13 +92,13 @@ def collect(
         consent = read_consent(folder) if (folder / CONSENT).exists() else Consent()
         replace(consent, **new).write(folder)  # type: ignore[arg-type]
     if source:
-        typer.echo(f"{import_ids(source, folder, kind)} requests imported as {kind}")
+        typer.echo(f"{collected.import_ids(source, folder, kind)} requests imported as {kind}")
     consent = read_consent(folder)
     whom = f"{consent.share:.0%} of all requests" + (f", all of {len(consent.keys)} keys" if consent.keys else "")
     typer.echo(f"collecting: {whom if consent.share or consent.keys else 'off'}")
     size = f"{consent.most_bytes / 1e9:g} GB an engine, {consent.most_of_key:.0%} of it a key"
     typer.echo(f"limits: {size}, {consent.most_days:g} days")
-    for name, count, nbytes in summarized(folder):
+    for name, count, nbytes in collected.summarized(folder):
         typer.echo(f"{name}: {count} requests, {nbytes / 1e6:.1f} MB")
 
 
@@ -113,12 +110,10 @@ def erase(
     kind: list[str] = typer.Option([], "--kind", help="Remove all requests of this kind."),
 ) -> None:
     """Remove collected requests, with the states captured from them. A draft trained on them stays as it is."""
-    from ..draft.collected import erase as remove  # start-up: numpy
-
     if not (request or key_file or kind):
         raise UsageError("nothing to erase was named", expected="--request, --key-file or --kind")
     kinds = {*kind, *(key_name(read_key_file(path)) for path in key_file)}
-    typer.echo(f"{remove(folder, lambda of, name: of in kinds or name in request)} requests erased")
+    typer.echo(f"{collected.erase(folder, kinds, request)} requests erased")
 
 
 @app.command("states")
@@ -175,7 +170,6 @@ def train(
     """
     # start-up: torch
     from ..draft.checkpoint import save_draft
-    from ..draft.collected import divided, limited
     from ..draft.states import training_rows
     from ..draft.training import TrainingSettings
     from ..draft.training import train as run
@@ -184,8 +178,8 @@ def train(
     target, first = _folders(launch)
     if to.exists():
         raise KimiError("the folder exists", str(to), "a new folder", "name another with --to")
-    chosen, choosing, held_out = divided(replace(of, most=10**9).conversations(folder))
-    rows = training_rows(limited(chosen, read_consent(folder).most_of_key)[-of.most :])
+    chosen, choosing, held_out = collected.divided(replace(of, most=10**9).conversations(folder))
+    rows = training_rows(collected.limited(chosen, read_consent(folder).most_of_key, of.most))
     settings = TrainingSettings(seed=seed, epochs=epochs, batch=batch, lr=lr, keep=keep)
     settings = replace(settings, warmup=1 + min(settings.steps(len(rows)) // 10, settings.warmup))
     if settings.steps(len(rows)) < 1:
@@ -200,7 +194,7 @@ def train(
         typer.echo(f"{kind}: accept length {length:.2f}, now {after[kind]:.2f}")
     record: dict[str, object] = {"first": str(first), "target": fingerprint(target), "part": part, "lengths": after}
     record |= {"settings": asdict(settings), "conversations": len(rows), "tokens": sum(len(r.tokens) for r in rows)}
-    cutoffs = {kind: min(one.at for one in held_out if one.kind == kind) for kind in {one.kind for one in held_out}}
+    cutoffs = {kind: min(one.at for one in some) for kind, some in collected.by_kind(held_out).items()}
     extends = str(Path(of.recipe).resolve()) if of.recipe.endswith(".toml") else of.recipe.partition(":")[0]
     save_draft(draft, first, to, {**record, "held_out_from": cutoffs}, target, extends)
     checkpoint.unlink(missing_ok=True)
@@ -306,22 +300,19 @@ def _loaded(draft: Path, target: Path, folder: Path, device: str) -> tuple[Draft
     """Return a draft, and what measures it on the states in `folder`."""
     # start-up: torch
     from ..draft.checkpoint import load_draft, target_tensor
-    from ..draft.collected import STATES
     from ..draft.compare import Judge
     from ..draft.states import StoredStates, device_of
 
     found = load_draft(draft, target).to(at := device_of(device))
-    stored = StoredStates(folder / STATES, len(found.sizes.captured) * found.sizes.target_hidden)
+    stored = StoredStates(folder / collected.STATES, len(found.sizes.captured) * found.sizes.target_hidden)
     return found, Judge(stored, target_tensor(target).bfloat16().to(at))
 
 
 def _held_out(conversations: list[Collected], new: Path) -> list[Collected]:
     """Return the conversations that the new draft was not trained on; those of other drafts all count."""
-    from ..draft.collected import divided  # start-up: numpy
-
     record = new / "training.json"
     if not record.exists():
-        return divided(conversations)[2]
+        return collected.divided(conversations)[2]
     since = json.loads(record.read_text())["held_out_from"]
     return [one for one in conversations if one.at >= since.get(one.kind, 0)]
 

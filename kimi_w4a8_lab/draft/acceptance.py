@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ from ..speed.statistics import Interval
 from .collected import Collected
 from .eagle3 import Draft, pad_right
 
+Counts = NDArray[np.int64]
 SERVED_STEPS, _DRAWS, _AT_ONCE = 3, 2000, 16  # --speculative-num-steps 3, topk 1, 4 draft tokens
 
 
@@ -74,28 +75,24 @@ def length(found: Sequence[Walk]) -> float:
 
 
 def measured(found: Sequence[Walk]) -> tuple[Interval, list[Interval]]:
-    """Return the accept length, and the shares of verify steps with more than k guesses right, with 95% intervals.
-
-    Conversations are drawn with replacement, because the tokens of one depend on each other.
-    """
-    counts = np.array([[one.verifications, one.generated, *one.accepted] for one in found], dtype=np.float64)
-    sums = counts[_drawn(len(counts))].sum(1)
-    values, low_high = counts.sum(0), np.percentile(sums[:, 1:] / sums[:, :1], [2.5, 97.5], axis=0)
-    intervals = [Interval(v / values[0], *map(float, limits)) for v, limits in zip(values[1:], low_high.T, strict=True)]
-    return intervals[0], intervals[1:]
+    """Return the accept length, and the shares of verify steps with more than k guesses right, with 95% intervals."""
+    counts = np.array([[one.verifications, one.generated, *one.accepted] for one in found])
+    first, *others = _intervals(counts, lambda sums: sums[..., 1:] / sums[..., :1])
+    return first, others
 
 
 def difference(old: Sequence[Walk], new: Sequence[Walk]) -> Interval:
     """Return how much longer the new draft's accept length is; both drafts walk the same drawn conversations."""
     pairs = zip(old, new, strict=True)
     counts = np.array([[a.generated, a.verifications, b.generated, b.verifications] for a, b in pairs])
-
-    def change(sums: NDArray[np.int64]) -> NDArray[np.float64]:
-        return np.asarray(sums[..., 2] / sums[..., 3] - sums[..., 0] / sums[..., 1])
-
-    low, high = np.percentile(change(counts[_drawn(len(counts))].sum(1)), [2.5, 97.5])
-    return Interval(float(change(counts.sum(0))), float(low), float(high))
+    return _intervals(counts, lambda sums: sums[..., 2:3] / sums[..., 3:] - sums[..., :1] / sums[..., 1:2])[0]
 
 
-def _drawn(count: int) -> NDArray[np.int64]:
-    return np.random.default_rng(0).integers(0, count, (_DRAWS, count))
+def _intervals(counts: Counts, values: Callable[[Counts], NDArray[np.float64]]) -> list[Interval]:
+    """Return values of the summed counts [conversations, columns].
+
+    Conversations are drawn with replacement, because the tokens of one depend on each other.
+    """
+    drawn = np.random.default_rng(0).integers(0, len(counts), (_DRAWS, len(counts)))
+    low, high = np.percentile(values(counts[drawn].sum(1)), [2.5, 97.5], axis=0)
+    return [Interval(*map(float, limits)) for limits in zip(values(counts.sum(0)), low, high, strict=True)]

@@ -60,9 +60,8 @@ def load_draft(folder: Path, target: Path) -> Draft:
     text = _check(folder, target)
     tensors = {_plain(name): tensor for name, tensor in _tensors(folder).items()}
     if low := [name for name, tensor in tensors.items() if tensor.is_floating_point() and tensor.element_size() < 2]:
-        raise KimiError(
-            f"the draft's {low[0]} has 8 bits", str(folder), "a draft in 16 bits, to be quantized afterwards"
-        )
+        expected = "a draft in 16 bits, to be quantized afterwards"
+        raise KimiError(f"the draft's {low[0]} has 8 bits", str(folder), expected)
     sizes, proposed = draft_sizes(folder, target), None
     if "d2t" in tensors:
         proposed = tensors["d2t"].long() + torch.arange(len(tensors["d2t"]))

@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from array import array
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from kimi_w4a8_eagle3.base.collection import NO_KEY, REQUESTS, read_consent, request_bytes, write_request
+from kimi_w4a8_eagle3.base.collection import NO_KEY, REQUESTS, StoredRequest, packed, read_consent, write_private
 from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
 from kimi_w4a8_eagle3.base.files import lines
 
+_IN_A_FILE = 512  # requests
 STATES, SUFFIX = "states", ".safetensors"
 STRUCTURED = "-structured"  # added to the kind of requests whose answers a grammar shaped
 HELD_OUT = 0.1  # of each kind, the newest; before it as many choose the draft
@@ -48,7 +49,7 @@ class Collected:
     @property
     def name(self) -> str:
         """Name of its states, from the tokens alone."""
-        return blake2b(np.asarray(self.tokens, "<i4").tobytes(), digest_size=12).hexdigest()
+        return blake2b(array("i", self.tokens).tobytes(), digest_size=12).hexdigest()
 
     @property
     def key(self) -> str:
@@ -63,6 +64,12 @@ class Collected:
         return marks
 
 
+def by_kind(conversations: Sequence[Collected]) -> dict[str, list[Collected]]:
+    """Return the conversations of each kind, in their order."""
+    kinds = sorted({one.kind for one in conversations})
+    return {kind: [one for one in conversations if one.kind == kind] for kind in kinds}
+
+
 def read_collected(folder: Path, longest: int, kinds: Sequence[str] = ()) -> list[Collected]:
     """Return the conversations, oldest first; a turn's request that a later turn repeats is part of that turn.
 
@@ -72,17 +79,13 @@ def read_collected(folder: Path, longest: int, kinds: Sequence[str] = ()) -> lis
     read_consent(folder)
     found = []
     for path in sorted((folder / REQUESTS).glob("*")):
-        read = [one for file in path.iterdir() if (one := _read(file)) and len(one.tokens) <= longest]
-        for kind in sorted({one.kind for one in read} & set(kinds) if kinds else {one.kind for one in read}):
-            found += _joined([one for one in read if one.kind == kind])
+        read = [_alone(path.name, one) for file in path.iterdir() for one in read_requests(file)]
+        for kind, some in by_kind([one for one in read if len(one.tokens) <= longest]).items():
+            found += _joined(some) if kind in (kinds or (kind,)) else []
     if not found:
         what = f"there are no requests of {', '.join(kinds)}" if kinds else "nothing was collected yet"
-        raise KimiError(
-            f"{what}, of up to {longest} tokens",
-            str(folder / REQUESTS),
-            "answers of an engine that was started with KIMI_COLLECT",
-            f"kimi-w4a8 serve RECIPE --set env.KIMI_COLLECT={folder}",
-        )
+        remedy = f"kimi-w4a8 serve RECIPE --set env.KIMI_COLLECT={folder}"
+        raise KimiError(f"{what}, of up to {longest} tokens", str(folder / REQUESTS), "answers of an engine", remedy)
     return sorted(found, key=lambda one: (one.at, one.tokens))
 
 
@@ -92,8 +95,7 @@ def divided(conversations: Sequence[Collected]) -> tuple[list[Collected], list[C
     The last two are the newest fifth of each kind, each at least one conversation.
     """
     train, choosing, held_out = list[Collected](), list[Collected](), list[Collected]()
-    for kind in sorted({one.kind for one in conversations}):
-        left = [one for one in conversations if one.kind == kind]
+    for left in by_kind(conversations).values():
         share = max(1, round(len(left) * HELD_OUT))
         for taken in (held_out, choosing):
             since = left[-min(share, len(left))].at if left else 0  # those of one millisecond stay together
@@ -103,25 +105,27 @@ def divided(conversations: Sequence[Collected]) -> tuple[list[Collected], list[C
     return sorted(train, key=lambda one: one.at), choosing, held_out
 
 
-def limited(conversations: Sequence[Collected], share: float) -> list[Collected]:
-    """Leave out a client's oldest conversations where its key would have more than `share` of all tokens.
+def limited(conversations: Sequence[Collected], share: float, most: int) -> list[Collected]:
+    """Return the newest conversations, at most `most`, of which no client's key has more than `share` of all tokens.
 
     Imports are the operator's, and requests without keys count as everybody's: neither is limited.
     """
-    tokens = Counter[str]()
+    left, tokens = defaultdict[str, deque[Collected]](deque), Counter[str]()
     for one in conversations:
+        left[one.key].append(one)
         tokens[one.key] += len(one.tokens)
-    own = {key: count for key, count in tokens.items() if key != NO_KEY and _KEY.fullmatch(key)}
-    rest, most = tokens.total() - sum(own.values()), max(own.values(), default=0)
-    least = 0 if rest else min(own.values(), default=0)  # without others, equal parts are the best there is
-    while most > (cap := max(least, int(share * (rest + sum(min(count, most) for count in own.values()))))):
-        most = cap
-    left = {key: most if key in own else count for key, count in tokens.items()}
-    kept = []
-    for one in reversed(conversations):
-        left[one.key] -= len(one.tokens)
-        kept += [one] if left[one.key] >= 0 else []
-    return kept[::-1]
+    clients = [key for key in left if key != NO_KEY and _KEY.fullmatch(key)] if len(left) > 1 else []
+    # Without others, equal parts are the best there is.
+    least = min(tokens[key] for key in clients) if len(clients) == len(left) > 0 else 0
+    while True:
+        largest = max((tokens[key], key) for key in clients) if clients else (0, "")
+        if largest[0] > max(least, share * tokens.total()):
+            key = largest[1]
+        elif sum(map(len, left.values())) > most:
+            key = min((of for of in left if left[of]), key=lambda of: left[of][0].at)
+        else:
+            return sorted((one for some in left.values() for one in some), key=lambda one: one.at)
+        tokens[key] -= len(left[key].popleft().tokens)
 
 
 def import_ids(source: Path, folder: Path, kind: str) -> int:
@@ -140,22 +144,26 @@ def import_ids(source: Path, folder: Path, kind: str) -> int:
             first = error.errors()[0]
             what = f"{'.'.join(map(str, first['loc'])) or 'the line'}: {first['msg']}"
             raise KimiError(what, f"{source}, line {number}", '{"prompt": [ids], "answer": [ids]}') from None
-    place, now = folder / REQUESTS / kind, int(time.time() * 1000)
+    place, start = folder / REQUESTS / kind, int(time.time() * 1000) - len(rows)
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for number, row in enumerate(rows):
-        name = f"{now - len(rows) + number:013d}-import{number}"
-        write_request(place / name, request_bytes(row.prompt, row.answer))
+    found = [StoredRequest(f"import{at}", start + at, False, row.prompt, row.answer) for at, row in enumerate(rows)]
+    for at in range(0, len(found), _IN_A_FILE):
+        write_private(place / f"{found[at].at:013d}-import{start}", packed(found[at : at + _IN_A_FILE]))
     return len(rows)
 
 
-def erase(folder: Path, wanted: Callable[[str, str], bool]) -> int:
-    """Remove the requests for which `wanted(key, request id)` is true, and all states without a request; count them."""
+def erase(folder: Path, kinds: Collection[str], ids: Collection[str]) -> int:
+    """Remove requests of these kinds, keys and ids, and all states without a request; return the number of requests."""
     read_consent(folder)
     removed = 0
     for file in list((folder / REQUESTS).glob("*/*")):
-        if wanted(file.parent.name, file.name.partition("-")[2]):
+        found, key = read_requests(file), file.parent.name
+        left = [one for one in found if not (one.id in ids or key in kinds or _alone(key, one).kind in kinds)]
+        removed += len(found) - len(left)
+        if found and not left:
             file.unlink(missing_ok=True)
-            removed += 1
+        elif len(left) < len(found):
+            write_private(file, packed(left))
     try:
         kept = {one.name for one in read_collected(folder, 2**31)}
     except KimiError:
@@ -167,30 +175,40 @@ def erase(folder: Path, wanted: Callable[[str, str], bool]) -> int:
 
 
 def summarized(folder: Path) -> Iterator[tuple[str, int, int]]:
-    """Yield each kind with its requests and bytes."""
+    """Yield each key and import with its requests and bytes."""
     for path in sorted((folder / REQUESTS).glob("*")):
-        sizes = [file.stat().st_size for file in path.iterdir()]
-        yield path.name, len(sizes), sum(sizes)
+        files = list(path.iterdir())
+        yield path.name, sum(len(read_requests(file)) for file in files), sum(file.stat().st_size for file in files)
 
 
-def _read(file: Path) -> Collected | None:
-    """Return one request; None for a file that the engine is writing or has just removed."""
+def _alone(key: str, request: StoredRequest) -> Collected:
+    tokens = (*request.prompt, *request.answer)
+    kind = key + STRUCTURED * request.structured
+    return Collected(kind, tokens, ((len(request.prompt), len(tokens)),), request.at)
+
+
+def read_requests(file: Path) -> list[StoredRequest]:
+    """Return the requests of a file; none of one that the engine is writing or has just removed."""
     if file.name.startswith("."):
-        return None
+        return []
+    found = list[StoredRequest]()
     try:
-        data = file.read_bytes()
+        head, _, body = file.read_bytes().partition(b"\n")
+        ids, end = array("i", body), 0
+        for name, at, structured, prompt, answer in json.loads(head):
+            begin, end = end, end + prompt + answer
+            found.append(StoredRequest(name, at, structured, ids[begin : begin + prompt], ids[begin + prompt : end]))
+        if end != len(ids):
+            raise ValueError(end)
     except FileNotFoundError:
-        return None
-    ids = np.frombuffer(data, "<i4").tolist() if len(data) % 4 == 0 else []
-    if len(ids) < 2 or not 1 <= ids[0] < len(ids) or min(ids) < 0:
-        what = "this file of a collected request is cut"
-        raise KimiError(what, str(file), "its length, and token ids", f"remove it: rm {json.dumps(str(file))}")
-    when = file.name.partition("-")[0]
-    kind = file.parent.name + STRUCTURED * when.endswith("j")
-    return Collected(kind, tuple(ids[1:]), ((ids[0], len(ids) - 1),), int(when.rstrip("j")))
+        return []
+    except (ValueError, TypeError) as error:
+        what, remedy = "this file of collected requests is cut, or of an earlier version", f"rm {json.dumps(str(file))}"
+        raise KimiError(what, str(file), "as many token ids as it names", f"remove it: {remedy}") from error
+    return found
 
 
-def _joined(requests: list[Collected]) -> list[Collected]:
+def _joined(requests: Sequence[Collected]) -> list[Collected]:
     """Join requests of which one begins with all tokens of another; in sorted order they are neighbours."""
     found: list[Collected] = []
     for one in sorted(requests, key=lambda one: (one.tokens, one.at)):

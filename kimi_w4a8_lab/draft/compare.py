@@ -10,7 +10,7 @@ from torch import Tensor
 from kimi_w4a8_eagle3.base.errors import KimiError
 
 from .acceptance import SERVED_STEPS, Walk, difference, length, measured, walks
-from .collected import Collected
+from .collected import Collected, by_kind
 from .eagle3 import Draft
 from .kinds import KindOfTraffic
 from .states import StoredStates
@@ -30,9 +30,7 @@ class Judge:
 
     def lengths(self, draft: Draft, conversations: Sequence[Collected]) -> dict[str, float]:
         """Return the draft's accept length on each kind of conversations."""
-        kinds = sorted({one.kind for one in conversations})
-        of_kinds = ([one for one in conversations if one.kind == kind] for kind in kinds)
-        return {kind: length(self.walks(draft.eval(), some)) for kind, some in zip(kinds, of_kinds, strict=True)}
+        return {kind: length(self.walks(draft.eval(), some)) for kind, some in by_kind(conversations).items()}
 
     def kept(
         self, first: Draft, draft: Draft, chosen: Sequence[Collected], most_lost: float
@@ -57,8 +55,7 @@ class Judge:
     def compare(self, old: Draft, new: Draft, held_out: Sequence[Collected]) -> list[KindOfTraffic]:
         """Compare two drafts by kind. Raises KimiError if the held-out replies have no token that a draft guesses."""
         found = []
-        for kind in sorted({one.kind for one in held_out}):
-            members = [one for one in held_out if one.kind == kind]
+        for kind, members in by_kind(held_out).items():
             before, after = self.walks(old, members), self.walks(new, members)
             pairs = [pair for pair in zip(before, after, strict=True) if pair[0].verifications]
             if not pairs:

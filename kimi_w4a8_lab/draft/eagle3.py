@@ -58,8 +58,7 @@ class DraftAttention(nn.Module):
         q = rotate_halves(self._heads(self.q_proj(x), c.heads), positions, c.rope_theta)
         k = rotate_halves(self._heads(self.k_proj(x), c.kv_heads), positions, c.rope_theta)
         v = self._heads(self.v_proj(x), c.kv_heads)
-        repeat = c.heads // c.kv_heads
-        k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
+        k, v = (part.repeat_interleave(c.heads // c.kv_heads, 1) for part in (k, v))
         return self.o_proj(attend(q, k, v, past, c.head_dim**-0.5).transpose(1, 2).flatten(2))
 
     def _heads(self, x: Tensor, heads: int) -> Tensor:
@@ -169,7 +168,7 @@ class Draft(nn.Module):
         return tokens if self.row_of is None else self.row_of.to(tokens.device)[tokens]
 
 
-def pad_right(rows: Sequence[Sequence[int]], padding: int = 0) -> Tensor:
-    """Token rows as one tensor [B, longest], filled with `padding`."""
+def pad_right(rows: Sequence[Sequence[int]]) -> Tensor:
+    """Token rows as one tensor [B, longest], filled with 0."""
     width = max(map(len, rows))
-    return torch.tensor([list(row) + [padding] * (width - len(row)) for row in rows])
+    return torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])

@@ -20,8 +20,6 @@ from .collected import STATES, SUFFIX, Collected
 from .eagle3 import DraftSizes
 from .training import TrainingRow
 
-IDENTITY = "target.txt"  # of the target whose states the folder has
-
 
 @dataclass(frozen=True)
 class CapturePlan:
@@ -52,7 +50,7 @@ def capture_plan(folder: Path, conversations: Sequence[Collected], sizes: DraftS
     """
     place = folder / STATES
     place.mkdir(mode=0o700, exist_ok=True)
-    known = place / IDENTITY
+    known = place / "target.txt"
     wanted = f"{target} layers {' '.join(map(str, sizes.captured))} hidden {sizes.target_hidden}"
     if known.exists() and known.read_text() != wanted:
         remedy = f"remove them, or collect into another folder: rm -r {place}"

@@ -98,11 +98,8 @@ def train(
                     losses[-1] += settings.keep * _distance(first.logits(before[k][guessed]).float(), logits, wanted)
         loss = torch.stack([settings.step_weight**k * value for k, value in enumerate(losses)]).sum()
         if not torch.isfinite(loss):
-            raise KimiError(
-                f"the loss is {loss.item()} at step {step + 1}",
-                expected="a finite loss",
-                remedy="train again with half of the learning rate (--lr)",
-            )
+            remedy = "train again with half of the learning rate (--lr)"
+            raise KimiError(f"the loss is {loss.item()} at step {step + 1}", "", "a finite loss", remedy)
         set_learning_rate(opts, schedule(step, total, settings.lr, settings.warmup, settings.decay))
         loss.backward()
         for opt in opts:

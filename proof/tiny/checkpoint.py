@@ -21,6 +21,7 @@ from .config import (
     TargetConfig,
     TowerConfig,
     draft_config_json,
+    draft_sizes,
     generation_config_json,
     preprocessor_config_json,
     target_config_json,
@@ -29,7 +30,6 @@ from .experts import Experts, Int4Weights
 from .model import TargetModel
 from .tokenizer import save_tokenizer
 from .tower import Tower
-from .train_draft import new_draft
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -130,7 +130,8 @@ def load_draft(folder: Path, target: TargetModel) -> Draft:
     """Read a draft of either kind back, BF16, in evaluation mode."""
     tensors = load_file(folder / "model.safetensors")
     mla = any("kv_b_proj" in name for name in tensors)
-    model = new_draft(target.config, MlaDraftConfig() if mla else DraftConfig()).bfloat16()
+    sizes = draft_sizes(target.config, MlaDraftConfig() if mla else DraftConfig())
+    model = Draft(sizes, target.config.vocab).bfloat16()
     model.load_state_dict(tensors)
     return model.eval()
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from kimi_w4a8_eagle3.chat.calculator import calculate
 from kimi_w4a8_laptop.tiny.tokenizer import CALL_ARGUMENTS, CALL_BEGIN, CALL_END, CALLS_BEGIN, IM_END, THINK_END
@@ -131,9 +130,3 @@ def converse(
 
 def _function(call_id: str) -> str:
     return call_id.removeprefix("functions.").rpartition(":")[0]
-
-
-def pad_right(rows: Sequence[Sequence[int]]) -> Tensor:
-    """Token rows as one tensor [B, longest], filled with PAD."""
-    width = max(map(len, rows))
-    return torch.tensor([list(row) + [PAD_ID] * (width - len(row)) for row in rows])

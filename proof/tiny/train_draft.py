@@ -17,13 +17,13 @@ from torch.nn.utils.rnn import pad_sequence
 
 from kimi_w4a8_lab.draft.acceptance import SERVED_STEPS, measured, walks
 from kimi_w4a8_lab.draft.collected import Collected
-from kimi_w4a8_lab.draft.eagle3 import Draft
+from kimi_w4a8_lab.draft.eagle3 import Draft, pad_right
 from kimi_w4a8_lab.draft.layers import initialise
 from kimi_w4a8_lab.draft.training import ShowStep, TrainingRow, TrainingSettings, train
 from kimi_w4a8_lab.speed.statistics import Interval
 
-from .config import DraftConfig, MlaDraftConfig, TargetConfig, draft_sizes
-from .generate import Exchange, pad_right
+from .config import DraftConfig, MlaDraftConfig, draft_sizes
+from .generate import Exchange
 from .mixed import TYPED_SHARE, drawn
 from .model import TargetModel
 from .problems import problem_stream
@@ -47,11 +47,9 @@ class DraftTraining(TrainingSettings):
 
 def conversations(tokenizer: Tokenizer, settings: DraftTraining) -> list[TrainingRow]:
     """Fresh training conversations with the right turns, those that are not too long."""
-    rng, stream = random.Random(settings.seed), problem_stream("train", settings.seed)
-    rows: list[TrainingRow] = []
+    rng, stream, rows = random.Random(settings.seed), problem_stream("train", settings.seed), list[TrainingRow]()
     while len(rows) < settings.dialogues:
-        tokens: list[int] = []
-        guessed: list[bool] = []
+        tokens, guessed = list[int](), list[bool]()
         for part in drawn(stream, rng, settings.typed).parts():
             given, written = (tokenizer.encode(text).ids for text in part)
             tokens += given + written
@@ -68,11 +66,6 @@ def captured_states(target: TargetModel, tokens: Tensor, layers: Sequence[int]) 
     return torch.cat([states[i] for i in layers], -1)
 
 
-def new_draft(target: TargetConfig, config: DraftConfig | MlaDraftConfig) -> Draft:
-    """Return a draft without values."""
-    return Draft(draft_sizes(target, config), target.vocab)
-
-
 def train_draft(
     target: TargetModel,
     rows: Sequence[TrainingRow],
@@ -83,7 +76,7 @@ def train_draft(
 ) -> Draft:
     """Train an MHA draft, or one of `config`, from nothing or from `first`, for `epochs` passes over `rows`."""
     torch.manual_seed(settings.seed)
-    draft = new_draft(target.config, config or DraftConfig())
+    draft = Draft(draft_sizes(target.config, config or DraftConfig()), target.config.vocab)
     initialise(draft, settings.seed)
     if first is not None:
         draft.load_state_dict(first.state_dict())
@@ -108,6 +101,6 @@ def acceptance(
         part = exchanges[begin : begin + 100]
         states = captured_states(target, pad_right([one.tokens for one in part]), draft.sizes.captured)
         answered = [Collected("", tuple(one.tokens), ((one.prompt, len(one.tokens)),), 0) for one in part]
-        rows = [row[: len(one.tokens)] for row, one in zip(states, part, strict=True)]
+        rows = (row[: len(one.tokens)] for row, one in zip(states, part, strict=True))
         found += walks(draft, answered, rows, target.embed_tokens.weight, steps)
     return measured(found)

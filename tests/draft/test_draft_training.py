@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,9 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
+from kimi_w4a8_eagle3.base.collection import REQUESTS, Consent, StoredRequest, key_name, packed, write_private
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.cli import load
 from kimi_w4a8_eagle3.fleet.checks import checked_weights, fingerprint
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
 from kimi_w4a8_lab.base.verdict import Verdict
@@ -22,7 +25,7 @@ from kimi_w4a8_lab.draft import switch as links
 from kimi_w4a8_lab.draft import training
 from kimi_w4a8_lab.draft.acceptance import Walk, difference, measured, walk
 from kimi_w4a8_lab.draft.checkpoint import draft_sizes, load_draft, save_draft, target_tensor
-from kimi_w4a8_lab.draft.collected import Collected
+from kimi_w4a8_lab.draft.collected import Collected, read_collected
 from kimi_w4a8_lab.draft.compare import Judge
 from kimi_w4a8_lab.draft.eagle3 import Draft
 from kimi_w4a8_lab.draft.kinds import WORDS, KindOfTraffic, overall
@@ -117,6 +120,21 @@ def test_a_reduced_head_proposes_its_own_tokens_and_learns_no_others() -> None:
     assert set((draft.guesses(torch.randn(50, 128)) % 2).tolist()) == {0}
 
 
+def test_the_command_trains_on_no_more_of_a_key_than_its_share(tmp_path: Path) -> None:
+    Consent(most_of_key=0.5).write(tmp_path)
+    for key, count in (("hostile", 30), ("honest", 10)):
+        (place := tmp_path / REQUESTS / key_name(key)).mkdir(parents=True)
+        write_private(
+            place / "0", packed([StoredRequest("", at, False, [at, len(key)], range(99, 120)) for at in range(count)])
+        )
+    (states := tmp_path / "states").mkdir()
+    for one in read_collected(tmp_path, 99):
+        write_states(states, one.name, torch.ones(len(one.tokens), 384))
+    words = (tmp_path, "--recipe", "tiny", "--to", tmp_path / "new", "--epochs", 1, "--batch", 2, "--most-lost", 4)
+    load("draft").main(["train", *map(str, words)], standalone_mode=False)
+    assert json.loads((tmp_path / "new" / "training.json").read_text())["conversations"] == 2 * (10 - 2)
+
+
 def test_a_loss_that_is_not_finite_ends_the_training() -> None:
     with pytest.raises(KimiError, match="the loss is nan"):
         train(small(), rows(), lambda chosen: states_of(chosen) * float("nan"), target_tensor(TARGET), SETTINGS)
@@ -138,19 +156,14 @@ def test_a_saved_draft_is_the_first_one_with_other_values(tmp_path: Path) -> Non
 
 
 def rewritten(folder: Path, **changes: object) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 def in_fp8(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors["midlayer.mlp.up_proj.weight"] = tensors["midlayer.mlp.up_proj.weight"].to(torch.float8_e4m3fnuz)
     save_file(tensors, folder / "model.safetensors")
-
-
-def cut(folder: Path) -> None:
-    data = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
 
 
 @pytest.mark.parametrize(
@@ -163,7 +176,7 @@ def cut(folder: Path) -> None:
         (lambda folder: rewritten(folder, eagle_config={"eagle_aux_hidden_state_layer_ids": [2, 9]}), "captured"),
         (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
         (in_fp8, "has 8 bits"),
-        (cut, "model.safetensors"),
+        (lambda folder: os.truncate(folder / "model.safetensors", 100_000), "model.safetensors"),
     ],
     ids=["hidden", "vocabulary", "fc_norm", "norm_output", "layers", "no config", "FP8", "cut"],
 )
@@ -175,24 +188,20 @@ def test_a_draft_that_does_not_fit_is_one_message(tmp_path: Path, spoil: Callabl
     assert said in str(caught.value)
 
 
-def conversation(*ids: int, reply: int = 1) -> Collected:
-    return Collected("chat", ids, ((reply, len(ids)),), 0)
-
-
 def test_states_are_planned_refused_and_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes, one = draft_sizes(DRAFT, TARGET), conversation(5, 6, 7, 8, 9, 10)
-    plan = capture_plan(tmp_path, [one, conversation(9)], sizes, "target")
+    sizes, ids = draft_sizes(DRAFT, TARGET), (5, 6, 7, 8, 9, 10)
+    one, short = Collected("chat", ids, ((1, 6),), 0), Collected("chat", (9,), ((1, 1),), 0)
+    plan = capture_plan(tmp_path, [one, short], sizes, "target")
     assert (plan.token_bytes, plan.tokens, plan.nbytes) == (768, 7, 7 * 768)
     (plan.folder / "x.1.tmp").touch()
     write_states(plan.folder, one.name, torch.ones(6, 384))
-    plan = capture_plan(tmp_path, [one, conversation(9)], sizes, "target")
+    plan = capture_plan(tmp_path, [one, short], sizes, "target")
     assert [len(left.tokens) for left in plan.missing] == [1] and not list(plan.folder.glob("*.tmp"))
     batch = StoredStates(plan.folder, 384)(training_rows([one]))
     assert batch.shape == (1, 6, 384) and batch.dtype == torch.bfloat16
-    for changed, said in ((lambda: cut_states(plan.path(one)), "missing or cut"), (lambda: None, "missing or cut")):
-        changed()
-        with pytest.raises(KimiError, match=said):
-            StoredStates(plan.folder, 384).of(one.name, 6)
+    plan.path(one).write_bytes(plan.path(one).read_bytes()[:100])
+    with pytest.raises(KimiError, match="missing or cut"):
+        StoredStates(plan.folder, 384).of(one.name, 6)
     write_states(plan.folder, one.name, torch.ones(6, 256))
     with pytest.raises(KimiError, match="another hidden size"):
         StoredStates(plan.folder, 384).of(one.name, 6)
@@ -200,11 +209,7 @@ def test_states_are_planned_refused_and_read_whole(tmp_path: Path, monkeypatch: 
         capture_plan(tmp_path, [one], sizes, "other")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 5, 5))
     with pytest.raises(KimiError, match="not enough disk space"):
-        capture_plan(tmp_path, [conversation(9)], sizes, "target")
-
-
-def cut_states(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:100])
+        capture_plan(tmp_path, [short], sizes, "target")
 
 
 def test_a_walk_counts_what_a_server_would() -> None:
@@ -235,9 +240,8 @@ def test_verdicts_follow_the_interval_and_the_worst_kind_decides() -> None:
 
 
 def test_a_link_is_exchanged_for_whole_drafts_only_and_goes_back(tmp_path: Path) -> None:
-    draft = load_draft(DRAFT, TARGET)
     for name in ("one", "two"):
-        save_draft(draft, DRAFT, tmp_path / name, {}, TARGET)
+        save_draft(load_draft(DRAFT, TARGET), DRAFT, tmp_path / name, {}, TARGET)
     link = tmp_path / "served" / "draft"
     assert links.switch(link, tmp_path / "one") is None
     assert links.switch(link, tmp_path / "two") == tmp_path / "one" and link.resolve() == tmp_path / "two"

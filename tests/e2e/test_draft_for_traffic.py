@@ -17,21 +17,16 @@ from support.waiting import until
 from tokenizers import Tokenizer
 
 from kimi_w4a8_eagle3.base.collection import REQUESTS, VARIABLE, Consent, read_consent
-from kimi_w4a8_eagle3.cli import load
 from kimi_w4a8_eagle3.engine.process import EngineServer
-from kimi_w4a8_lab.draft.collected import import_ids, read_collected
+from kimi_w4a8_lab.draft.collected import import_ids, read_collected, read_requests
 from kimi_w4a8_lab.draft.states import StoredStates
 from kimi_w4a8_laptop import tiny
-from proof.draft_demo import ask, bodies
+from proof.draft_demo import ask, bodies, kimi
 from proof.tiny.checkpoint import load_target
 from proof.tiny.train_draft import captured_states
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 COUNT = 32  # requests, half of them with a schema
-
-
-def kimi(*words: object) -> int:
-    return int(load("draft").main([str(word) for word in words], standalone_mode=False) or 0)
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +38,8 @@ def collected(eagle3: EngineServer) -> Path:
     Consent(share=1.0, tokenizer=read_consent(folder).tokenizer).write(folder)
     time.sleep(2.1)  # an engine reads the consent again after two seconds
     answers = ask(eagle3.base_url, bodies(COUNT, seed=1))
-    until(lambda: len(list((folder / REQUESTS).glob("*/[!.]*"))) == COUNT)
-    kimi("collect", folder, "--off")
+    until(lambda: sum(len(read_requests(file)) for file in (folder / REQUESTS).glob("*/*")) == COUNT)
+    kimi("draft", "collect", folder, "--off")
     (folder / "answers.json").write_text(json.dumps([choices[0]["message"]["content"] for choices in answers]))
     return folder
 
@@ -80,7 +75,7 @@ def test_the_newest_release_captures_on_two_ranks_and_continues_after_ctrl_c(col
     assert import_ids(tmp_path / "rows", folder, "shifted") == len(rows)
     path = f"env.PYTHONPATH={environment(newest=True)['PYTHONPATH']}"
     settings = [word for setting in (path, *TWO_RANKS) for word in ("--set", setting)]
-    words = ("states", folder, "--recipe", "tiny", "--runs", tmp_path / "runs", *settings)
+    words = ("draft", "states", folder, "--recipe", "tiny", "--runs", tmp_path / "runs", *settings)
     files = folder / "states"
 
     def interrupt() -> None:
@@ -100,10 +95,10 @@ def test_the_newest_release_captures_on_two_ranks_and_continues_after_ctrl_c(col
 def test_the_draft_learns_the_kind_of_text_that_it_did_not_know(collected: Path, tmp_path: Path) -> None:
     torch.set_num_threads(1)
     recipe = ("--recipe", "tiny", "--runs", tmp_path)
-    kimi("states", collected, *recipe)
+    kimi("draft", "states", collected, *recipe)
     require_states(collected, 4)
     only, short = ("--kind", "all-structured"), ("--epochs", 5, "--batch", 2, "--lr", 1e-2)
-    kimi("train", collected, "--recipe", "tiny", "--to", tmp_path / "new", *only, *short)
+    kimi("draft", "train", collected, "--recipe", "tiny", "--to", tmp_path / "new", *only, *short)
     page = tmp_path / "page"
-    assert kimi("compare", collected, *recipe, *only, "--new", tmp_path / "new", "--output", page) == 0
+    assert kimi("draft", "compare", collected, *recipe, *only, "--new", tmp_path / "new", "--output", page) == 0
     assert "all-structured: better" in (page / "report.html").read_text()

@@ -1,7 +1,6 @@
 """The newest supported SGLang beside the pinned one: serving with EAGLE3, the same tokens, and every hook at work."""
 
 import json
-from array import array
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -20,12 +19,13 @@ from support.tiny_servers import tiny_launch, with_faults
 from support.waiting import until
 from tokenizers import Tokenizer
 
-from kimi_w4a8_eagle3.base.collection import VARIABLE, Consent
+from kimi_w4a8_eagle3.base.collection import REQUESTS, VARIABLE, Consent
 from kimi_w4a8_eagle3.chat.calculator import declaration
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_lab.accuracy.problems import parse_answer
 from kimi_w4a8_lab.base.counters import accepted, read
+from kimi_w4a8_lab.draft.collected import read_requests
 from kimi_w4a8_laptop import tiny
 from proof.tiny.problems import problems
 
@@ -148,13 +148,12 @@ def test_large_requests_are_answered_as_small_ones(newest: EngineServer) -> None
 
 def test_requests_are_collected_as_the_pinned_release_collects_them(newest: EngineServer) -> None:
     answer = ask(newest, messages=[{"role": "user", "content": "What is 41 plus 17?"}]).json()
-    stored = Path(newest.env[VARIABLE])
-    until(lambda: any(stored.glob(f"requests/*/*{answer['id']}")))
-    (file,) = stored.glob(f"requests/*/*{answer['id']}")
-    length, *ids = array("i", file.read_bytes())
+    files = Path(newest.env[VARIABLE], REQUESTS)
+    until(lambda: any(answer["id"].encode() in file.read_bytes() for file in files.glob("*/[!.]*")))
+    (found,) = [one for file in files.glob("*/*") for one in read_requests(file) if one.id == answer["id"]]
     tokenizer = Tokenizer.from_file(str(tiny.target_path() / "tokenizer.json"))
-    assert "41 plus 17" in tokenizer.decode(ids[:length])
-    assert tokenizer.decode(ids[length:]).strip() in answer["choices"][0]["message"]["content"]
+    assert "41 plus 17" in tokenizer.decode(list(found.prompt))
+    assert tokenizer.decode(list(found.answer)).strip() in answer["choices"][0]["message"]["content"]
 
 
 @pytest.mark.parametrize("place", ["TAKE-IN", "DECODE", "READING", "OUTPUT"])

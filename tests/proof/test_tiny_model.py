@@ -19,7 +19,7 @@ from kimi_w4a8_lab.draft.optim import orthogonalise, schedule
 from kimi_w4a8_laptop import tiny
 from proof.tiny import train_target as train_target_module
 from proof.tiny.checkpoint import load_draft, load_target, save_draft
-from proof.tiny.config import DraftConfig, MlaDraftConfig, TargetConfig
+from proof.tiny.config import DraftConfig, MlaDraftConfig, TargetConfig, draft_sizes
 from proof.tiny.data import SHORT, batches
 from proof.tiny.dialogues import FORMS, Dialogue
 from proof.tiny.experts import Experts, fake_int4, w4a8_linear
@@ -28,7 +28,7 @@ from proof.tiny.mixed import drawn
 from proof.tiny.model import TargetModel
 from proof.tiny.problems import problem_stream, problems
 from proof.tiny.tokenizer import IM_END_ID, PAD_ID, load_tokenizer
-from proof.tiny.train_draft import DraftTraining, acceptance, captured_states, conversations, new_draft
+from proof.tiny.train_draft import DraftTraining, acceptance, captured_states, conversations
 from proof.tiny.train_target import TargetTraining, train_target
 
 SMALL = TargetConfig(layers=5, hidden=32, dense_inter=32, q_lora=16, kv_lora=16, experts=4, top_k=2, moe_inter=16)
@@ -45,7 +45,7 @@ MLA = MlaDraftConfig(inter=16)
 
 
 def small_draft(seed: int = 1, config: DraftConfig | MlaDraftConfig = MHA) -> Draft:
-    draft = new_draft(SMALL, config)
+    draft = Draft(draft_sizes(SMALL, config), SMALL.vocab)
     initialise(draft, seed)
     return draft.eval()
 
@@ -155,7 +155,7 @@ def test_unrolled_draft_equals_a_servers_chain_step_by_step(seed, config):
 @pytest.mark.parametrize("config", [DraftConfig(), MlaDraftConfig()], ids=["MHA", "MLA"])
 def test_a_saved_draft_has_every_name_that_sglangs_class_reads(tmp_path, config):
     target = load_target(tiny.target_path())
-    draft = new_draft(target.config, config)
+    draft = Draft(draft_sizes(target.config, config), target.config.vocab)
     save_draft(draft, target.config, config, tmp_path)
     report = preflight(tiny.target_path(), tmp_path)
     assert report.ok, report.problems
