@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -109,21 +109,16 @@ def _plain(command: Any) -> Any:
             words = [word for name, word in _VALUES.items() if name in str(kind.annotation).lower()]
             shown = "" if parameter.param_type_name == "argument" else [*words, "TEXT"][0]
             if not kind.is_choice:
-                parameter.display_type = partial(_shown, shown)
+                parameter.display_type = lambda ctx, shown=shown: shown
     for inner in getattr(command, "commands", {}).values():
         _plain(inner)
     return command
-
-
-def _shown(word: str, ctx: typer.Context) -> str:
-    return word
 
 
 app = typer.Typer(
     name=PROGRAM,
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Serve, benchmark and validate Kimi-K2.5 W4A8 with EAGLE3 on AMD Instinct MI325X.",
     no_args_is_help=True,
     rich_markup_mode="rich" if sys.stdout and sys.stdout.isatty() else None,  # no boxes in a pipe
     pretty_exceptions_enable=False,
@@ -154,6 +149,9 @@ def run(command: Callable[[], object]) -> None:
     That is a KimiError, a missing optional package, a file that cannot be opened or nests too deeply, and standard
     output that is closed or full.
     """
+    with suppress(KeyError, ValueError):
+        if int(os.environ["COLUMNS"]) < 20:  # too narrow for a table; 0 in some editors and containers
+            del os.environ["COLUMNS"]
     try:
         if sys.stdout is None:
             raise KimiError("standard output is closed", remedy="leave it open, or send it to a file")
@@ -169,6 +167,7 @@ def run(command: Callable[[], object]) -> None:
         except RecursionError as error:
             raise _too_deep(error) from error
     except KimiError as error:
+        import_module(f"{__package__}.base.run_dir").remove_empty()  # start-up: psutil
         Console(stderr=True, highlight=False).print(f"[bold red]{PROGRAM}:[/] {escape(str(error))}", soft_wrap=True)
         sys.exit(error.exit_code)
 

@@ -33,7 +33,7 @@ from kimi_w4a8_eagle3.chat.calculator import declaration, results
 from kimi_w4a8_eagle3.cli import run
 from kimi_w4a8_eagle3.door.settings import without_keys
 from kimi_w4a8_eagle3.engine import startup_check
-from kimi_w4a8_eagle3.engine.client import EngineClient, Generation, TimedGeneration
+from kimi_w4a8_eagle3.engine.client import EngineClient, Generation
 from kimi_w4a8_eagle3.engine.metrics import Acceptance
 from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
 from kimi_w4a8_eagle3.fleet.checks import checked
@@ -67,7 +67,7 @@ class Side:
     name: str
     ready_s: float
     conversation: list[Generation] = field(default_factory=list)
-    answers: list[TimedGeneration] = field(default_factory=list)
+    answers: list[Generation] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     acceptance: Acceptance | None = None
 
@@ -133,9 +133,8 @@ def demonstrate(runs: Path = DEFAULT_ROOT, console: Console | None = None) -> Pa
             ending.submit(server.stop, 0.0)
     fast.acceptance = startup_check.require_acceptance(fast.answers, launches[1].num_draft_tokens or 1, "tiny")
 
-    differences = [
-        i for i, (a, b) in enumerate(zip(plain.answers, fast.answers, strict=True)) if a.token_ids != b.token_ids
-    ]
+    pairs = zip(plain.answers, fast.answers, strict=True)
+    differences = [i for i, (a, b) in enumerate(pairs) if a.token_ids != b.token_ids]
     talked = [[turn.token_ids for turn in side.conversation] for side in sides]
     same = not differences and talked[0] == talked[1]
     correct = sum(parse_answer(a.text) == q.answer for a, q in zip(fast.answers, questions, strict=True))
@@ -238,9 +237,8 @@ def _rows(fast: Side, found: Sequence[PairedFigure]) -> list[list[str]]:
     rows = [[one.title, f"{one.plain:.1f}", f"{one.fast:.1f}", factor(one.times)] for one in found]
     if accept := fast.acceptance:
         rows.append(["accept length", "", f"{accept.length:.2f} of 4", ""])
-        rows.append(
-            ["accepted at position 1, 2, 3", "", ", ".join(f"{share:.0%}" for share in accept.per_position), ""]
-        )
+        shares = ", ".join(f"{share:.0%}" for share in accept.per_position)
+        rows.append(["accepted at position 1, 2, 3", "", shares, ""])
     return rows
 
 

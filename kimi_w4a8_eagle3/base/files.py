@@ -1,4 +1,4 @@
-"""Write files atomically: even after a power cut a reader sees the old content or the new. Read lines, check space."""
+"""Write files atomically: even after a power cut a reader sees the old content or the new. Read TOML, check space."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import secrets
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from .errors import KimiError
+from .toml import tomllib
 
 RESERVE = 1 << 30  # bytes of a disk that stay free
 
@@ -50,10 +52,10 @@ def write_atomic(path: Path, content: str | bytes, like: Path | None = None) -> 
         temporary.unlink(missing_ok=True)
 
 
-def lines(path: Path) -> list[str]:
-    """Return the lines of a UTF-8 text file, cut at newlines only; raises OSError and UnicodeDecodeError as open does.
-
-    `str.splitlines` would also cut at U+2028 and similar, which answers may contain.
-    """
-    with path.open(encoding="utf-8", newline="\n") as file:
-        return [line.rstrip("\n") for line in file]
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file, with or without a byte order mark; raise KimiError if that is impossible."""
+    try:
+        return tomllib.loads(path.read_text("utf-8-sig"))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        what = f"cannot read the file: {error.strerror}" if isinstance(error, OSError) else f"not valid TOML: {error}"
+        raise KimiError(what, str(path)) from None

@@ -25,6 +25,7 @@ from .installed import version_of
 DEFAULT_ROOT = Path("runs")
 RECORD = "run.json"
 EVENTS = "events.jsonl"
+_created: list[Path] = []  # by this process
 WANTED = "the supervisor ended it"  # reason of a `down` that is no failure
 _STYLES = {"ready": "green", "registered": "green", "down": "red", "stalled": "red", "refused": "red", "gave-up": "red"}
 _PACKAGES = ("kimi-w4a8-eagle3", "sglang", "aiter", "flydsl", "triton", "torch", "transformers", "lm_eval", "amd-quark")
@@ -37,6 +38,7 @@ def new_run_dir(kind: str, root: Path = DEFAULT_ROOT) -> Path:
         path = root / (f"{stamp}-{kind}" if number == 1 else f"{stamp}-{kind}-{number}")
         try:
             path.mkdir(mode=0o700, parents=True)  # logs and answers may hold what clients sent
+            _created.extend((root, path))
             return path
         except FileExistsError:
             continue
@@ -48,6 +50,13 @@ def new_run_dir(kind: str, root: Path = DEFAULT_ROOT) -> Path:
                 remedy="choose another place with --runs",
             ) from error
     raise KimiError("no free name for a run directory", where=str(root))
+
+
+def remove_empty() -> None:
+    """Remove those of this process's run folders that hold nothing, and then their root if it is empty."""
+    while _created:
+        with suppress(OSError):
+            _created.pop().rmdir()
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -119,7 +119,9 @@ def chat(
             messages.append({"role": "user", "content": asked})
             try:
                 answer(client, messages, settings, Screen(console))
-            except KeyboardInterrupt:  # drops only this question; the conversation continues
+            except KeyboardInterrupt:  # drops only this question of a conversation, which continues
+                if question or not sys.stdin.isatty():
+                    raise
                 del messages[before:]
                 console.print("\nstopped", style="dim")
 
@@ -127,7 +129,7 @@ def chat(
 def _questions(question: str, console: Console, model: Callable[[], str]) -> Iterator[str]:
     """Yield the given or piped question, or typed ones until an empty line or the end of input."""
     if not question and not (sys.stdin and sys.stdin.isatty()):  # None: it is closed
-        question = sys.stdin.read().strip() if sys.stdin else ""
+        question = sys.stdin.buffer.read().decode(errors="replace").strip() if sys.stdin else ""
         if not question:
             raise UsageError("no question", "kimi-w4a8 chat", "a question as an argument, in a pipe, or on a terminal")
     if question:

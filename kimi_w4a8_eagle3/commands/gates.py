@@ -49,14 +49,10 @@ def gates(
 def _print(rows: list[dict[str, Any]], warnings: list[str]) -> None:
     console = table_console()
     for row in rows:
-        head = f"{row['name']}={_text(row['value'])} ({row['origin']}; allowed: {row['allowed']})"
+        value = row["value"]
+        shown = "-" if value in (None, "") else int(value) if isinstance(value, bool) else value
+        head = f"{row['name']}={shown} ({row['origin']}; allowed: {row['allowed']})"
         console.print(Text(head, "" if row["origin"] == "default" else "bold"))
         console.print(Padding(f"{row['effect']} ({row['reader']})", (0, 0, 0, 4), expand=False))
     for warning in warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
-
-
-def _text(value: Any) -> str:
-    if value in (None, "") and not isinstance(value, bool):
-        return "-"
-    return str(int(value)) if isinstance(value, bool) else str(value)

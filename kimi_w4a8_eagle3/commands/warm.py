@@ -10,7 +10,7 @@ import typer
 from rich.progress import track
 
 from ..base.console import table_console
-from ..base.errors import KimiError
+from ..base.errors import KimiError, UsageError
 from ..base.installed import require
 from ..gates import read_gates
 from ..moe.contract import MoeShape
@@ -35,6 +35,8 @@ def warm(
     checkpoints. W4A8 then gets all gates and tiles, including those of `kimi-w4a8 tune-moe`. Objects already in the
     folder are kept.
     """
+    if any(ranks % ep for ranks in tp):
+        raise UsageError(f"--ep {ep} does not divide --tp {tp}", "--ep", "a divisor of each --tp")
     require("flydsl", "torch")
     from ..moe.flydsl.backend import FlydslBackend  # start-up: torch
     from ..moe.flydsl.candidates import every_kernel
@@ -42,7 +44,6 @@ def warm(
     from ..moe.flydsl.warm import warm as compile_objects
 
     console, start = table_console(), time.monotonic()
-
     card = ModelCard.packaged("kimi-k2.5-w4a8")
     if recipe:
         served = load_recipe(recipe)
@@ -59,9 +60,8 @@ def warm(
     shapes = [
         MoeShape(experts // ep, hidden, inter, top_k, weights=stored) for stored in FORMATS.values() for inter in sizes
     ]
-    first = [config for shape in shapes for config in FlydslBackend().wanted(shape)]
-    tuned = [config for shape in shapes if shape.weights == INT4 for config in every_kernel(shape)]
-    wanted = [*first, *tuned]
+    wanted = [config for shape in shapes for config in FlydslBackend().wanted(shape)]
+    wanted += [config for shape in shapes if shape.weights == INT4 for config in every_kernel(shape)]
     folder = objects or objects_folder(read_gates(os.environ))
     manifest, compiled = compile_objects(
         wanted, folder, jobs, lambda done, count: track(done, "compiling", count, console=console)

@@ -6,12 +6,14 @@ ids, streamed text as it arrives, and acceptance per request.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from threading import Timer
 from typing import Any, NoReturn
 
 import httpx
@@ -20,14 +22,15 @@ from ..base.errors import KimiError, UsageError
 from ..base.http import trusted
 from .reply import events
 
-_TIMEOUT_S = 300.0
+_TIMEOUT_S, _SILENT_S = 300.0, 5.0
 
 
 @dataclass(frozen=True)
 class Generation:
     """One finished request: text, token ids, finish reason, and draft acceptance per verify step.
 
-    accepted_histogram[k] counts the verify steps that accepted k draft tokens; empty without speculation.
+    accepted_histogram[k] counts the verify steps that accepted k draft tokens; empty without speculation. ttft_ms and
+    tpot_ms, the time after the first token divided by the tokens after it: of a streamed one.
     """
 
     text: str
@@ -35,12 +38,6 @@ class Generation:
     finish_reason: str
     accepted_histogram: tuple[int, ...]
     prompt_ids: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class TimedGeneration(Generation):
-    """A streamed generation. tpot_ms: the time after the first token divided by the tokens after it."""
-
     ttft_ms: float = 0.0
     tpot_ms: float = 0.0
 
@@ -59,9 +56,11 @@ def bearer(api_key: str | None) -> dict[str, str]:
 
 
 class Body(dict[str, Any]):
-    """The JSON object that `url` answered, empty if it was none; a missing key raises KimiError."""
+    """The JSON object that `url` answered, empty for other JSON; a missing key raises KimiError."""
 
-    url = ""
+    def __init__(self, url: str, content: object) -> None:
+        super().__init__(content if isinstance(content, dict) else {})
+        self.url = url
 
     def __missing__(self, key: str) -> NoReturn:
         why, remedy = f"the answer has no {key!r}", "check that this is the address of an engine"
@@ -91,8 +90,18 @@ class EngineClient:
         self._http.close()
 
     def model_name(self) -> str:
-        """Return the name under which the server serves its model."""
-        return str(self._call("GET", "/v1/models")["data"][0]["id"])
+        """Return the name under which the server serves its model; say so on standard error if it is slow to answer."""
+        text = f"kimi-w4a8: {self.base_url} has not answered for {_SILENT_S:g} s; Ctrl-C stops"
+        slow = Timer(_SILENT_S, print, (text,), {"file": sys.stderr})
+        slow.start()
+        try:
+            models = self._call("GET", "/v1/models")
+        finally:
+            slow.cancel()
+        try:
+            return str(models["data"][0]["id"])
+        except (LookupError, TypeError):
+            models.__missing__("data[0].id")
 
     def tokenizer_path(self) -> str | None:
         """Return the engine's tokenizer: a folder on its machine or a repository; None if it does not report one."""
@@ -105,14 +114,7 @@ class EngineClient:
     def generate(self, prompt: str, max_new_tokens: int, **sampling: Any) -> Generation:
         """Complete a ready-made prompt (no chat template); greedy unless `temperature` is given."""
         params = {"temperature": 0.0, "max_new_tokens": max_new_tokens, **sampling}
-        body = self._call("POST", "/generate", {"text": prompt, "sampling_params": params})
-        meta = body["meta_info"]
-        return Generation(
-            text=body["text"],
-            token_ids=tuple(body["output_ids"]),
-            finish_reason=meta["finish_reason"]["type"],
-            accepted_histogram=tuple(meta.get("spec_correct_drafts_histogram") or ()),
-        )
+        return _generation(self._call("POST", "/generate", {"text": prompt, "sampling_params": params}))
 
     def score(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return the log probability of each token of each prompt but its first."""
@@ -121,16 +123,14 @@ class EngineClient:
         scores = [choice["logprobs"]["token_logprobs"] for choice in choices]
         return [score[1 : len(prompt)] for score, prompt in zip(scores, prompts, strict=True)]
 
-    def timed(self, input_ids: Sequence[int], max_new_tokens: int) -> TimedGeneration:
+    def timed(self, input_ids: Sequence[int], max_new_tokens: int) -> Generation:
         """Continue a prompt greedily in a stream, and note when its first and its last token came."""
         params, began = {"temperature": 0.0, "max_new_tokens": max_new_tokens}, time.monotonic()
         body = {"input_ids": input_ids, "sampling_params": params, "stream": True}
         pieces = [(time.monotonic(), piece) for piece in self._events("/generate", body)]
         (first, _), (end, last) = pieces[0], pieces[-1]
-        ids, meta = tuple(last["output_ids"]), last["meta_info"]
-        histogram = tuple(meta.get("spec_correct_drafts_histogram") or ())
-        found = TimedGeneration(last["text"], ids, meta["finish_reason"]["type"], histogram)
-        per_token = (end - first) / max(len(ids) - 1, 1)
+        found = _generation(last)
+        per_token = (end - first) / max(len(found.token_ids) - 1, 1)
         return replace(found, ttft_ms=1000 * (first - began), tpot_ms=1000 * per_token)
 
     def chat(self, content: str, max_tokens: int, **sampling: Any) -> Generation:
@@ -185,25 +185,33 @@ class EngineClient:
     def _served(self) -> str:
         return self.model_name()
 
-    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Body:
+        return self._all(method, path, body)[0]
+
+    def _all(self, method: str, path: str, body: dict[str, Any] | None = None) -> list[Body]:
+        """Return one answer, or those to several prompts or samples, which come as a list."""
         try:
             response = self._http.request(method, path, json=body)
         except (httpx.HTTPError, UnicodeError) as error:  # UnicodeError: a name that no host has
             raise self._unreachable(error) from error
         if response.status_code != 200:
             raise _refused(response)
-        answer = Body()
-        answer.url = str(response.request.url)
-        with suppress(ValueError, TypeError):
-            if isinstance(found := response.json(), list) and path == "/generate":  # of several prompts
-                return found
-            answer.update(found)
-        return answer
+        found: Any = None
+        with suppress(ValueError):
+            found = response.json()
+        url, several = str(response.request.url), isinstance(found, list) and found
+        return [Body(url, one) for one in several or [found]]
 
     def _unreachable(self, error: Exception) -> KimiError:
         why = f"the server does not answer: {error or type(error).__name__}"
         remedy = "check that it runs and that this is its address; its log shows why it stopped"
         return KimiError(why, where=self.base_url, remedy=remedy)
+
+
+def _generation(body: dict[str, Any]) -> Generation:
+    meta = body["meta_info"]
+    histogram = tuple(meta.get("spec_correct_drafts_histogram") or ())
+    return Generation(body["text"], tuple(body["output_ids"]), meta["finish_reason"]["type"], histogram)
 
 
 def _refused(response: httpx.Response) -> Refused:

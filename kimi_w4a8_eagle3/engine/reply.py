@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +32,11 @@ class EventReader:
             if line.rstrip() == _END:
                 self.ended = True
             elif line.startswith("data: "):
-                event: dict[str, Any] = json.loads(line[6:])
+                event: Any = None
+                with suppress(ValueError):
+                    event = json.loads(line[6:])
+                if not isinstance(event, dict):
+                    raise ValueError(f"a line of the stream is no JSON object: {line[6:]!r:.80}")
                 if error := event.get("error") or (event.get("response") or {}).get("error"):
                     raise ValueError(f"the server broke the answer off: {error}")
                 self.ended = event.get("type") in _LAST

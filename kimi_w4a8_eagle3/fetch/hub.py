@@ -152,7 +152,7 @@ def explain(error: Exception, asked: str, folder: Path | None = None) -> KimiErr
         return HubUnreachable(
             f"cannot reach the Hub: {problem}",
             where=endpoint,
-            expected=f"{httpx.URL(constants.ENDPOINT).host} answers",
+            expected=f"{httpx.URL(constants.ENDPOINT).host or 'http://HOST'} answers",
             remedy="check network, proxy (HTTPS_PROXY) and HF_ENDPOINT; --offline shows what is on this disk",
         )
     if isinstance(error, OSError) and not isinstance(error, FileMetadataError):

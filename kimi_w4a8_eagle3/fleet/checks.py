@@ -59,8 +59,7 @@ def ready_to_serve(launch: Launch, options: ServeOptions) -> Launch:
     if launch.recipe.options.replicas > 1:
         require("sglang_router")
     launch = checked(launch, options.preflight)
-    require_free_port(launch.host, launch.port)
-    require_ops(options, launch.port)
+    require_ports(options, launch.host, launch.port)
     if launch.door.api_key is None and not is_loopback(launch.host):
         note = Finding(f"open to the network at {launch.host} without a key", Severity.WARN)
         launch = replace(launch, notes=[*launch.notes, note])
@@ -85,10 +84,8 @@ def checked(launch: Launch, preflight: bool = True) -> Launch:
         launch = require_trusted(launch)
     if launch.recipe.hardware.gpus:
         launch = replace(launch, env=launch.env | jit_environment({**os.environ, **launch.env}))
-    weights = checked_weights(launch, preflight)
-    if weights is None or "weight-version" in launch.args:
-        return launch
-    return launch.with_args(weight_version=weights)
+    final = renewed(launch, preflight)
+    return launch if "weight-version" in launch.args else final
 
 
 def renewed(launch: Launch, preflight: bool = True) -> Launch:
@@ -128,13 +125,16 @@ def require_parsed(launch: Launch) -> None:
         raise UsageError(done.stderr.strip().splitlines()[-1], where="the installed SGLang's arguments")
 
 
-def require_ops(options: ServeOptions, port: int) -> None:
-    """Raise KimiError when the ops endpoint cannot start: a missing package, or a port that is taken."""
-    if not options.ops_beside(port):
+def require_ports(options: ServeOptions, host: str, port: int) -> None:
+    """Raise KimiError when the API or the ops endpoint cannot start: a port that is taken, or a missing package."""
+    require_free_port(host, port)
+    if not (at := options.ops_beside(port)):
         return
     require("starlette", "uvicorn")
     try:
-        require_free_port(options.ops_host, options.ops_beside(port))
+        if at == port:
+            raise KimiError(f"port {at} is the API's, too", expected="a port of its own")
+        require_free_port(options.ops_host, at)
     except KimiError as error:
         raise replace(error, where="--ops-port", remedy="choose another port with --ops-port, or 0 for none") from error
 

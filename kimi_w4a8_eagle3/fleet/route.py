@@ -10,10 +10,9 @@ from rich.console import Console
 
 from ..base.installed import require
 from ..base.run_dir import EventLog
-from ..engine.process import require_free_port
 from ..ops.replica_state import FleetView, Phase, ReplicaState
 from ..recipe.router_settings import RouterSettings
-from .checks import ServeOptions, require_ops
+from .checks import ServeOptions, require_ports
 from .registrar import RouterKeeper
 from .router import RouterEndpoint
 from .serve import Terminated, observed, signals_raise
@@ -30,8 +29,7 @@ def route_foreground(
     """Route to replicas that run elsewhere until a signal arrives; return the exit code of `kimi-w4a8 route`."""
     console = Console(stderr=True, highlight=False)
     require("sglang_router")
-    require_free_port(host, port)
-    require_ops(options, port)
+    require_ports(options, host, port)
     facts = {"router": router.model_dump(), "host": host, "port": port, "model": model}
     events = EventLog.begin("route", "", {}, {}, options.runs, console, **facts)
     folder = events.folder

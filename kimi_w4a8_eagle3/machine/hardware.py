@@ -18,9 +18,9 @@ import psutil
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..base.errors import KimiError, UsageError
+from ..base.files import read_toml
 from ..base.installed import installed_versions, operator_dir
 from ..base.nearest import nearest
-from ..base.toml import tomllib
 
 GIB = 1 << 30
 SIMDS_PER_CU = 4
@@ -191,8 +191,7 @@ class BaseImage(BaseModel):
 @cache
 def classified() -> dict[str, dict[str, str]]:
     """Return launch/base-image.toml: class (keep, set, unset) -> variable -> reason."""
-    path = operator_dir("launch") / "base-image.toml"
-    return tomllib.loads(path.read_text())
+    return read_toml(operator_dir("launch") / "base-image.toml")
 
 
 def read_base(root: Path = Path("/")) -> BaseImage:

@@ -106,16 +106,15 @@ def _parse_value(text: str) -> Any:
         return text
 
 
-def number(args: Mapping[str, ArgValue], name: str, default: float, most: float | None = None) -> float:
+def number(args: Mapping[str, ArgValue], name: str, default: float) -> float:
     """Return the engine argument `name` as a positive number; raise KimiError for anything else."""
     value = args.get(name, default)
     try:
         found = float(str(value))
     except ValueError:
         found = 0.0
-    if found <= 0 or (most is not None and found > most):
-        expected = "a positive number" + ("" if most is None else f" up to {most:g}")
-        raise UsageError(f"--{name} {value} is not a valid value", where="engine arguments", expected=expected)
+    if found <= 0:
+        raise UsageError(f"--{name} {value} is not a valid value", "engine arguments", "a positive number")
     return found
 
 
@@ -125,9 +124,7 @@ def attention_tp(args: Mapping[str, ArgValue]) -> int:
     if args.get("enable-dp-attention") is not True:
         return tp
     if tp % dp:
-        raise KimiError(
-            f"TP {tp} cannot be divided into {dp} groups", where="--dp-size", expected="a divisor of --tp-size"
-        )
+        raise KimiError(f"TP {tp} cannot be divided into {dp} groups", "--dp-size", "a divisor of --tp-size")
     return tp // dp
 
 
@@ -211,7 +208,7 @@ VALUES: dict[str, Values] = {
     "speculative-num-draft-tokens": COUNT,
     "speculative-num-steps": _number(least=0),
     "tool-call-parser": _choice("kimi_k2"),
-    "tp-size": COUNT,
+    "tp-size": _number(most=64),  # attention heads
     "trust-remote-code": FLAG,
     "watchdog-timeout": _number(float),
 }
@@ -222,9 +219,10 @@ def check_values(args: Mapping[str, ArgValue]) -> None:
     for name, value in args.items():
         if value is False:
             continue
-        if value == "":
+        accepted = name not in VALUES or VALUES[name].accepts(value)
+        if value == "" or (value is True and not accepted):
             raise UsageError(f"--{name} has no value", where="engine arguments", expected=_expected(name))
-        if name in VALUES and not VALUES[name].accepts(value):
+        if not accepted:
             found = " ".join(map(str, value)) if isinstance(value, list) else value
             raise UsageError(
                 f"--{name} {found} is not a valid value", where="engine arguments", expected=_expected(name)

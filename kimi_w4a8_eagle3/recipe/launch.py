@@ -65,8 +65,8 @@ class Launch:
     recipe: resolved, with the command line's overrides. args: final typed engine arguments. env: variables added to the
     caller's environment. notes: one sentence for each difference from the published command and for each warning.
     overrides: changes from the command line, as `--name value`. refused: known faults that prevent the start. machine:
-    the machine that the arguments fit. door: settings of the door in this environment. untested: True if an override
-    names an engine argument that no packaged recipe has, so that only the installed SGLang can check it.
+    the machine that the arguments fit. door: settings of the door in this environment. untested: True with an engine
+    argument that no packaged recipe has, so that only the installed SGLang can check it.
     """
 
     recipe: Recipe
@@ -154,8 +154,7 @@ class Launch:
 
     def server(self, log_path: Path, name: str | None = None) -> EngineServer:
         """Return the engine's process, not started."""
-        name = name or f"sglang ({self.name})"
-        return EngineServer(self.command, self.env, self.host, self.port, log_path, name)
+        return EngineServer(self.command, self.env, self.host, self.port, log_path, name or f"sglang ({self.name})")
 
     def with_args(self, **changes: ArgValue) -> Launch:
         """Return a copy with engine arguments replaced; `_` stands for the dash of a name."""
@@ -206,9 +205,8 @@ def resolve(recipe: Recipe, settings: Sequence[str] = (), extra: Sequence[str] =
     published, notes = recipe.args, list[Finding]()
     changes = dict(parse_setting(text) for text in settings)
     changes |= {f"args.{name}": value for name, value in parse_arguments(extra).items()}
-    overrides = {key.removeprefix("args."): value for key, value in changes.items()}
-    untested = any(key.startswith("args.") and key.removeprefix("args.") not in VALUES for key in changes)
     recipe = with_settings(recipe, changes)
+    untested = not {*recipe.args, *recipe.improved_args} <= VALUES.keys()
     if recipe.options.deterministic:
         recipe = with_determinism(recipe)
     args = _assemble(recipe, notes)
@@ -218,7 +216,7 @@ def resolve(recipe: Recipe, settings: Sequence[str] = (), extra: Sequence[str] =
     check_values(args)
     ranks = int(number(args, "tp-size", 1)) // int(number(args, "nnodes", 1))
     check_numa_nodes(args, int(str(args.get("base-gpu-id", 0))) + ranks * recipe.options.replicas)
-    shown = [show(name, value) for name, value in overrides.items()]
+    shown = [show(key.removeprefix("args."), value) for key, value in changes.items()]
     return Resolved(recipe, args, published, notes, shown, untested)
 
 
@@ -261,13 +259,12 @@ def prepare(
     """
     recipe = load_recipe(name)
     for section, folder in checkpoints.items():
-        if folder is None:
-            continue
-        if not folder.is_dir():
+        if folder and not folder.is_dir():
             raise UsageError(f"there is no folder {folder}", where=f"--{section}", expected="a checkpoint's folder")
-        recipe = with_settings(recipe, {f"{section}.repo": str(folder.resolve()), f"{section}.revision": "main"})
+        if folder:
+            recipe = with_settings(recipe, {f"{section}.repo": str(folder.resolve()), f"{section}.revision": "main"})
     launch = render(recipe, settings, extra, gpu=gpu_by_name(gpu) if gpu else None)
-    keys = {} if api_key_file is None or not read_keys else key_file_environment(api_key_file)
+    keys = key_file_environment(api_key_file) if api_key_file and (read_keys or api_key_file.is_dir()) else {}
     environ = {**os.environ, **launch.env, **keys} | ({} if read_keys else without_keys())
     read_gates(environ)
     return replace(launch, env={**launch.env, **keys}, door=read_door(environ))

@@ -93,8 +93,8 @@ def target_weights(card: ModelCard, tp: int, attention_tp: int | None = None) ->
     text = card.config.get("text_config", card.config)
     try:
         parts = _target_elements(text, tp, attention_tp or tp)
-    except KeyError as error:
-        raise KimiError(f"config.json lacks {error}", card.name, expected="a MoE model like Kimi-K2.5") from None
+    except (KeyError, TypeError) as error:
+        raise KimiError(f"config.json lacks sizes: {error}", card.name, expected="a MoE model like Kimi-K2.5") from None
     width = card.other_bits / 8
     weights = {kind: math.ceil(count * card.bits.get(kind, card.other_bits) / 8) for kind, count in parts.items()}
     moe_layers = text["num_hidden_layers"] - text["first_k_dense_replace"]
@@ -200,7 +200,7 @@ def make_plan(
     sizing = _sizing(budget, target, target_kv, draft_kv, args, recipe.environment)
     most = min(recipe.options.memory_ceiling, int((1 - sum(working.values()) / gpu.hbm_bytes) * 1000) / 1000)
     asked = args.get("mem-fraction-static", "auto")
-    ceiling = most if asked == "auto" else number(args, "mem-fraction-static", most, most=1)
+    ceiling = most if asked == "auto" else number(args, "mem-fraction-static", most)
     verdict = decide(budget, kernels, regime, ceiling, sizing)
     return MemoryPlan(recipe.name, gpu, tp, weights, target_kv, draft_kv, budget, sizing, kernels, verdict, working)
 

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ..base.errors import KimiError, UsageError
+from ..base.files import read_toml
 from ..base.installed import operator_dir
 from ..base.nearest import nearest
-from ..base.toml import tomllib
 from .router_settings import RouterSettings
 
 ArgValue = bool | int | float | str | list[int] | list[float] | list[str]
@@ -91,9 +91,7 @@ class Hardware(_Strict):
 
 def _scalar_to_text(value: Any) -> Any:
     """Convert an environment value to text; `false` removes an inherited variable."""
-    if isinstance(value, bool):
-        return value
-    return str(value) if isinstance(value, int | float) else value
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 EnvValue = Annotated[str | Literal[False], BeforeValidator(_scalar_to_text)]
@@ -182,12 +180,9 @@ def with_settings(recipe: Recipe, settings: dict[str, Any]) -> Recipe:
         section, _, rest = key.partition(".")
         if not rest:
             raise UsageError(f"setting {key!r} has no section", where="--set", expected="SECTION.KEY=VALUE")
-        if section == "args":
-            table["improve"].pop(rest, None)
-            table["args"][rest] = value
-        elif section == "env":
-            table["improve"].pop(key, None)
-            table["env"][rest] = value
+        if section in ("args", "env"):
+            table["improve"].pop(key.removeprefix("args."), None)
+            table[section][rest] = value
         else:
             table = _merge(table, _nested(key.split("."), value))
     return _validated(recipe.name, table, "--set", UsageError)
@@ -208,15 +203,15 @@ def _without_draft(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"draft": None, "args": kept(recipe.args), "improve": kept(recipe.improve)})
 
 
-def _find(name: str) -> Path:
+def _find(name: str, where: str = "--recipe") -> Path:
     if name.endswith(".toml") or "/" in name:
         path = Path(name).expanduser()
         if not path.is_file():
-            raise UsageError(f"no recipe file {name}", where="--recipe", expected="a TOML file or a recipe name")
+            raise UsageError(f"no recipe file {name}", where, expected="a TOML file or a recipe name")
         return path
     names = recipe_names()
     if name not in names:
-        raise UsageError(f"unknown recipe {name!r}{nearest(name, names)}", where="--recipe", expected=", ".join(names))
+        raise UsageError(f"unknown recipe {name!r}{nearest(name, names)}", where, expected=", ".join(names))
     return operator_dir("launch/recipes") / f"{name}.toml"
 
 
@@ -224,17 +219,14 @@ def _resolve(path: Path, depth: int) -> dict[str, Any]:
     """Merge the file's table over the table it extends, which is looked up beside it and then in the package."""
     if depth > MAX_EXTENDS:
         raise KimiError("recipes extend each other in a circle", where=str(path))
-    try:
-        table = tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise KimiError(f"not valid TOML: {error}", where=str(path)) from None
+    table = read_toml(path)
     parent_name = table.pop("extends", None)
     if parent_name is None:
         return table
     if not isinstance(parent_name, str):
         raise KimiError("`extends` must be a recipe name", where=str(path), expected='extends = "w4a8"')
-    beside = path.parent / f"{parent_name}.toml"
-    parent = _resolve(beside if beside.is_file() else _find(parent_name), depth + 1)
+    beside = path.parent / f"{parent_name.removesuffix('.toml')}.toml"
+    parent = _resolve(beside if beside.is_file() else _find(parent_name, f"{path}, extends"), depth + 1)
     parent.pop("summary", None)
     parent.get("hardware", {}).pop("verified", None)
     return _merge(parent, table)

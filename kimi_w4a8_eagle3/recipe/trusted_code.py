@@ -8,7 +8,6 @@ brings no code.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from pydantic import BaseModel, Field
 from ..base.errors import KimiError
 from ..base.files import write_atomic
 from ..base.finding import Finding
+from ..quark.safetensors_header import read_json
 from .arguments import TRUST, allows_code
 from .launch import Launch
 
@@ -257,14 +257,9 @@ def require_trusted(launch: Launch, record: TrustRecord | None = None, cache: Pa
 def _references(folder: Path) -> set[str]:
     """Return all class references in the `auto_map` tables of a checkpoint, however deep."""
     found: set[str] = set()
-    for name in _MAPS:
-        try:
-            found.update(_strings(json.loads((folder / name).read_text()), inside=False))
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError, RecursionError) as error:
-            what = f"{name} cannot be read: {error}"
-            raise KimiError(what, where=str(folder), expected="a JSON object", remedy="fetch it again") from None
+    for path in (folder / name for name in _MAPS):
+        if path.exists():
+            found.update(_strings(read_json(path), inside=False))
     return found
 
 

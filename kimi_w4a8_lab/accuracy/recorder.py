@@ -21,7 +21,6 @@ import httpx
 from pydantic import TypeAdapter, ValidationError
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.files import lines
 from kimi_w4a8_eagle3.base.http import trusted
 from kimi_w4a8_eagle3.engine.client import bearer
 from kimi_w4a8_eagle3.engine.reply import Reply, events
@@ -194,11 +193,11 @@ def read_answers(path: Path) -> dict[str, Answer]:
     adapter, found = TypeAdapter(Answer), list[Answer]()
     try:
         data = path.read_bytes() if path.is_file() else b""
-        if not data.endswith(b"\n") and data:
-            path.write_bytes(data[: data.rfind(b"\n") + 1])
-        for line in lines(path) if data else ():
+        if data != (whole := data[: data.rfind(b"\n") + 1]):
+            path.write_bytes(whole)
+        for line in whole.splitlines():
             found.append(adapter.validate_json(line))
-    except (OSError, UnicodeDecodeError, ValidationError) as error:
+    except (OSError, ValidationError) as error:
         what = f"line {len(found) + 1}: {first_error(error)}" if isinstance(error, ValidationError) else str(error)
         raise KimiError(
             f"not the record of a run: {what}",

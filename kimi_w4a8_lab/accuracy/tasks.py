@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.files import lines
 
+from ..base.data_file import lines
 from .recorder import CHAT, COMPLETIONS
 
 METRICS = ("flexible-extract", "strict-match")
@@ -64,15 +64,9 @@ def read_problems(folder: Path, task: Task = GSM8K) -> Problems:
     found: Problems = {}
     for split, count in task.counts.items():
         path = folder / f"{split}.jsonl"
-        try:
-            rows = lines(path)
-        except (OSError, UnicodeDecodeError) as error:
-            raise KimiError(
-                f"cannot read the data of {task.title}: {getattr(error, 'strerror', None) or error}",
-                where=str(path),
-                expected="train.jsonl and test.jsonl as openai/gsm8k publishes them",
-                remedy="name the folder with --data-dir, or omit it to use the Hugging Face Hub",
-            ) from error
+        expected = "train.jsonl and test.jsonl as openai/gsm8k publishes them"
+        remedy = "name the folder with --data-dir, or omit it to use the Hugging Face Hub"
+        rows = lines(path, f"the data of {task.title}", expected, remedy)
         found[split] = [_problem(path, number, line) for number, line in enumerate(rows, start=1)]
         if len(rows) != count:
             raise KimiError(

@@ -54,7 +54,7 @@ class TokenClient(EngineClient):
     def chat_ids(self, content: str, model: str, tools: list[dict[str, Any]] | None = None) -> tuple[int, ...]:
         """Return the token ids of one user message in the server's chat template with the generation prompt."""
         body = {"model": model, "messages": [{"role": "user", "content": content}], "tools": tools}
-        return tuple(self._post("/tokenize", body)["tokens"])
+        return tuple(self._call("POST", "/tokenize", body)["tokens"])
 
     def greedy(self, ids: Sequence[int], max_tokens: int, with_top: bool, stop: str | None = None) -> Tokens:
         """Return the greedy continuation of `ids`, up to the stop string."""
@@ -65,13 +65,13 @@ class TokenClient(EngineClient):
         body: dict[str, Any] = {"input_ids": list(ids), "sampling_params": _NEUTRAL | params}
         if with_top:
             body |= {"return_logprob": True, "top_logprobs_num": TOP}
-        return _tokens(self._post("/generate", body))
+        return _tokens(self._call("POST", "/generate", body))
 
     def prefill(self, prompt: Sequence[int], answer: Sequence[int]) -> Prefill:
         """Return the logprobs of `answer` after `prompt` from a prefill that uses no cached prefix."""
         body = {"input_ids": [*prompt, *answer], "sampling_params": _NEUTRAL | _FIRST, "return_logprob": True}
         # Only tokens before logprob_start_len may come from the cache.
-        meta = self._post("/generate", {**body, "logprob_start_len": 0, "top_logprobs_num": 1})["meta_info"]
+        meta = self._call("POST", "/generate", {**body, "logprob_start_len": 0, "top_logprobs_num": 1})["meta_info"]
         places = zip(meta["input_token_logprobs"], meta["input_top_logprobs"], strict=True)
         rows = [(own[0], max(own[0], top[0][0])) for own, top in list(places)[len(prompt) :]]
         return Prefill(tuple(own for own, _ in rows), tuple(best for _, best in rows))
@@ -89,8 +89,7 @@ class TokenClient(EngineClient):
     def samples(self, ids: Sequence[int], params: dict[str, Any], n: int) -> list[tuple[int, ...]]:
         """Return `n` independent continuations of `ids` under `params`; some may end early."""
         body = {"input_ids": list(ids), "sampling_params": {**_NEUTRAL, **params, "n": n}}
-        found = self._post("/generate", body)
-        return [_tokens(reply).ids for reply in (found if isinstance(found, list) else [found])]
+        return [_tokens(reply).ids for reply in self._all("POST", "/generate", body)]
 
     def all(
         self,
@@ -113,9 +112,6 @@ class TokenClient(EngineClient):
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-
-    def _post(self, path: str, body: dict[str, Any]) -> Any:
-        return self._call("POST", path, body)
 
 
 def _tokens(body: dict[str, Any]) -> Tokens:

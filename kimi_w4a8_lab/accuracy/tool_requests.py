@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.files import lines
 from kimi_w4a8_eagle3.chat import calculator
 
-from ..base.data_file import data_file
+from ..base.data_file import data_file, lines
 from .problems import MathProblem, problems
 
 _INSTEAD = "download it elsewhere and name the file with --data"
@@ -54,13 +53,11 @@ def load(data: str | None, limit: int | None) -> list[ToolRequest]:
     if data is None:
         return builtin(limit or _BUILTIN)
     path = data_file(data, _INSTEAD)
-    try:
-        rows = [(number, line) for number, line in enumerate(lines(path), start=1) if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        what = getattr(error, "strerror", None) or error
-        raise KimiError(f"cannot read the requests: {what}", str(path), "a JSONL file, one request per line") from None
+    expected = "a JSONL file, one request per line"
+    found = lines(path, "the requests", expected)
+    rows = [(number, line) for number, line in enumerate(found, start=1) if line.strip()]
     if not rows:
-        raise KimiError("the file has no request", str(path), "a JSONL file, one request per line")
+        raise KimiError("the file has no request", str(path), expected)
     return [_read(path, number, line) for number, line in rows[:limit]]
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.files import lines
 from kimi_w4a8_eagle3.base.finding import Finding, checked
 from kimi_w4a8_eagle3.base.installed import operator_dir
 from kimi_w4a8_eagle3.base.next_step import pip_install
@@ -85,7 +84,7 @@ def _not_refused(answer: Answer) -> str:
 
 
 def _schemas(model: str, max_tokens: int) -> Iterator[VendorCheck]:
-    for line in lines(operator_dir("eval") / "tool_schemas.jsonl"):
+    for line in (operator_dir("eval") / "tool_schemas.jsonl").read_bytes().splitlines():
         function = {"name": _TOOL, "description": "Takes the result.", "parameters": json.loads(line), "strict": True}
         tools = [{"type": "function", "function": function}]
         body: JsonBody = {"model": model, "messages": [{"role": "user", "content": _ASK}], "tools": tools}
@@ -145,7 +144,7 @@ def check_counts(asked: Sequence[tuple[JsonBody, Answer]], count: Callable[[Json
 def counter(tokenizer: str) -> Callable[[JsonBody], int]:
     """Return a function that counts a request's prompt tokens with `tokenizer`, a folder or repository.
 
-    Raises KimiError when transformers is missing or when the tokenizer's code has not been trusted.
+    Raises KimiError when transformers or the tokenizer is missing, or when its code has not been trusted.
     """
     try:
         from transformers import AutoTokenizer  # optional: it comes with SGLang; seconds to import
@@ -153,7 +152,11 @@ def counter(tokenizer: str) -> Callable[[JsonBody], int]:
         what = f"prompt tokens cannot be counted: {error}"
         raise KimiError(what, "--tokenizer", remedy=pip_install("transformers")) from error
     require_trusted_tokenizer(tokenizer)
-    loaded = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=True, local_files_only=True)
+    try:
+        loaded = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=True, local_files_only=True)
+    except (OSError, ValueError) as error:
+        what = f"the tokenizer cannot be loaded: {str(error).splitlines()[0].rstrip(' :')}"
+        raise KimiError(what, tokenizer, "a checkpoint's folder", "name one with --tokenizer") from error
 
     def count(body: JsonBody) -> int:
         return len(

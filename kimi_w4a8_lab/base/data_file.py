@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from pathlib import Path
 
 from huggingface_hub import constants
@@ -13,6 +14,20 @@ from kimi_w4a8_eagle3.fetch.progress import ByteProgress
 from kimi_w4a8_eagle3.recipe.trusted_code import TrustRecord, code_of, locate, untrusted
 
 HUB_PREFIX = "hf://datasets/"
+
+
+def read_text(path: Path, what: str, expected: str, remedy: str = "") -> str:
+    """Return the text of a UTF-8 file, without a byte order mark; raise KimiError if `what` cannot be read."""
+    try:
+        return path.read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise KimiError(f"cannot read {what}: {reason}", str(path), expected, remedy) from None
+
+
+def lines(path: Path, what: str, expected: str, remedy: str = "") -> list[str]:
+    """Return the lines of a file as `read_text` reads it; `str.splitlines` would also cut at U+2028 and similar."""
+    return [line.rstrip("\n") for line in StringIO(read_text(path, what, expected, remedy))]
 
 
 def data_file(name: str, instead: str) -> Path:

@@ -73,7 +73,7 @@ def collect(
     share: float | None = typer.Option(None, "--share", min=0, max=1, help="Collect this share of all requests."),
     key_file: list[Path] = typer.Option([], "--key-file", help="Collect all requests with the key in this file."),
     off: bool = typer.Option(False, "--off", help="Stop collecting; what is collected stays."),
-    most_gb: float | None = typer.Option(None, "--most-gb", min=0.001, help="Limit of one engine's files; default 1."),
+    most_gb: float | None = typer.Option(None, "--most-gb", min=0.001, max=1e6, help="Limit of an engine's files; 1."),
     most_of_key: float | None = typer.Option(None, "--most-of-key", min=0.01, max=1, help="Of it for a key; 0.5."),
     most_days: float | None = typer.Option(None, "--most-days", min=0.01, help="Remove requests after; default 30."),
     source: Path | None = typer.Option(None, "--from", help='Import a .jsonl of {"prompt": [ids], "answer": [ids]}.'),
@@ -87,12 +87,13 @@ def collect(
     changes = {"share": share, "most_of_key": most_of_key, "most_days": most_days, "keys": keys}
     changes |= {"most_bytes": int(most_gb * 1e9) if most_gb else None, **({"share": 0.0, "keys": ()} if off else {})}
     new = {name: value for name, value in changes.items() if value is not None}
+    rows = collected.read_ids(source, kind) if source else []
     if new or source:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         consent = read_consent(folder) if (folder / CONSENT).exists() else Consent()
         replace(consent, **new).write(folder)  # type: ignore[arg-type]
     if source:
-        typer.echo(f"{collected.import_ids(source, folder, kind)} requests imported as {kind}")
+        typer.echo(f"{collected.store_ids(rows, folder, kind)} requests imported as {kind}")
     consent = read_consent(folder)
     whom = f"{consent.share:.0%} of all requests" + (f", all of {len(consent.keys)} keys" if consent.keys else "")
     typer.echo(f"collecting: {whom if consent.share or consent.keys else 'off'}")

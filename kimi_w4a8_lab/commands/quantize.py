@@ -106,6 +106,9 @@ def fix_exclude(directory: Path = typer.Argument(..., metavar="DIR", help="Folde
 def _run(
     checkpoint: Checkpoint, destination: Path, quantize: Callable[[Path, Path], None], job: dict[str, Any]
 ) -> None:
+    from ..draft.states import device_of  # start-up: torch
+
+    device_of(job["device"])
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     total = sum(file.stat().st_size for file in checkpoint.files)
     with ByteProgress(console, f"quantize {checkpoint.directory.name}", total) as progress:

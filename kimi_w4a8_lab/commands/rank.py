@@ -10,6 +10,7 @@ import typer
 from rich.table import Column, Table
 
 from kimi_w4a8_eagle3.base.console import table_console
+from kimi_w4a8_eagle3.base.errors import UsageError
 
 from ..base.request_progress import request_progress
 from ..predict.layouts import node_layouts
@@ -23,12 +24,12 @@ def rank(
     ),
     limits: str = typer.Option(..., "--slo", help="Latency limits, such as ttft=2s,tpot=40ms."),
     users: int | None = typer.Option(
-        None, "--users", min=1, help="Sessions at once; default: recorded times, or the most that fit."
+        None, "--users", min=1, max=10_000, help="Sessions at once; default: recorded times, or the most that fit."
     ),
     accept_length: float = typer.Option(
         2.7, "--accept-length", "-l", min=1, max=4, help="Tokens that a verify step accepts."
     ),
-    minutes: float = typer.Option(10.0, "--minutes", min=1, help="Simulated time."),
+    minutes: float = typer.Option(10.0, "--minutes", min=1, max=10_000, help="Simulated time."),
     lockstep: bool = typer.Option(False, "--lockstep", help="Start all users at once, as benchmarks do."),
     output: Path | None = typer.Option(None, "--output", "-o", help="Write the page to this folder."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
@@ -38,6 +39,8 @@ def rank(
     The layouts are of 8x MI325X, and the limits are of latency.
     """
     slo = Slo.parse(limits)
+    if output and not (place := next(path for path in (output, *output.absolute().parents) if path.exists())).is_dir():
+        raise UsageError("this is no folder", str(place), "a folder for the page", "name another with --output")
     console, layouts = table_console(), node_layouts()
     simulations = len(layouts) * (len(user_counts(users)) + len(variations(0.0, accept_length)))
     with request_progress("simulations", simulations, console) as show:

@@ -17,7 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kimi_w4a8_eagle3.base.collection import NO_KEY, REQUESTS, StoredRequest, packed, read_consent, write_private
 from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
-from kimi_w4a8_eagle3.base.files import lines
+
+from ..base.data_file import lines
 
 _IN_A_FILE = 512  # requests
 STATES, SUFFIX = "states", ".safetensors"
@@ -128,22 +129,24 @@ def limited(conversations: Sequence[Collected], share: float, most: int) -> list
         tokens[key] -= len(left[key].popleft().tokens)
 
 
-def import_ids(source: Path, folder: Path, kind: str) -> int:
-    """Store a `.jsonl` file of {"prompt": [ids], "answer": [ids]} as requests of `kind`; return their number.
-
-    Raises KimiError for a wrong line before anything is stored.
-    """
-    read_consent(folder)
+def read_ids(source: Path, kind: str) -> list[_Line]:
+    """Return the requests of a `.jsonl` file for an import as `kind`; raise KimiError for a wrong line or name."""
     if not re.fullmatch(r"\w[\w-]{0,40}", kind) or _KEY.fullmatch(kind):
         raise UsageError(f"{kind!r} is no name of a kind", "--as", "letters, digits, - and _; no client's name")
-    rows = []
-    for number, line in enumerate(lines(source), 1):
+    rows, expected = list[_Line](), '{"prompt": [ids], "answer": [ids]}'
+    for number, line in enumerate(lines(source, "the requests", expected), 1):
         try:
             rows += [_Line.model_validate_json(line)] if line.strip() else []
         except ValidationError as error:
             first = error.errors()[0]
             what = f"{'.'.join(map(str, first['loc'])) or 'the line'}: {first['msg']}"
-            raise KimiError(what, f"{source}, line {number}", '{"prompt": [ids], "answer": [ids]}') from None
+            raise KimiError(what, f"{source}, line {number}", expected) from None
+    return rows
+
+
+def store_ids(rows: Sequence[_Line], folder: Path, kind: str) -> int:
+    """Store requests that `read_ids` returned; return their number."""
+    read_consent(folder)
     place, start = folder / REQUESTS / kind, int(time.time() * 1000) - len(rows)
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = [StoredRequest(f"import{at}", start + at, False, row.prompt, row.answer) for at, row in enumerate(rows)]

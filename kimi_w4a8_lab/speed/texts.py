@@ -15,7 +15,7 @@ from typing import Any
 from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
 
 from ..accuracy.problems import MOST, problems
-from ..base.data_file import HUB_PREFIX, data_file
+from ..base.data_file import HUB_PREFIX, data_file, read_text
 from .workloads import Workload
 
 Pair = tuple[str, str]
@@ -70,11 +70,7 @@ def prepare(workload: Workload, folder: Path, sharegpt: str | None, prompts: str
 
 def read_pairs(path: Path) -> list[Pair]:
     """Read (user text, answer) pairs of a file in one of `_FORMATS`; the answer may be empty."""
-    try:
-        content = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise KimiError(f"cannot read the text file: {reason}", where=str(path), expected=_FORMATS) from None
+    content = read_text(path, "the text file", _FORMATS)
     if path.suffix == ".txt":
         pairs = [(block.strip(), "") for block in content.split("\n\n") if block.strip()]
     else:
@@ -90,7 +86,7 @@ def _from_json(content: str, path: Path) -> list[Pair]:
             rows: Any = [json.loads(line) for line in content.splitlines() if line.strip()]
         else:
             rows = json.loads(content)
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         raise KimiError(
             f"not valid JSON: {error}",
             where=str(path),

@@ -15,6 +15,7 @@ import hashlib
 import json
 import lzma
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -157,19 +158,17 @@ def _rows(path: Path) -> list[Any]:
     """Return the objects of a JSON file, or of a file with one a line."""
     try:
         data = path.read_bytes()
-        content = (lzma.decompress(data) if path.suffix == ".xz" else data).decode()
+        content = (lzma.decompress(data) if path.suffix == ".xz" else data).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError, lzma.LZMAError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise KimiError(f"cannot read the trace: {reason}", where=str(path), expected=FORMATS) from None
-    try:
+    with suppress(ValueError, RecursionError):  # several objects, one a line
         return [json.loads(content)]
-    except (json.JSONDecodeError, RecursionError):
-        pass  # several objects, one a line
     rows = []
     for number, line in enumerate(content.split("\n"), 1):  # splitlines would split at U+2028 within a text
         try:
             rows += [json.loads(line)] if line.strip() else []
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise KimiError(f"not valid JSON: {error}", where=f"{path}, line {number}", expected=FORMATS) from None
     if not rows:
         raise KimiError("the trace is empty", where=str(path), expected=FORMATS)

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
+from kimi_w4a8_eagle3.base.files import read_toml
 from kimi_w4a8_eagle3.base.installed import operator_dir
 from kimi_w4a8_eagle3.base.nearest import nearest
-from kimi_w4a8_eagle3.base.toml import tomllib
 
 Positive = Annotated[int, Field(gt=0)]
 CHAT_BACKEND = "sglang-oai-chat"
@@ -146,7 +146,7 @@ class Point:
 
 
 def workload_names() -> list[str]:
-    return list(_tables(_packaged()))
+    return list(read_toml(_packaged()))
 
 
 def load_workload(name_or_path: str) -> Workload:
@@ -156,13 +156,13 @@ def load_workload(name_or_path: str) -> Workload:
     """
     if name_or_path.endswith(".toml"):
         path = Path(name_or_path).expanduser()
-        tables = _tables(path)
-        if len(tables) != 1:
+        tables = read_toml(path)
+        if [type(table) for table in tables.values()] != [dict]:
             raise KimiError(f"{len(tables)} workloads in one file", where=str(path), expected="exactly one [table]")
         name = next(iter(tables))
     else:
         path, name = _packaged(), name_or_path
-        tables = _tables(path)
+        tables = read_toml(path)
         if name not in tables:
             raise UsageError(
                 f"unknown workload {name!r}{nearest(name, tables)}",
@@ -199,15 +199,6 @@ def with_changes(
 
 def _packaged() -> Path:
     return operator_dir("bench") / "workloads.toml"
-
-
-def _tables(path: Path) -> dict[str, dict[str, Any]]:
-    try:
-        return tomllib.loads(path.read_text())
-    except OSError as error:
-        raise KimiError(f"cannot read the workload file: {error.strerror}", where=str(path)) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise KimiError(f"not valid TOML: {error}", where=str(path)) from None
 
 
 def _validate(table: dict[str, Any], where: str) -> Workload:

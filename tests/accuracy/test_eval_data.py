@@ -59,18 +59,12 @@ def test_a_bad_problem_is_named_by_its_line(data, line, message):
     assert caught.value.where.endswith("test.jsonl")
 
 
-def test_a_part_of_the_data_is_refused(data):
+def test_a_part_of_the_data_and_a_missing_file_are_refused(data):
     write(data, "test", [problem(i) for i in range(5)])
     with pytest.raises(KimiError, match="5 problems instead of 6"):
         tasks.read_problems(data, SMALL)
-
-
-def test_missing_and_binary_files_are_refused(data):
-    (data / "test.jsonl").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(KimiError, match="cannot read the data"):
-        tasks.read_problems(data, SMALL)
     (data / "train.jsonl").unlink()
-    with pytest.raises(KimiError, match="No such file") as caught:
+    with pytest.raises(KimiError, match=r"cannot read the data .*: No such file") as caught:
         tasks.read_problems(data, SMALL)
     assert "--data-dir" in caught.value.remedy
 

@@ -9,7 +9,6 @@ from rich.console import Console
 from support.scripted_server import scripted_server, streamed, whole
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.files import lines
 from kimi_w4a8_eagle3.base.installed import operator_dir
 from kimi_w4a8_lab.accuracy import tool_requests, tool_run, tool_scores, vendor_checks
 from kimi_w4a8_lab.accuracy.recorder import Patience
@@ -80,7 +79,7 @@ class Server:
 
     def __init__(self):
         self.asked, self.spoilt = [], lambda body: None
-        self.schemas = [json.loads(line) for line in lines(operator_dir("eval") / "tool_schemas.jsonl")]
+        self.schemas = [json.loads(line) for line in (operator_dir("eval") / "tool_schemas.jsonl").open()]
 
     def __call__(self, _, raw):
         if not raw:
@@ -217,8 +216,7 @@ def test_a_forced_call_that_is_cut_is_counted_and_most_of_them_fail_the_group(cu
 
 def called(probe):
     """The message of a call that fits the probe's schema."""
-    schema = probe.body["tools"][0]["function"]["parameters"]
-    index = [json.loads(line) for line in lines(operator_dir("eval") / "tool_schemas.jsonl")].index(schema)
+    index = Server().schemas.index(probe.body["tools"][0]["function"]["parameters"])
     return {"tool_calls": [{"function": {"name": "submit", "arguments": json.dumps(VALID[index])}}]}
 
 
@@ -281,6 +279,8 @@ def test_an_error_names_the_line_that_is_not_a_request(tmp_path, line):
     path.write_text('{"messages": []}\n' + line + "\n")
     with pytest.raises(KimiError, match="line 2 is not a request"):
         tool_requests.load(str(path), None)
+    with pytest.raises(KimiError, match="the tokenizer cannot be loaded"):
+        vendor_checks.counter(str(tmp_path))
 
 
 def test_the_built_in_requests_end_as_they_say():

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,11 +71,11 @@ def test_on_a_terminal_everything_is_shown():
 def test_in_a_pipe_there_is_the_answer_alone():
     with scripted_server(model) as server:
         done = CliRunner().invoke(
-            app, ["chat", "--base-url", server.base_url + "/v1", "--system", "Hi"], input="33+14?\n"
+            app, ["chat", "--base-url", server.base_url + "/v1", "--system", "Hi"], input=b"33+14?\xff\n"
         )
         sent = [json.loads(body) for body in server.bodies if body]
     assert (done.exit_code, done.output) == (0, "It is\u2028 47.\n")
-    assert [message["content"] for message in sent[0]["messages"]] == ["Hi", "33+14?"]
+    assert [message["content"] for message in sent[0]["messages"]] == ["Hi", "33+14?\ufffd"]
     assert sent[0]["tools"][0]["function"]["name"] == "calculator" and sent[0]["model"] == "m"
 
 
@@ -92,6 +93,7 @@ def test_without_tools_and_thinking_the_request_says_so():
         (whole({"error": {"message": "no room"}}, 400), "no room"),
         (streamed([{"choices": []}, {"error": {"message": "out of memory"}}]), "broke the answer off"),
         (streamed([{"choices": []}]), "ended without its last line"),
+        (streamed([["a"]]), "no JSON object: '[\"a\"]'"),
     ],
 )
 def test_a_broken_answer_is_one_message(script, message):
@@ -134,8 +136,11 @@ def test_the_agent_loop_of_the_page_runs(monkeypatch, capsys):
     assert last[1]["reasoning_content"] == "I need it."
 
 
-@pytest.mark.parametrize("body", [{}, [1], b"<html>", b"\xff"], ids=repr)
-def test_an_answer_of_another_server_is_one_message(body):
-    wrong = pytest.raises(KimiError, match=r"(?s)the answer has no 'data'.*/v1/models.*an answer of SGLang's API")
-    with scripted_server(lambda *_: whole(body)) as server, EngineClient(server.base_url) as client, wrong:
+@pytest.mark.parametrize("body", [{}, {"data": None}, {"data": []}, [1], b"<html>", b"\xff"], ids=repr)
+def test_a_slow_or_wrong_answer_of_another_server_is_one_message(body, monkeypatch, capsys):
+    monkeypatch.setattr("kimi_w4a8_eagle3.engine.client._SILENT_S", 0.01)
+    slow = replace(whole(body), pause_s=0.2)
+    wrong = pytest.raises(KimiError, match=r"(?s)the answer has no 'data.*/v1/models.*an answer of SGLang's API")
+    with scripted_server(lambda *_: slow) as server, EngineClient(server.base_url) as client, wrong:
         client.model_name()
+    assert capsys.readouterr().err == f"kimi-w4a8: {server.base_url} has not answered for 0.01 s; Ctrl-C stops\n"

@@ -1,11 +1,14 @@
 """The table of sub-commands: true to the commands, and no import for a line of help."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 
 import pytest
+from support.scripted_server import scripted_server, whole
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.cli import app, load, run, tables
@@ -43,8 +46,12 @@ def test_the_root_help_is_whole_at_80_columns():
     assert [name for name, line in lines.items() if not LINES[name].startswith(line)] == []
 
 
-def test_the_names_of_recipes_are_whole_at_80_columns():
-    cells = [re.split(r"[|│┃]", line) for line in at_80_columns("recipes").splitlines()]
+@pytest.mark.parametrize("columns", ["80", "0", "5", "-1"])
+def test_the_names_of_recipes_are_whole(columns, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", columns)
+    with pytest.raises(SystemExit):
+        run(lambda: app(["recipes"]))
+    cells = [re.split(r"[|│┃]", line) for line in capsys.readouterr().out.splitlines()]
     assert set(recipe_names()) <= {row[1].strip() for row in cells if len(row) > 1}
 
 
@@ -80,12 +87,9 @@ def test_the_shell_completes_recipes_workloads_and_gpus(words, offered):
     assert result.output.split() == [offered]
 
 
-def test_ctrl_c_is_one_line(monkeypatch):
-    def interrupted():
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("kimi_w4a8_eagle3.commands.recipes.recipe_names", interrupted)
-    result = CliRunner().invoke(app, ["recipes"])
+def test_ctrl_c_is_one_line():
+    with scripted_server(lambda *_: os.kill(os.getpid(), signal.SIGINT) or whole({})) as server:
+        result = CliRunner().invoke(app, ["chat", "hi", "--base-url", server.base_url])
     assert result.exit_code == 130 and result.stderr.strip() == "kimi-w4a8: stopped by Ctrl-C"
 
 
@@ -94,11 +98,16 @@ DEEP = "a file is not valid: its lists or tables nest too deeply\n"
 BAD = {f"{words} ./{LONG}.toml": "the system refused it: File name too long\n  where:    "
        for words in ("serve --dry-run", "plan -r", "gates", "trust", "bench replay -r tiny")}  # fmt: skip
 BAD |= {
-    "serve tiny --dry-run -- --chunked-prefil-size 7": "there is no argument --chunked-prefil-size; did you",
-    "serve tinny": "unknown recipe 'tinny'; did you mean 'tiny'?",
+    "serve ./args.toml --dry-run": "there is no argument --chunked-prefil-size; did you",
     "serve ./deep.toml --dry-run": DEEP,
     "bench chat --base-url http://127.0.0.1:1 --prompts-file deep.json": DEEP,
+    "serve -r tiny --dry-run -- eagle3 --port 1": "unexpected 'eagle3'",
     "rank deep.json --slo ttft=1s,tpot=9ms": "not valid JSON: maximum recursion",
+    "rank deep.json --slo ttft=1s,tpot=9ms -o deep.toml": "this is no folder\n  where:    deep.toml",
+    "plan agent --gpu mi325x --model .": "config.json lacks sizes: unsupported operand",
+    "warm --tp 8 --ep 3": "--ep 3 does not divide --tp [8]",
+    "draft collect box --from latin1.jsonl": "cannot read the requests: not UTF-8 text",
+    "eval lossless --base-url URL --reference-url URL": "the answer has no 'tokens'",
     "report .": "result.json cannot be read: Input tag 'demo' found",  # of a demo that wrote no page
     "chat hi --base-url http://[::1": "not an address: Invalid port",
     f"chat hi --base-url http://{'a' * 300}.com": "the server does not answer: ",
@@ -113,11 +122,13 @@ BAD |= {
 def test_bad_input_is_one_message_and_leaves_nothing(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     files = {"deep.json": "[" * 100_000, "deep.toml": "x = " + "[" * 5_000, "result.json": '{"kind": "demo"}'}
+    files |= {"args.toml": 'extends = "tiny"\nsummary = "s"\n[args]\nchunked-prefil-size = 7', "latin1.jsonl": "\xff"}
+    files["config.json"] = '{"hidden_size": 1, "num_hidden_layers": "x", "first_k_dense_replace": 1}'
     for name, text in files.items():
-        tmp_path.joinpath(name).write_text(text)
+        tmp_path.joinpath(name).write_text(text, "latin-1")
     (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(SystemExit):
-        run(lambda: app(words.split()))
+    with scripted_server(lambda *_: whole({"data": [{"id": "m"}]})) as server, pytest.raises(SystemExit):
+        run(lambda: app(words.replace("URL", server.base_url).split()))
     assert capsys.readouterr().err.startswith(f"kimi-w4a8: {BAD[words]}")
     assert {path.name for path in tmp_path.rglob("*")} == {*files, "loop"}
 

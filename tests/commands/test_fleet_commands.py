@@ -38,6 +38,7 @@ def refusal(*arguments: str) -> KimiError:
         ((*WORKER, *WORKER), "twice"),
         ((*WORKER, "--set", "router.policy=random"), "--set needs a recipe"),
         ((*WORKER, "--recipe", "tny"), "did you mean 'tiny'"),
+        ((*WORKER, "--port", "39527", "--ops-port", "39527"), "port 39527 is the API's, too\n  where:    --ops-port"),
         ((*WORKER, "--recipe", "tiny", "--set", "router.policy=fastest"), "router.policy"),
     ],
 )

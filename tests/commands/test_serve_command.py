@@ -68,9 +68,11 @@ def test_no_preflight_starts_what_kimi_check_refuses(tmp_path: Path) -> None:
     assert checked_weights(launch, preflight=False)
 
 
-def test_a_misspelt_gate_of_the_shell_is_found_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FLYDSL_MOE_STAGE1_SHED", "0")
-    assert "did you mean 'FLYDSL_MOE_STAGE1_SCHED'" in str(serve("-r", "w4a8", "--dry-run").exception)
+def test_a_misspelt_variable_of_the_shell_is_found_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, right in (("KIMI_MOE_BAKEND", "KIMI_MOE_BACKEND"), ("KIMI_DOOR_NATVE", "KIMI_DOOR_NATIVE")):
+        with monkeypatch.context() as shell:
+            shell.setenv(name, "0")
+            assert f"did you mean '{right}'?" in str(serve("-r", "w4a8", "--dry-run").exception)
 
 
 def test_json_has_everything_a_program_needs() -> None:
@@ -98,13 +100,11 @@ def test_a_machine_without_the_gpus_is_refused_before_the_start() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-r", "egle3"], "did you mean 'eagle3'"),
         (["-r", "eagle3", "--set", "env.AITER_FLYDSL_STAGE2_TILE_K=100"], "'100' is not allowed"),
         (["-r", "eagle3", "--set", "env.AITER_FLYDSL_STAGE2_TILEK=256"], "did you mean 'AITER_FLYDSL_STAGE2_TILE_K'"),
         (["-r", "eagle3", "--gpu", "mi99"], "unknown GPU"),
-        (["-r", "eagle3", "--set", "port=abc"], "--port abc is not a valid value"),
+        (["-r", "eagle3", "--api-key-file", "."], "the key file cannot be read: Is a directory"),
         (["-r", "eagle3", "--set", "tp-size=1.5"], "expected: a whole number"),
-        (["-r", "eagle3", "--set", "disable-radix-cache=yes"], "expected: true or false"),
         (["-r", "eagle3", "--model", "/nonexistent"], "there is no folder /nonexistent"),
         (["-r", "eagle3", "--draft", "/nonexistent"], "--draft"),
         (["-r", "eagle3", "--set", "env.KIMI_DOOR_NATVE=open"], "did you mean 'KIMI_DOOR_NATIVE'"),
@@ -113,11 +113,6 @@ def test_a_machine_without_the_gpus_is_refused_before_the_start() -> None:
 def test_a_mistake_is_found_by_the_dry_run(arguments: list[str], message: str) -> None:
     result = serve(*arguments, "--dry-run")
     assert result.exit_code != 0 and message in str(result.exception)
-
-
-def test_a_misspelt_variable_of_the_door_is_found_by_the_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KIMI_DOOR_NATVE", "open")
-    assert "did you mean 'KIMI_DOOR_NATIVE'" in str(serve("tiny", "--dry-run").exception)
 
 
 @pytest.mark.parametrize("recipe", ["tiny", "eagle3"])

@@ -17,7 +17,8 @@ from support.waiting import until
 from kimi_w4a8_eagle3.base import collection
 from kimi_w4a8_eagle3.base.collection import NO_KEY, REQUESTS, Collector, Consent, key_name, read_consent, write_private
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_lab.draft.collected import Collected, divided, erase, import_ids, limited, read_collected, read_requests
+from kimi_w4a8_lab.draft import collected
+from kimi_w4a8_lab.draft.collected import Collected, divided, erase, limited, read_collected, read_ids, read_requests
 
 BLOCK, DAY_MS = 4096, 86_400_000
 
@@ -160,7 +161,7 @@ def test_the_hook_stores_finished_requests_for_the_key_of_the_server(
 def stored(folder: Path, rows: list[tuple[list[int], list[int]]], kind: str = "chat") -> None:
     source = folder.parent / "rows.jsonl"
     source.write_text("".join(json.dumps({"prompt": prompt, "answer": answer}) + "\n" for prompt, answer in rows))
-    assert import_ids(source, folder, kind) == len(rows)
+    assert collected.store_ids(read_ids(source, kind), folder, kind) == len(rows)
 
 
 def test_turns_of_a_conversation_are_one_and_the_newest_are_held_out(folder: Path) -> None:
@@ -206,17 +207,15 @@ def test_requests_are_erased_by_id_key_and_with_their_states(folder: Path) -> No
 def test_an_import_takes_no_name_of_a_client(folder: Path, kind: str) -> None:
     (source := folder.parent / "rows.jsonl").write_text('{"prompt": [1], "answer": [2]}')
     with pytest.raises(KimiError, match="no name of a kind"):
-        import_ids(source, folder, kind)
+        read_ids(source, kind)
 
 
 @pytest.mark.parametrize("line", ['{"prompt": [1], "answer": []}', '{"prompt": [-1], "answer": [2]}', "text", "{}"])
-def test_a_wrong_import_stores_nothing(folder: Path, line: str) -> None:
+def test_a_wrong_import_names_its_line(folder: Path, line: str) -> None:
     source = folder.parent / "rows.jsonl"
     source.write_text('{"prompt": [1], "answer": [2]}\n' + line)
     with pytest.raises(KimiError, match=r"line 2"):
-        import_ids(source, folder, "chat")
-    with pytest.raises(KimiError, match="nothing was collected"):
-        read_collected(folder, 100)
+        read_ids(source, "chat")
 
 
 def test_a_cut_file_is_named(folder: Path) -> None:

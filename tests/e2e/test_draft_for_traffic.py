@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from kimi_w4a8_eagle3.base.collection import REQUESTS, VARIABLE, Consent, read_consent
 from kimi_w4a8_eagle3.engine.process import EngineServer
-from kimi_w4a8_lab.draft.collected import import_ids, read_collected, read_requests
+from kimi_w4a8_lab.draft.collected import read_collected, read_ids, read_requests, store_ids
 from kimi_w4a8_lab.draft.states import StoredStates
 from kimi_w4a8_laptop import tiny
 from proof.draft_demo import ask, bodies, kimi
@@ -72,7 +72,7 @@ def test_the_newest_release_captures_on_two_ranks_and_continues_after_ctrl_c(col
     Consent(tokenizer=read_consent(collected).tokenizer).write(folder)
     rows = [one.tokens[at:] for one in read_collected(collected, 4096) for at in range(8)]
     (tmp_path / "rows").write_text("".join(json.dumps({"prompt": row[:9], "answer": row[9:]}) + "\n" for row in rows))
-    assert import_ids(tmp_path / "rows", folder, "shifted") == len(rows)
+    assert store_ids(read_ids(tmp_path / "rows", "shifted"), folder, "shifted") == len(rows)
     path = f"env.PYTHONPATH={environment(newest=True)['PYTHONPATH']}"
     settings = [word for setting in (path, *TWO_RANKS) for word in ("--set", setting)]
     words = ("draft", "states", folder, "--recipe", "tiny", "--runs", tmp_path / "runs", *settings)

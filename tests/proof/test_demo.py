@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from kimi_w4a8_eagle3.engine.client import TimedGeneration
+from kimi_w4a8_eagle3.engine.client import Generation
 from proof.demo import EACH, QUESTIONS, Side, page, paired_figures
 
 
 def side(tpots: list[float], seconds: list[float], ttft_ms: float = 40.0) -> Side:
-    answer = TimedGeneration("#### 1", (1, 2, 3), "stop", (), ttft_ms=ttft_ms)
+    answer = Generation("#### 1", (1, 2, 3), "stop", (), ttft_ms=ttft_ms)
     return Side("W4A8", 1.0, [], [replace(answer, tpot_ms=tpots[n // EACH]) for n in range(QUESTIONS)], seconds)
 
 

@@ -16,14 +16,14 @@ NO_GPU = Machine()
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("tp-size=many", "--tp-size many is not a valid value.*a whole number >= 1"),
+        ("tp-size=1000", "--tp-size 1000 is not a valid value.*a whole number from 1 to 64"),
         ("tp-size=0", "--tp-size 0 is not"),
         ("tp-size=[1, 2]", "--tp-size 1 2 is not"),
         ("mem-fraction-static=1.2", "--mem-fraction-static 1.2 is not a valid value.*a number from 0.01 to 0.99"),
         ("max-total-tokens=-5", "--max-total-tokens -5 is not"),
         ("port=70000", "--port 70000 is not a valid value.*a whole number from 1 to 65535"),
         ("port=auto", "--port auto is not"),
-        ("port=true", "--port True is not"),
+        ("port=true", "--port has no value.*a whole number from 1"),
         ("watchdog-timeout=abc", "--watchdog-timeout abc is not a valid value.*a number >= 1"),
         ("watchdog-timeout=nan", "--watchdog-timeout nan is not"),
         ("attention-backend=foo", "--attention-backend foo is not a valid value.*aiter, triton"),

@@ -60,7 +60,7 @@ TALK = "[x]\nsummary='s'\ndataset='conversations'\ntext='file'\noutput_len=9\n"
         (RANDOM + "concurrency=[1]\nnum_prompts=1", "input_len belongs"),
         (TALK + "concurrency=[1]", "either num_prompts"),
         (TALK + "concurency=[1]\nnum_prompts=1", "did you mean 'concurrency'"),
-        ("[x", "not valid TOML"),
+        ("x = 3", "1 workloads in one file"),
         ("[x]\n[y]", "2 workloads"),
     ],
 )

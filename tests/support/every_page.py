@@ -9,7 +9,7 @@ from typing import Any
 
 from support.plans import plan
 
-from kimi_w4a8_eagle3.engine.client import TimedGeneration
+from kimi_w4a8_eagle3.engine.client import Generation
 from kimi_w4a8_lab.accept import claims
 from kimi_w4a8_lab.accept.journal import AcceptResult, Figure, StageResult
 from kimi_w4a8_lab.accuracy.results import Accuracy, AccuracyResult, Differing, Judgement, Paired
@@ -45,7 +45,7 @@ def every_page(copies: Copies, folder: Path) -> dict[str, Path]:
 
 def demo_page(copies: Copies) -> Page:
     found = copies("demo", "tiny").result.measurements[0]
-    answers = [TimedGeneration(LONG, (1, 2), "stop", (), (), 30.0 + n, 9.0 + n) for n in range(demo.QUESTIONS)]
+    answers = [Generation(LONG, (1, 2), "stop", (), (), 30.0 + n, 9.0 + n) for n in range(demo.QUESTIONS)]
     faster = [replace(answer, tpot_ms=answer.tpot_ms / 2) for answer in answers]
     plain = demo.Side("W4A8", 3.0, [], answers, [1.0] * demo.PAIRS)
     fast = demo.Side("W4A8 + EAGLE3", 3.0, [], faster, [0.5, 0.4, 0.5, 0.6, 0.5], found.acceptance)
