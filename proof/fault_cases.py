@@ -227,10 +227,7 @@ def rolling_restart(stage: FaultStage) -> FaultRow:
     write_records(stage.folder / "rolling-restart.jsonl", load.records)
     row.judge(load.records, ONLY_OK)
     row.expect(done.reason.startswith("done"), done.reason)
-    left = fleet.debris(before)
-    row.left = str(left)
-    row.expect(not left, f"left behind: {left}")
-    return row
+    return row.leaves(fleet.debris(before))
 
 
 def terminate(stage: FaultStage) -> FaultRow:
@@ -250,10 +247,7 @@ def terminate(stage: FaultStage) -> FaultRow:
     row.remark = f"ended after {seconds:.1f} s with exit code {code}"
     row.expect(bool(running) and not lost, f"lost: {[(r.outcome.value, r.detail) for r in lost]}")
     row.expect(code == 128 + signal.SIGTERM, f"exit code {code}")
-    left = fleet.leftovers()
-    row.left = str(left)
-    row.expect(not left, f"left behind: {left}")
-    return row
+    return row.leaves(fleet.leftovers())
 
 
 def kill_supervisor(stage: FaultStage) -> FaultRow:
@@ -327,10 +321,7 @@ def disk_full(stage: FaultStage) -> FaultRow:
     row.expect(all(entry["ready"] for entry in fleet.status()["replicas"]), "the replica did not come back")
     row.remark = f"{quiet[ClientOutcome.OK]} answers on the full disk; then kill -9 of an engine: it came back"
     row.expect(fleet.stop(signal.SIGTERM) == 128 + signal.SIGTERM, "no clean end")
-    left = fleet.leftovers()
-    row.left = str(left)
-    row.expect(not left, f"left behind: {left}")
-    return row
+    return row.leaves(fleet.leftovers())
 
 
 def port_taken(stage: FaultStage | None, folder: Path) -> FaultRow:

@@ -48,6 +48,12 @@ class FaultRow:
         if not condition:
             self.problems.append(problem)
 
+    def leaves(self, left: object) -> FaultRow:
+        """Note what the case left behind, which must be nothing; return the row."""
+        self.left = str(left)
+        self.expect(not left, f"left behind: {left}")
+        return self
+
     def judge(self, records: Sequence[Record], allowed: frozenset[ClientOutcome]) -> None:
         """Count what clients saw; a wrong or shortened answer, or an outcome that is not allowed, is a problem."""
         found = Counter(record.outcome for record in records)
@@ -126,10 +132,7 @@ def under_load(
     errors = [record.ended - at for record in load.records if record.outcome is not ClientOutcome.OK]
     if errors:
         row.remark += f"; last error after {max(errors):.1f} s"
-    left = fleet.debris(before)
-    row.left = str(left)
-    row.expect(not left, f"left behind: {left}")
-    return row
+    return row.leaves(fleet.debris(before))
 
 
 @contextmanager

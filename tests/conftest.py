@@ -86,8 +86,7 @@ TOGETHER = {
     "Quark": (
         "tests/quantize/",
         "tests/quark/",
-        "tests/e2e/test_fp8_draft.py",
-        "tests/e2e/test_mxfp4.py",
+        "tests/e2e/test_low_precision.py",
         "tests/e2e/test_accept.py",
         "tests/proof/test_account.py",
     ),

@@ -42,11 +42,10 @@ _DIFFERENCE = ("server", "concurrency", "request", "kind", "token", "what differ
 
 
 def page(folder: Path, result: EvalResult) -> Page:
-    verdict = result.verdict
-    title = f"{result.title}: {result.task}" if isinstance(result, AccuracyResult) else result.title
+    verdict, task = result.verdict, f": {result.task}" if isinstance(result, AccuracyResult) else ""
     meaning = f"PASS means: {found}." if (found := _meaning(result)) else ""
     about = " ".join(filter(None, (f"{folder.resolve().name}.", meaning, _versions(folder))))
-    head = f"{verdict.state.headline}: {title}, {result.configuration}"
+    head = f"{verdict.state.headline}: {result.title}{task}, {result.configuration}"
     words, tone = [Words(reason) for reason in verdict.reasons], TONES.get(verdict.state, "")
     return Page(head, words, about, chart(*_bars(result)), sections=list(_sections(result)), tone=tone)
 
@@ -167,11 +166,12 @@ def _meaning(result: EvalResult) -> str:
 
 
 def _versions(folder: Path) -> str:
-    """Return time, packages and commit of the run's record; empty without a record."""
+    """Return time, machine, packages and commit of the run's record; empty without a record."""
     try:
         record = read_record(folder)
     except KimiError:
         return ""
     packages = [f"{name} {version}" for name, version in record.get("versions", {}).items()]
     commit = f"commit {record['git_commit'][:12]}" if record.get("git_commit") else ""
-    return ", ".join(filter(None, [record.get("started"), *packages, commit]))
+    machine = "asked from {processor}, {cores} cores".format_map(record["machine"]) if "machine" in record else ""
+    return ", ".join(filter(None, [record.get("started"), machine, *packages, commit]))

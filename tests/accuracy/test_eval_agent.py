@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from support.every_page import Shown
 from support.scripted_server import Script, scripted_server, whole
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import app
-from kimi_w4a8_lab.accuracy import agent_run
+from kimi_w4a8_lab.accuracy import agent_run, bfcl
 from kimi_w4a8_lab.accuracy.accuracy import AccuracyOptions, load_outcomes
 from kimi_w4a8_lab.accuracy.agent_run import SOLVED, AgentPlan, Conversation
 from kimi_w4a8_lab.accuracy.bfcl import AgentTask, Bfcl, written
@@ -69,7 +70,7 @@ def _run(runs: Path, answer: Any, resume: Path | None = None, **options: Any) ->
         return folder, sum(b"messages" in body for body in server.bodies)
 
 
-def test_conversations_run_their_tools_and_resume_without_asking(tmp_path: Path) -> None:
+def test_conversations_run_tools_and_resume_without_asking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, asked = _run(tmp_path, _model)
     outcomes = load_outcomes(folder)
     assert [(one.question, one.correct, one.status) for one in outcomes] == [
@@ -79,8 +80,12 @@ def test_conversations_run_their_tools_and_resume_without_asking(tmp_path: Path)
     resumed, again = _run(tmp_path, _model, resume=folder)
     assert resumed == folder and again == 0
     assert [replace(one, seconds=0) for one in load_outcomes(folder)] == [replace(one, seconds=0) for one in outcomes]
-    assert CliRunner().invoke(app, ["report", str(folder)]).exit_code == 0
-    assert "MEASURED, NOT JUDGED: Conversations with tools, " in (folder / "report/report.html").read_text()
+    monkeypatch.setattr(bfcl, "Bfcl", Counters)
+    with scripted_server(_model) as server:
+        words = ["eval", "agent", "--resume", str(folder), "--base-url", server.base_url]
+        shown = Shown(CliRunner().invoke(app, words).output, tmp_path)
+    assert shown.headline.startswith("MEASURED, NOT JUDGED: Conversations with tools, ")
+    assert shown.rows[SOLVED,][1] == "2 of 2"
 
 
 def test_two_servers_are_compared_task_by_task(tmp_path: Path) -> None:

@@ -73,7 +73,8 @@ def test_our_task_asks_and_scores_as_lm_evals_own(data):
     """Same prompts with the same ten examples, same stops, same scores; only the source of the data differs."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     problems = tasks.read_problems(data, SMALL)
-    stock = {**yaml.safe_load(_stock_file().read_text()), "task": "stock", "num_fewshot": 10, "dataset_path": "json"}
+    stock = yaml.safe_load((Path(lm_eval.__file__).parent / "tasks/gsm8k/gsm8k.yaml").read_text())
+    stock |= {"task": "stock", "num_fewshot": 10, "dataset_path": "json"}
     stock["custom_dataset"] = harness.as_dataset(problems)
     stock = TaskManager(include_defaults=False).load([stock])
     ours = harness.load_task(tasks.Protocol(SMALL, False, 10, 64), problems)
@@ -115,7 +116,3 @@ def test_a_request_is_that_of_lm_evals_own_client(chat):
     theirs = kind(base_url="http://127.0.0.1:9", model="m", max_gen_toks=512, tokenizer_backend=None)
     sent = theirs._create_payload(json.loads(prompt) if chat else prompt, generate=True, gen_kwargs=dict(settings))
     assert harness.request_body(protocol, "m", prompt, settings) == sent
-
-
-def _stock_file():
-    return Path(lm_eval.__file__).parent / "tasks" / "gsm8k" / "gsm8k.yaml"

@@ -148,6 +148,8 @@ def test_the_verdict_counts_failed_and_cut_answers(resumed):
     assert "1 requests failed and 1 answers were cut" in shown
     assert verdict["state"] == "invalid" and (verdict["failed"], verdict["truncated"]) == (1, 1)
     assert all(row["answered"] == LIMIT - 1 for row in verdict["accuracies"])
+    page = (resumed.folder / "report.html").read_text()
+    assert all(f">{row['correct']} of {LIMIT - 1}<" in page for row in verdict["accuracies"])
     theirs = result["lm_eval"]
     for row in verdict["accuracies"]:  # lm-eval scores the failed one as wrong; the number of right ones is the same
         assert row["correct"] == round(theirs[f"exact_match,{row['metric']}"] * LIMIT)

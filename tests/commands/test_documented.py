@@ -65,15 +65,11 @@ def ours(words: list[str], alone: bool) -> None:
     recipes = [name for value in values for name in (value if isinstance(value, (list, tuple)) else [value])]
     assert not (name == "serve" and alone) or one_recipe(named, found.get("recipe"))
     for recipe in recipes:
-        if not placeholder(recipe):
+        if not recipe.removesuffix(".toml").isupper():  # no placeholder
             resolve(load_recipe(recipe.partition(":")[0]), found.get("settings") or [], extra)
     workload = found.get("workload") or []
     for name in [workload] if isinstance(workload, str) else workload:
         load_workload(name)
-
-
-def placeholder(word: str) -> bool:
-    return word.removesuffix(".toml").isupper()
 
 
 def made(words: list[str]) -> None:

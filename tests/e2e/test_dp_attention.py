@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 from support.sglang_program import VERSIONS, environment
-from support.tiny_servers import TWO_RANKS, tiny_launch, with_faults
+from support.tiny_servers import TEXT, TWO_RANKS, ask, tiny_launch, with_faults
 from support.waiting import until
 
 from kimi_w4a8_eagle3.base.prometheus import Reading
@@ -35,14 +35,6 @@ HOST_CACHE = (
     "disable-radix-cache=false", f"max-total-tokens={POOL}", "enable-hierarchical-cache=true", "hicache-ratio=8",
     "hicache-io-backend=direct", "hicache-mem-layout=layer_first",
 )  # fmt: skip
-TEXT = "Tom has 3 apples and buys 4 more. How many apples?"
-QUESTION = {
-    "model": "kimi-k2.5-tiny",
-    "messages": [{"role": "user", "content": TEXT}],
-    "max_tokens": 12,
-    "temperature": 0,
-    "chat_template_kwargs": {"thinking": False},  # its answer has no near tie at any token
-}
 # So many tokens that it still runs when bad requests end.
 LONG = {"max_tokens": 64, "ignore_eos": True}
 
@@ -65,10 +57,6 @@ def groups(
 
 # Isolation on the newest release: test_newest_release.py.
 PINNED = pytest.mark.parametrize("groups", VERSIONS[:1], indirect=True)
-
-
-def ask(server: EngineServer, **more: object) -> httpx.Response:
-    return httpx.post(f"{server.base_url}/v1/chat/completions", json={**QUESTION, **more}, timeout=280)
 
 
 def content(response: httpx.Response) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 from rich.console import Console
+from support.every_page import Shown
 from support.fault_table import SERVED
 from support.said import stock_client, streamed, whole
 from support.tiny_servers import tiny_launch, with_faults
@@ -15,12 +16,10 @@ from typer.testing import CliRunner
 from kimi_w4a8_eagle3.chat.calculator import declaration
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.engine.process import EngineServer
-from kimi_w4a8_lab.accuracy import accuracy, lossless, sampling_match, smoke, tasks
+from kimi_w4a8_lab.accuracy import lossless, sampling_match, smoke
 from kimi_w4a8_lab.accuracy.prompts import prompts
 from kimi_w4a8_lab.accuracy.results import LosslessReport
-from kimi_w4a8_lab.accuracy.tasks import Protocol
 from kimi_w4a8_lab.accuracy.tokens import TokenClient, Tokens
-from kimi_w4a8_lab.base.experiment import RESULT
 from kimi_w4a8_lab.base.server_under_test import Target
 from kimi_w4a8_laptop import exact
 from proof.tiny.problems import problems
@@ -110,15 +109,19 @@ def test_a_fault_that_changes_an_answer_is_found_and_nothing_else_is(faulty, exp
     assert any(exact.differences(asked, answers, answer, "EAGLE3", 7) for answer in found) == bool(fault)
 
 
-def test_the_exact_comparison_from_the_command_line_to_its_page(plain, eagle3, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("how", "headline"),
+    [
+        ("--exact", "PASS: Lossless speculation, bit for bit, "),
+        pytest.param("--samples 0", "PASS: Lossless speculation, ", marks=pytest.mark.slow),
+    ],
+)
+def test_a_comparison_from_the_command_line_to_its_page(plain, eagle3, tmp_path, monkeypatch, how, headline):
     monkeypatch.setattr(exact, "_VERY_LONG_QUESTIONS", 12)  # 180 take a CPU 10 s to prefill, each time
     monkeypatch.setattr(exact, "_VERY_LONG", 200)
-    words = ["eval", "lossless", "--exact", "--base-url", eagle3.base_url, "--reference-url", plain.base_url]
-    done = CliRunner().invoke(app, [*words, "--num-prompts", "6", "--max-tokens", "6", "--runs", str(tmp_path)])
-    assert done.exit_code == 0, done.output
-    (run,) = tmp_path.iterdir()
-    assert "bit for bit" in done.output and f"page: {run / 'report.html'}" in done.output.replace("\n", "")
-    assert '<h1 class="better">PASS: Lossless speculation, bit for bit' in (run / "report.html").read_text()
+    monkeypatch.setattr("kimi_w4a8_lab.accuracy.prompts._LONG_QUESTIONS", 10)
+    words = f"lossless {how} --reference-url {plain.base_url} --num-prompts 6 --max-tokens 6"
+    assert evaluated(words, eagle3, tmp_path).headline.startswith(headline)
 
 
 @pytest.mark.slow
@@ -158,17 +161,32 @@ def test_a_server_has_its_own_distribution_and_does_not_count_as_speculating(pla
     assert report.state == "invalid" and "does not speculate" in report.reasons[0]
 
 
+def evaluated(words: str, server: EngineServer, runs: Path) -> Shown:
+    """Run a verb to its page, whose tables have the figures of the stored result."""
+    done = CliRunner().invoke(app, ["eval", *words.split(), "--base-url", server.base_url, "--runs", str(runs)])
+    shown = Shown(done.output, runs)
+    for one in shown.stored["verdict"].get("accuracies", ()):
+        assert shown.rows[one["metric"],][1] == f"{one['correct']} of {one['answered']}"
+    for one in shown.stored.get("checks", ()):
+        assert shown.rows[one["name"],][1] == one["found"]
+    return shown
+
+
 def test_tiny_math_reaches_the_recorded_accuracy(eagle3, tmp_path):
-    protocol = Protocol(tasks.TINY_MATH, True, 0, tasks.TINY_MATH.max_tokens, limit=50, concurrency=32)
-    folder = accuracy.run(
-        Target(base_url=eagle3.base_url), protocol, accuracy.AccuracyOptions(runs=tmp_path, max_unusable=0.02), SILENT
-    )
-    outcomes = accuracy.load_outcomes(folder)
-    assert len(outcomes) == 50 and sum(o.correct["strict-match"] for o in outcomes) >= 46
-    result = (folder / RESULT).read_text()
-    assert '"judged_against": "recorded"' in result and "against recorded's 99.60%, margin 3 points" in result
+    shown = evaluated("tiny-math --limit 50 --max-unusable 0.02", eagle3, tmp_path)
+    outcomes = shown.stored["outcomes"]
+    assert len(outcomes) == 50 and sum(one["correct"]["strict-match"] for one in outcomes) >= 46
+    assert ": Accuracy: tiny-math" in shown.headline and "against recorded&#39;s 99.60%, margin 3 points" in shown.text
 
 
 def test_smoke_passes_with_eagle3(eagle3, tmp_path):
-    _, state, checks = smoke.run(Target(base_url=eagle3.base_url), FLOORS, SILENT, tmp_path)
-    assert state == "pass", checks
+    shown = evaluated("smoke --limit 12 --min-accept-length 2.7", eagle3, tmp_path)
+    assert shown.headline.startswith("PASS: Smoke test, ") and "PASS means: every check holds." in shown.text
+    assert len(shown.stored["checks"]) == 5
+
+
+@pytest.mark.slow
+def test_calls_are_measured_to_a_page(eagle3, tmp_path):
+    shown = evaluated("tools --limit 4 --max-tokens 64", eagle3, tmp_path)
+    assert ": Tool calls, " in shown.headline and "is not judged: add --published" in shown.text
+    assert len(shown.stored["checks"]) == 7 and len(shown.stored["verdict"]["accuracies"]) == 2

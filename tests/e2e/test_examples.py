@@ -1,17 +1,20 @@
-"""The examples as a reader runs them, against the real server of the built-in model."""
+"""Clients as a reader runs them: the examples, and the command of docs/perf/clients.md, whose table tells failures."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from support.repository import ROOT
 
 from kimi_w4a8_eagle3.engine.process import EngineServer
+from proof.agents.matrix import MatrixRow, table
 
-EXAMPLES = Path(__file__).parents[2] / "docs/examples"
+EXAMPLES = ROOT / "docs/examples"
 QUESTION = "Mia has 33 apples and buys 14 more. How many apples does Mia have now?"
 
 
@@ -47,3 +50,24 @@ def test_the_script_serves_with_a_key_of_its_own(tmp_path: Path) -> None:
     key = tmp_path / "key"
     assert len(key.read_text()) == 64 and key.stat().st_mode & 0o077 == 0
     assert "$(cat 'key')" in shown[1].stderr and key.read_text() not in shown[1].stdout
+
+
+@pytest.mark.slow
+@pytest.mark.server
+def test_the_sdks_of_this_environment_reach_every_turn() -> None:
+    words = [sys.executable, "-m", "proof.agents", "--here", "--only", "openai", "--only", "anthropic"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    for client, api in (("openai", "chat"), ("openai", "responses"), ("anthropic", "messages")):
+        assert f"| {client} | {version(client)} | {api} | 6 of 6 | 6 of 6 | 0 | answered |" in done.stdout
+
+
+def test_a_row_says_what_was_broken_or_is_not_to_be_had() -> None:
+    broken = MatrixRow("a", "1", "chat", turns=1, of=3, calls=1, refused=1, second=False)
+    absent = MatrixRow("b", "b==2", why=["no such version"])
+    lines = table([broken, absent]).splitlines()[2:]
+    assert lines == [
+        "| a | 1 | chat | 1 of 3 | 1 of 3 | 1 | broken |",
+        "| b | b==2 | not run: no such version | - | - | - | - |",
+    ]
+    assert not broken.good and absent.good

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from support.fleet_views import replica
 from support.sampled import BODIES, answers
-from support.tiny_servers import TWO_RANKS, tiny_launch, with_faults
+from support.tiny_servers import QUESTION, TWO_RANKS, ask, tiny_launch, with_faults
 from support.waiting import until
 
 from kimi_w4a8_eagle3.base.errors import KimiError
@@ -30,13 +30,6 @@ from proof.tiny.problems import problems
 
 pytestmark = pytest.mark.server
 
-QUESTION = {
-    "model": "kimi-k2.5-tiny",
-    "messages": [{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many apples?"}],
-    "max_tokens": 12,
-    "temperature": 0,
-    "chat_template_kwargs": {"thinking": False},  # its answer has no near tie at any token
-}
 MORE_PLACES = [pytest.param(one, marks=pytest.mark.slow) for one in ("TAKE-IN", "BUILDING", "STOP-CHECK", "ANSWER")]
 DRAW = "int32"  # while this file exists, each sampled verify step fails
 # More tokens than bad requests take, so that it still runs when they end.
@@ -55,10 +48,6 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
 def right(faulty: EngineServer) -> str:
     """The answer without other requests."""
     return ask(faulty).json()["choices"][0]["message"]["content"]
-
-
-def ask(server: EngineServer, **more: object) -> httpx.Response:
-    return httpx.post(f"{server.base_url}/v1/chat/completions", json={**QUESTION, **more}, timeout=280)
 
 
 def require_idle_and_whole(server: EngineServer) -> None:

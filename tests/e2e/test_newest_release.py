@@ -74,7 +74,7 @@ def test_both_releases_give_the_same_tokens_and_drafts_are_accepted(newest: Engi
 
 
 def test_both_releases_sample_and_penalize_alike(newest: EngineServer, eagle3: EngineServer) -> None:
-    """The pinned release has plain decoding's tokens (test_exact_sampling.py)."""
+    """The pinned release has plain decoding's tokens (test_speculation.py)."""
     bodies = [body for body in BODIES[::2] if "response_format" not in body]  # grammars: another xgrammar
     assert answers(newest.base_url, bodies, 4) == answers(eagle3.base_url, bodies, 4)
 

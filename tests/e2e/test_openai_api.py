@@ -3,13 +3,12 @@
 import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from support.every_page import Shown
 from support.said import stock_client
 from support.waiting import until
 from typer.testing import CliRunner
@@ -71,10 +70,7 @@ def test_a_persons_path_from_the_first_request_to_the_report(eagle3, tmp_path):
     rows = ({"question": problem.question, "answer": "1"} for problem in problems("held_out", 4))
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ["bench", "chat", "--base-url", eagle3.base_url, "--prompts-file", str(tmp_path / "mine.jsonl")]
-    # As a program of its own, whose load generator is a new process: in this one it would be forked.
-    program = [sys.executable, "-m", "kimi_w4a8_eagle3.cli", *words, "-c", "2", "-n", "4"]
-    ran = subprocess.run([*program, "--runs", str(tmp_path / "runs")], capture_output=True, text=True, timeout=300)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    Shown.of(tmp_path / "runs", "kimi_w4a8_eagle3", *words, "-c", "2", "-n", "4")
     [folder] = (tmp_path / "runs").iterdir()
     [found] = read_run(folder).usable
     assert found.load.completed == 4 and found.acceptance is not None and found.acceptance.length > 1.5

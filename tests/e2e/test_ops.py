@@ -1,4 +1,4 @@
-"""The ops endpoint over a real engine: its counters against the answers' own statistics, probes, canary."""
+"""A real engine as its operator sees it: counters against the answers' own statistics, probes, canary, stacks."""
 
 import itertools
 import statistics
@@ -6,9 +6,11 @@ import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import NamedTuple
 
 import httpx
+import psutil
 import pytest
 from support.fleet_views import HandmadeFleet, replica
 from support.prometheus import needs_prometheus
@@ -18,6 +20,7 @@ from kimi_w4a8_eagle3.base.prometheus import Reading, parse
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.metrics import acceptance_from_histograms
 from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
+from kimi_w4a8_eagle3.engine.watchdog import ask_for_stacks
 from kimi_w4a8_eagle3.ops import window
 from kimi_w4a8_eagle3.ops.endpoint import SAMPLE_INTERVAL_S, TIMEOUT_S, OpsServer
 from kimi_w4a8_eagle3.ops.replica_state import Canary, CanaryPolicy, Phase
@@ -168,3 +171,23 @@ def test_a_collapse_on_the_canary_makes_it_not_ready_until_it_recovers(eagle3, f
     state.enter(Phase.CHECKING, "start-up check")  # somebody else's
     canary(floor=1.0).step(None, state.since + 4)
     assert state.phase is Phase.CHECKING
+
+
+def test_every_process_of_the_engine_prints_its_stacks_and_goes_on(eagle3: EngineServer, client: EngineClient) -> None:
+    before = eagle3.log_path.stat().st_size
+    asked = ask_for_stacks(eagle3.pid)
+    assert asked >= 3  # HTTP server, scheduler, detokenizer
+
+    def printed() -> int:
+        return eagle3.log_path.read_bytes()[before:].count(b"Current thread 0x")
+
+    until(lambda: printed() >= asked)
+    assert printed() == asked
+    assert client.generate("Tom has 3 apples", max_new_tokens=4).text
+
+
+def test_a_rank_has_one_thread_that_waits_for_others(eagle3: EngineServer) -> None:
+    family = psutil.Process(eagle3.pid).children(recursive=True)
+    (scheduler,) = (process.pid for process in family if "sglang::scheduler" in process.cmdline()[0])
+    names = [name.read_text() for name in Path(f"/proc/{scheduler}/task").glob("*/comm")]
+    assert names.count("gloo_tcp_loop\n") == 1

@@ -1,13 +1,15 @@
-"""EAGLE3 changes speed, not answers: the same greedy tokens with and without, and drafts that are accepted."""
+"""EAGLE3 changes speed, not answers: the same tokens with and without, greedy, sampled, seeded or penalized."""
 
 import json
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from support.reduced_draft import write_reduced_draft
+from support.sampled import BODIES, QUESTIONS, REQUESTS, answers
 from support.tiny_servers import started, tiny_launch
 
 from kimi_w4a8_eagle3.engine import startup_check
@@ -61,8 +63,8 @@ def test_two_engines_of_one_node_start_at_their_gpus(eagle3, plain):
 
 def test_drafts_are_accepted_and_both_ways_to_count_agree(eagle3, client):
     questions = [p.question for p in problems("held_out", 20, seed=2)]
-    answers, counted = accepted(eagle3.base_url, 4, partial(client.chat_all, questions, 64, 4))
-    reported = acceptance_from_histograms((a.accepted_histogram for a in answers), 4)
+    answered, counted = accepted(eagle3.base_url, 4, partial(client.chat_all, questions, 64, 4))
+    reported = acceptance_from_histograms((a.accepted_histogram for a in answered), 4)
     assert counted is not None and reported is not None
     assert counted.steps == reported.steps
     assert counted.length >= 2.5
@@ -105,8 +107,8 @@ def test_a_draft_with_fewer_tokens_changes_no_answer_up_to_the_end_of_the_contex
     with contextmanager(started)(
         tiny_launch(settings=(f"draft.repo={draft}", "context-length=256")), tmp_path
     ) as server:
-        answers, found = accepted(server.base_url, 4, partial(tokens, server.base_url, questions, 8, 48))
-        assert answers == expected
+        answered, found = accepted(server.base_url, 4, partial(tokens, server.base_url, questions, 8, 48))
+        assert answered == expected
         with TokenClient(
             server.base_url
         ) as probe:  # the last steps have slots beyond the context, whose end SGLang keeps free
@@ -129,10 +131,53 @@ def test_adaptive_steps_follow_the_batch_and_change_no_answer(plain, tmp_path: P
     questions = [p.question for p in problems("held_out", 12, seed=3)]
     expected = tokens(plain.base_url, questions, 8, 48)
     with contextmanager(started)(tiny_launch(settings=settings), tmp_path) as server:
-        answers, among = accepted(server.base_url, 4, partial(tokens, server.base_url, questions, 8, 48))
-        assert answers == expected
+        answered, among = accepted(server.base_url, 4, partial(tokens, server.base_url, questions, 8, 48))
+        assert answered == expected
         alone = problems("held_out", 1, seed=4)[0].question
-        answers, by_itself = accepted(server.base_url, 4, partial(tokens, server.base_url, [alone], 1, 48))
-        assert answers == tokens(plain.base_url, [alone], 1, 48)
+        answered, by_itself = accepted(server.base_url, 4, partial(tokens, server.base_url, [alone], 1, 48))
+        assert answered == tokens(plain.base_url, [alone], 1, 48)
     assert among is not None and by_itself is not None
     assert by_itself.length > 2.5 > 2.0 > among.length
+
+
+@pytest.fixture(scope="module")
+def expected(plain) -> list[list[tuple[Any, ...]]]:
+    return answers(plain.base_url, BODIES, 6)
+
+
+@pytest.mark.parametrize("concurrency", [4, 24])
+def test_eagle3_changes_no_token_of_any_request(eagle3, expected, concurrency):
+    kinds = [kind for kind in REQUESTS for _ in QUESTIONS]
+    found = answers(eagle3.base_url, BODIES, concurrency)
+    different = {kind for kind, want, got in zip(kinds, expected, found, strict=True) if want != got}
+    assert not different
+
+
+def test_what_the_requests_ask_for_happens(expected):
+    by_kind = {kind: expected[len(QUESTIONS) * i :][: len(QUESTIONS)] for i, kind in enumerate(REQUESTS)}
+    assert by_kind["greedy"] != by_kind["hot"] and by_kind["greedy"] != by_kind["frequency"]
+    assert all(len(choice[3]) >= 40 for answer in by_kind["min_tokens"] for choice in answer)
+    assert any(len({choice[3] for choice in answer}) > 1 for answer in by_kind["choices"])
+    assert all(len(answer) == 3 for answer in by_kind["choices"])
+
+
+def test_choices_are_the_answers_to_the_seeds_that_follow(eagle3):
+    body = {"messages": [{"role": "user", "content": QUESTIONS[0]}], "temperature": 1.8}
+    [choices] = answers(eagle3.base_url, [body | {"seed": 70, "n": 3}], 1)
+    alone = answers(eagle3.base_url, [body | {"seed": 70 + i} for i in range(3)], 3)
+    assert choices == [answer[0] for answer in alone]
+
+
+def test_without_a_seed_every_answer_is_drawn_anew(eagle3):
+    body = {"messages": [{"role": "user", "content": QUESTIONS[1]}], "temperature": 2.0}
+    assert len({answer[0][3] for answer in answers(eagle3.base_url, [body] * 6, 6)}) > 1
+    seeded = [body | {"seed": 5}] * 3
+    assert len({answer[0][3] for answer in answers(eagle3.base_url, seeded, 3)}) == 1
+
+
+@pytest.mark.parametrize("seed", ["x", 1.5, 2**70])
+def test_a_seed_that_is_no_integer_is_refused_by_both(eagle3, plain, seed):
+    body = {"model": "kimi-k2.5-tiny", "messages": [{"role": "user", "content": "7"}], "seed": seed}
+    for server in (eagle3, plain):
+        reply = httpx.post(f"{server.base_url}/v1/chat/completions", json=body)
+        assert reply.status_code == 400 and "seed: Input should be a valid integer" in reply.text

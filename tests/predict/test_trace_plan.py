@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
 import pytest
 from support.plans import LAYOUTS, figures, plan
+from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
-from kimi_w4a8_eagle3.cli import load
+from kimi_w4a8_eagle3.cli import app, load
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
+from kimi_w4a8_lab.predict import trace_plan
 from kimi_w4a8_lab.predict.machine_model import Cluster
 from kimi_w4a8_lab.predict.predict import Load, calibrate, predict
 from kimi_w4a8_lab.predict.simulation import Slo
 from kimi_w4a8_lab.predict.step_time import KimiStepTime
 from kimi_w4a8_lab.predict.trace_plan import MODEL, variations
 from kimi_w4a8_lab.report import traffic_plan
-from kimi_w4a8_lab.report.page import write_page
 from kimi_w4a8_lab.speed.trace_readers import read_trace
 
 FIT = calibrate(Cluster())
@@ -92,11 +95,19 @@ def test_an_slo_that_no_layout_meets_names_the_nearest() -> None:
     assert found.winner is None and "The nearest is 2 x TP 4, with 50% of the requests" in found.verdict
 
 
-def test_the_page_begins_with_the_verdict_and_says_that_it_is_a_model(tmp_path: Path) -> None:
-    text = write_page(traffic_plan.page(plan({"2 x TP 4": 200.0})), tmp_path).read_text()
-    assert text.index("By a model: 2 x TP 4") < text.index(MODEL[:20]) < text.index("1 x TP 8, DP 8")
-    picture = (tmp_path / "goodput.svg").read_text()
-    assert ">4</text>" in picture and "$" not in picture and "200 (180 to 220)" in text
+@pytest.mark.slow
+def test_the_verb_simulates_a_trace_to_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two layouts and two numbers of users; all of them take minutes. The page has the figures of --json."""
+    monkeypatch.setattr("kimi_w4a8_lab.commands.rank.node_layouts", lambda: LAYOUTS[:2])
+    monkeypatch.setattr(trace_plan, "USERS", (2,))
+    words = ["rank", str(mooncake(tmp_path / "t.jsonl", [1000, 2000])), "--slo", "ttft=2s,tpot=40ms", "--minutes", "1"]
+    stored, _ = (CliRunner().invoke(app, [*words, *more]) for more in (["--json"], ["-o", str(tmp_path)]))
+    found, text = json.loads(stored.stdout), (tmp_path / "report.html").read_text()
+    assert f">By a model: {found['verdict']}</h1>" in text and MODEL in unescape(text) and 'class="lead"><img' in text
+    assert text.index("By a model: ") < text.index(MODEL[:20]) < text.index(">2 x TP 4</td>")
+    assert ">2</text>" in (picture := (tmp_path / "goodput.svg").read_text()) and "$" not in picture
+    for name, figures_of in found["layouts"].items():
+        assert re.search(rf">{name}</td><td [^>]*>{figures_of[0]['goodput_tok_s']:,.0f} \(", text)
 
 
 def test_a_cold_prompt_takes_the_time_of_the_fitted_model() -> None:

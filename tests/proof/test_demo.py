@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from support.every_page import Shown
 
 from kimi_w4a8_eagle3.engine.client import Generation
 from proof.demo import EACH, QUESTIONS, Side, page, paired_figures
@@ -18,6 +20,18 @@ def side(tpots: list[float], seconds: list[float], ttft_ms: float = 40.0) -> Sid
 
 PLAIN = side([10.0, 12.0, 11.0, 30.0, 10.0], [2.0, 2.0, 2.0, 6.0, 2.0])
 FAST = side([5.0, 6.0, 5.5, 15.0, 5.0], [1.0, 1.0, 1.0, 3.0, 1.0], ttft_ms=80.0)
+
+
+@pytest.mark.server
+@pytest.mark.slow
+def test_the_demo_ends_in_a_page_of_its_result(tmp_path: Path) -> None:
+    shown = Shown.of(tmp_path, "proof.demo")
+    answers = [[one["tpot_ms"] for one in shown.stored[side]["answers"]] for side in ("w4a8", "eagle3")]
+    tpots = [np.median(np.median(np.reshape(side, (QUESTIONS // EACH, EACH)), axis=1)) for side in answers]
+    assert shown.headline.startswith("PASS: EAGLE3 gives the same tokens; TPOT ") and "no GPU" in shown.text
+    assert shown.rows["TPOT, ms",][1:3] == [f"{tpot:.1f}" for tpot in tpots]
+    assert shown.rows["accept length",][2] == f"{shown.stored['eagle3']['acceptance']['length']:.2f} of 4"
+    assert f"{shown.stored['solved']} of {QUESTIONS} held-out problems solved" in shown.text
 
 
 def test_a_slow_minute_of_both_sides_changes_no_ratio() -> None:

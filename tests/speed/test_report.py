@@ -10,12 +10,13 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from support.every_page import Copies
+from support.every_page import Copies, Shown
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.run_dir import RECORD
 from kimi_w4a8_eagle3.cli import app
+from kimi_w4a8_eagle3.engine.process import free_port
 from kimi_w4a8_lab.base.server_under_test import Target
 from kimi_w4a8_lab.report import changes
 from kimi_w4a8_lab.report.analysis import Analysis
@@ -184,6 +185,19 @@ def test_the_command_line_compares_and_predicts(copies: Copies) -> None:
     shown = CliRunner().invoke(app, ["bench", "compare", *folders]).output
     assert "w4a8: " in shown and "TPOT median" in shown
     assert "best" in CliRunner().invoke(app, ["bench", "predict", "-c", "2"]).output
+
+
+@pytest.mark.server
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["ab --a tiny:plain --b tiny --rounds 1", "sweep --recipe tiny"])
+def test_a_comparison_of_engines_ends_in_a_page_of_its_result(words: str, tmp_path: Path) -> None:
+    load = ["-w", "tiny-con2", "-n", "4", "--repeats", "2", "--set", f"port={free_port()}"]
+    shown = Shown.of(tmp_path, "kimi_w4a8_eagle3", "bench", *words.split(), *load)
+    assert shown.headline.startswith("EAGLE3") and " on tiny-con2 at concurrency 2 (TPOT " in shown.headline
+    for side in ("tiny:plain", "tiny"):
+        rates = [one["load"]["output_throughput"] for one in shown.stored["measurements"] if one["side"] == side]
+        measured = float(shown.rows["output throughput", side][2].partition(" ")[0])
+        assert len(rates) == 2 and measured == pytest.approx(sum(rates) / 2, rel=1e-3)
 
 
 def test_a_workload_name_is_short_for_run() -> None:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import date
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +33,29 @@ from proof import demo
 HOSTILE = "</pre></text></svg>\"'><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 LONG = "How many legs do 6 hens and 3 cows have in all, when nobody counts the farmer's own? " * 3 + HOSTILE + "Y" * 300
 Copies = Callable[..., Run]
+
+
+class Shown:
+    """A page that a verb named in its output: headline, text, rows of tables by their first cells, stored result."""
+
+    def __init__(self, output: str, runs: Path) -> None:
+        [folder] = runs.iterdir()
+        path = Path(re.findall(r"page: (\S+?\.html)", output.replace("\n", ""))[-1])
+        assert path.is_relative_to(folder)
+        self.text, self.stored = path.read_text(), json.loads((folder / "result.json").read_text())
+        [self.headline] = re.findall(r"<h1[^>]*>([^<]*)", self.text)
+        rows = [re.findall(r"<td[^>]*>([^<]*)", row) for row in re.findall(r"<tr><td.*?</tr>", self.text)]
+        self.rows = {tuple(map(unescape, row[:size])): row for row in rows for size in (1, 2)}
+        assert f"{os.cpu_count()} cores" in self.text and str(date.today().year) in self.text
+        assert 'class="lead"><img' in self.text or "bit for bit" in self.headline
+
+    @classmethod
+    def of(cls, runs: Path, *words: str) -> Shown:
+        """Run a module that starts engines: not in this process, whose threads a fork would not have."""
+        program = [sys.executable, "-m", *words, "--runs", str(runs)]
+        done = subprocess.run(program, capture_output=True, text=True, timeout=600, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return cls(done.stdout, runs)
 
 
 def every_page(copies: Copies, folder: Path) -> dict[str, Path]:

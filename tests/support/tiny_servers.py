@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
+
 from kimi_w4a8_eagle3.engine.process import EngineServer, Program, free_port
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render
 
@@ -14,6 +16,19 @@ READY_S = 280.0
 _CORES = sorted(os.sched_getaffinity(0))  # a container may have others than the first ones
 # Without a core for each rank SGLang wants as many NUMA nodes as ranks.
 TWO_RANKS = ("args.tp=2", f"env.SGLANG_CPU_OMP_THREADS_BIND={_CORES[0]}|{_CORES[-1]}")
+
+TEXT = "Tom has 3 apples and buys 4 more. How many apples?"
+QUESTION = {
+    "model": "kimi-k2.5-tiny",
+    "messages": [{"role": "user", "content": TEXT}],
+    "max_tokens": 12,
+    "temperature": 0,
+    "chat_template_kwargs": {"thinking": False},  # its answer has no near tie at any token
+}
+
+
+def ask(server: EngineServer, **more: object) -> httpx.Response:
+    return httpx.post(f"{server.base_url}/v1/chat/completions", json={**QUESTION, **more}, timeout=280)
 
 
 def tiny_launch(speculate: bool = True, settings: tuple[str, ...] = ()) -> Launch:
