@@ -7,10 +7,11 @@ from itertools import groupby, pairwise
 
 from kimi_w4a8_eagle3.chat.reader import PartKind as Kind
 from kimi_w4a8_eagle3.chat.reader import Reader
-from proof.reader import ARGUMENTS, BEGIN, Said, Transcript, transcripts
+from proof.reader import ARGUMENTS, BEGIN, SECTION, Said, Transcript, transcripts
 
 # An id is matched again for every piece, so a model that goes on with spaces would cost the square of them.
 SPACES = Transcript(f"{BEGIN}{129 * ' '}{ARGUMENTS}x", False, Said("", f"{129 * ' '}x", ()))
+ENDS = [Transcript(written, False, None) for written in ("\n", f"{SECTION} ")]
 
 
 def read(thinking: bool, parts: Sequence[str]) -> list[tuple[Kind, str]]:
@@ -20,7 +21,7 @@ def read(thinking: bool, parts: Sequence[str]) -> list[tuple[Kind, str]]:
 
 
 def test_drawn_answers_have_the_same_pieces_however_they_are_cut() -> None:
-    for written, thinking, said in (SPACES, *transcripts(60, 11)):
+    for written, thinking, said in (SPACES, *ENDS, *transcripts(60, 11)):
         pieces = read(thinking, [written])
         assert "".join(text for _, text in pieces) == written
         for parts in (written, *([written[:at], written[at:]] for at in range(len(written)))):
