@@ -57,6 +57,7 @@ def read_consent(folder: Path) -> Consent:
     try:
         content = json.loads((folder / CONSENT).read_text())
         consent = Consent(**{**content, "keys": tuple(content.get("keys", ()))})
+        sum((consent.share, consent.most_bytes, consent.most_of_key, consent.most_days))  # fails if one is no number
         mode = folder.stat().st_mode & 0o777
     except (OSError, ValueError, TypeError) as error:
         what = f"collecting was not switched on: {type(error).__name__}"

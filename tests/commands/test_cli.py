@@ -107,6 +107,7 @@ BAD |= {
     "plan agent --gpu mi325x --model .": "config.json lacks sizes: unsupported operand",
     "warm --tp 8 --ep 3": "--ep 3 does not divide --tp [8]",
     "draft collect box --from latin1.jsonl": "cannot read the requests: not UTF-8 text",
+    "draft collect .": "collecting was not switched on: TypeError\n  where:    collect.json",
     "eval lossless --base-url URL --reference-url URL": "the answer has no 'tokens'",
     "report .": "result.json cannot be read: Input tag 'demo' found",  # of a demo that wrote no page
     "chat hi --base-url http://[::1": "not an address: Invalid port",
@@ -123,6 +124,7 @@ def test_bad_input_is_one_message_and_leaves_nothing(words, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     files = {"deep.json": "[" * 100_000, "deep.toml": "x = " + "[" * 5_000, "result.json": '{"kind": "demo"}'}
     files |= {"args.toml": 'extends = "tiny"\nsummary = "s"\n[args]\nchunked-prefil-size = 7', "latin1.jsonl": "\xff"}
+    files["collect.json"] = '{"share": "all"}'
     files["config.json"] = '{"hidden_size": 1, "num_hidden_layers": "x", "first_k_dense_replace": 1}'
     for name, text in files.items():
         tmp_path.joinpath(name).write_text(text, "latin-1")
