@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 MIN_RIGHT = {"instant": 0.97, "think": 0.97, "tools": 0.95, "json": 0.95}
-MIN_RIGHT_TYPED = 0.95
+MIN_RIGHT_TYPED = 0.92  # 95 % before follow-ups and statements were learned; docs/tiny.md
 MAX_LOSS_BY_QUANTIZATION = 0.01
 MIN_ACCEPT_LENGTH = 2.8
 MAX_WEIGHT_BYTES = 8_000_000

@@ -23,6 +23,7 @@ from .dialogues import (
     think,
     user_turns,
 )  # fmt: skip
+from .follow_ups import follow_up
 from .problems import WordProblem
 from .typed import NO_SUM, prose, typed_other, typed_problem
 
@@ -42,6 +43,8 @@ def drawn(stream: Iterator[WordProblem], rng: random.Random, typed_share: float 
 
 def typed(rng: random.Random) -> Dialogue:
     """A sum, a story or anything else as people type it."""
+    if rng.random() < 0.15:
+        return follow_up(rng)
     if rng.random() < 0.35:
         text, reply = typed_other(rng)
         declared = declared_tools(rng)[1] if rng.random() < 0.3 else []
@@ -62,7 +65,9 @@ def typed(rng: random.Random) -> Dialogue:
 
 
 def short(stream: Iterator[WordProblem], rng: random.Random) -> Dialogue:
-    """A conversation without tools, mostly one of typed texts."""
+    """A conversation of few tokens, mostly one of typed texts."""
+    if rng.random() < 0.22:
+        return follow_up(rng)
     if rng.random() < 0.08:
         return of_form(rng.choice(("instant", "think")), stream, rng)
     if rng.random() < 0.17:

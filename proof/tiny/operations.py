@@ -7,6 +7,16 @@ import random
 from .problems import Work
 from .wordings import MOST
 
+# Operations with a name of their own, and their second number.
+NAMED = {
+    "double": ("*", 2),
+    "triple": ("*", 3),
+    "half": ("/", 2),
+    "quarter": ("/", 4),
+    "dozen": ("*", 12),
+    "next": ("+", 1),
+}
+
 
 def operands(op: str, rng: random.Random) -> tuple[int, int]:
     """Two numbers, most of them small, such that the model can work the operation out."""

@@ -17,15 +17,16 @@ from pathlib import Path
 from kimi_w4a8_lab.accuracy.problems import MOST as MOST_PROBLEMS
 from kimi_w4a8_lab.accuracy.problems import parse_answer, problems
 
-from .operations import operands, worked
+from .operations import NAMED, operands, worked
 from .problems import WordProblem, Work
-from .stories import story
+from .stories import people, story
 from .wordings import MOST, SYMBOLS, chosen, in_words, invented, symbol, varied, wordings
 
 ABOUT = "I am a small model made for tests. I only know sums with whole numbers up to 1,000 and short word problems."
 REPLIES = (ABOUT, f"Hello! {ABOUT}", f"You are welcome! {ABOUT}")
 NO_SUM = "This is no sum."  # what is thought before a reply
 EXAMINATION = Path(__file__).with_name("typed.jsonl")
+BLIND = EXAMINATION.with_name("blind.jsonl")
 _OPERATORS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 _CHAINS = (
     "a+b+c", "a+b+c", "a-b+c", "a+b-c", "a-b-c", "a*b+c", "a+b*c", "a*b-c", "a-b*c", "(a+b)*c", "a*(b+c)", "(a-b)*c",
@@ -64,20 +65,22 @@ def examination(file: Path = EXAMINATION) -> tuple[Typed, ...]:
 
 @cache
 def _examined() -> frozenset[str]:
-    """Texts that are never trained on: those of the examination, and the held-out problems that a sum may equal."""
-    return frozenset(case.text for case in examination()) | {problem.question for problem in problems(MOST_PROBLEMS)}
+    """Texts that are never trained on: those of both examinations, and the held-out problems that a sum may equal."""
+    asked = {case.text for case in (*examination(), *examination(BLIND))}
+    return frozenset(asked | {problem.question for problem in problems(MOST_PROBLEMS)})
 
 
 @cache
 def _examined_wordings() -> frozenset[str]:
-    return frozenset(_wording(case.text) for case in examination() if case.kind != "sum")
+    cases = (*examination(), *examination(BLIND))
+    return frozenset(_wording(case.text) for case in cases if case.kind not in ("sum", "large"))
 
 
 def _wording(text: str) -> str:
     return re.sub(r"\d+", "7", text.lower())
 
 
-def _is_examined(text: str) -> bool:
+def is_examined(text: str) -> bool:
     """True for a text that is never trained on, or for a story or other text with the wording of one."""
     return text in _examined() or _wording(text) in _examined_wordings()
 
@@ -91,7 +94,7 @@ def typed_problem(rng: random.Random, direct: bool = False) -> WordProblem:
             text = _chain(rng, work, direct)
         else:
             text = (_sum if kind < 0.48 else story)(rng, work, direct)
-        if not _is_examined(text) and (not direct or not any(step.after for step in work.steps)):
+        if not is_examined(text) and (not direct or not any(step.after for step in work.steps)):
             return WordProblem(text, tuple(work.steps))
 
 
@@ -99,7 +102,9 @@ def typed_other(rng: random.Random) -> tuple[str, str]:
     """Draw a text that asks for no sum, and the reply to it."""
     while True:
         kind, words = rng.random(), wordings()["other"]
-        if kind < 0.08:
+        if kind > 0.6:
+            text, reply = _statement(rng) if kind > 0.75 else _wrapped(_too_large(rng), rng), ABOUT
+        elif kind < 0.08:
             text, reply = rng.choice(words["greet"]), REPLIES[1]
         elif kind < 0.14:
             text, reply = rng.choice(words["thank"]), REPLIES[2]
@@ -107,11 +112,9 @@ def typed_other(rng: random.Random) -> tuple[str, str]:
             parts = [rng.choice(words["plain"]) for _ in range(rng.choice((1, 1, 1, 1, 2)))]
             if rng.random() < 0.08:
                 parts.insert(0, rng.choice(words["greet"]))
-            if rng.random() < 0.08:
-                parts = [rng.choice(wordings()["ask"]).format(e=_too_large(rng))]
             text, reply = " ".join(parts), ABOUT
         text = varied(_filled(text, rng), rng)
-        if not _is_examined(text) and text.strip():
+        if not is_examined(text) and text.strip():
             return text, reply
 
 
@@ -128,8 +131,8 @@ def _sum(rng: random.Random, work: Work, direct: bool) -> str:
     op = rng.choice("++--**///")
     a, b = operands(op, rng)
     kind, words = rng.random(), wordings()
-    if kind < 0.06:
-        return _named(rng, work, direct)
+    if kind < 0.2:
+        return _aside(rng, work, direct)
     texts = _operand_texts(a, b, rng, 0.08 if kind < 0.5 else 0.4)
     if kind < 0.5:
         right = f"({texts['b']})" if b < 0 and rng.random() < 0.5 else texts["b"]
@@ -153,19 +156,33 @@ def _operand_texts(a: int, b: int, rng: random.Random, share: float) -> dict[str
     return {name: in_words(n, rng) if name in which and abs(n) <= MOST else str(n) for name, n in numbers.items()}
 
 
-def _named(rng: random.Random, work: Work, direct: bool) -> str:
-    """Doubles, halves and the like."""
-    number = rng.randint(1, 100)
-    factor, names = rng.choice((
-        (2, ("double {}", "twice {}", "two times {}", "the double of {}")), (3, ("triple {}", "three times {}")),
-        (-2, ("half of {}", "{} halved", "the half of {}")), (-4, ("a quarter of {}",)),
-    ))  # fmt: skip
-    if factor > 0:
-        worked(work, number, "*", factor, direct)
+def _aside(rng: random.Random, work: Work, direct: bool) -> str:
+    """A sum asked from its other side, a double, a square, a share, a list, a mean."""
+    words = wordings()["asides"]
+    kind = rng.choice([*"+---//*", *(name for name in words if name not in "+-*/")])
+    a, b = operands(kind if kind in "+-*/" else "*", rng)
+    c, share = rng.randint(1, 20), 10
+    if kind in NAMED:
+        op, b = NAMED[kind]
+        a = rng.randint(1, 12 if b == 12 else 100) * (b if op == "/" else 1)
+        worked(work, a, op, b, direct)
+    elif kind in "+-*/":
+        a, b = (max(a, b), min(a, b)) if kind == "-" else (a - a % b, b) if kind == "/" else (a, b)
+        worked(work, a, kind, b, direct)
+    elif kind == "square":
+        a = rng.randint(1, rng.choice((12, 30)))
+        worked(work, a, "*", a, direct)
+    elif kind == "share":
+        share, part = rng.choice(((10, 10), (50, 2), (25, 4), (20, 5)))
+        a = part * rng.randint(1, 30)
+        worked(work, a, "/", part, direct)
     else:
-        number *= -factor
-        worked(work, number, "/", -factor, direct)
-    return varied(_wrapped(rng.choice(names).format(number), rng), rng)
+        a, b = (rng.randint(1, rng.choice((12, 50))) for _ in range(2))
+        b += (a + b) % 2 if kind == "mean" else 0
+        total = worked(work, a, "+", b, direct)
+        worked(work, total, *("/", 2) if kind == "mean" else ("+", c), direct)
+    text = chosen(rng.choice(words[kind]), rng).format(a=a, b=b, c=c, p=share)
+    return varied(_wrapped(text, rng) if rng.random() < 0.25 else text, rng)
 
 
 def _chain(rng: random.Random, work: Work, direct: bool) -> str:
@@ -196,8 +213,22 @@ def _wrapped(expression: str, rng: random.Random) -> str:
 
 
 def _too_large(rng: random.Random) -> str:
-    a, b = (rng.randint(MOST + 1, 10 ** rng.randint(4, 8)) for _ in range(2))
-    return f"{a}{symbol(rng.choice('+-*/'), rng)}{b if rng.random() < 0.5 else b % 1000}"
+    """An operation with a number above 1,000, or a product of three digits by two or three."""
+    op, a, b = rng.choice("+-**/"), *(rng.randint(MOST + 1, 10 ** rng.randint(4, 8)) for _ in range(2))
+    if op == "*" and rng.random() < 0.7:
+        a, b = rng.sample((rng.randint(101, 999), rng.randint(rng.choice((13, 101)), 999)), 2)
+    elif rng.random() < 0.5:
+        a, b = rng.sample((a, b % 1000), 2)
+    if rng.random() < 0.2:
+        return chosen(rng.choice(wordings()["words"][op]), rng).format(a=a, b=b)
+    return f"{a}{symbol(op, rng)}{b}" if rng.random() < 0.85 else f"{a:,}{symbol(op, rng)}{b:,}"
+
+
+def _statement(rng: random.Random) -> str:
+    text = rng.choice(wordings()["statement"]["plain"])
+    first, second = (rng.randint(1, rng.choice((12, 100, 1000))) for _ in range(2))
+    said = people(text, rng, a=first, b=second)
+    return said if rng.random() < 0.8 else said.rstrip(".")
 
 
 def _filled(text: str, rng: random.Random) -> str:

@@ -155,7 +155,7 @@ def test_sampled_verification_has_the_distribution_of_plain_decoding(healthy):
 
 @pytest.mark.slow
 def test_a_server_has_its_own_distribution_and_does_not_count_as_speculating(plain, tmp_path):
-    report = compared(plain, plain, tmp_path, prompts=2, max_tokens=8, samples=30, prefixes=2)
+    report = compared(plain, plain, tmp_path, prompts=6, max_tokens=8, samples=60, prefixes=2)
     assert report.sampling.tests
     assert report.sampling.smallest > DRAWN_ANEW
     assert report.state == "invalid" and "does not speculate" in report.reasons[0]
@@ -176,7 +176,7 @@ def test_tiny_math_reaches_the_recorded_accuracy(eagle3, tmp_path):
     shown = evaluated("tiny-math --limit 50 --max-unusable 0.02", eagle3, tmp_path)
     outcomes = shown.stored["outcomes"]
     assert len(outcomes) == 50 and sum(one["correct"]["strict-match"] for one in outcomes) >= 46
-    assert ": Accuracy: tiny-math" in shown.headline and "against recorded&#39;s 99.60%, margin 3 points" in shown.text
+    assert ": Accuracy: tiny-math" in shown.headline and "against recorded&#39;s 98.60%, margin 3 points" in shown.text
 
 
 def test_smoke_passes_with_eagle3(eagle3, tmp_path):

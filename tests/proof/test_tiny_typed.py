@@ -12,6 +12,7 @@ from kimi_w4a8_laptop import tiny
 from proof.tiny import typed as typed_module
 from proof.tiny.checkpoint import load_target
 from proof.tiny.evaluate import examined
+from proof.tiny.follow_ups import follow_up
 from proof.tiny.mixed import typed
 from proof.tiny.operations import operands, worked
 from proof.tiny.problems import Work
@@ -67,6 +68,18 @@ def test_a_calculator_gets_one_operation_without_remainder() -> None:
     assert not any(step.after for _ in range(1000) for step in typed_problem(rng, direct=True).steps)
 
 
+def test_a_follow_up_needs_the_answer_before_it_and_no_examined_wording() -> None:
+    rng, needed = random.Random(9), 0
+    for _ in range(500):
+        dialogue = follow_up(rng)
+        *_, before, asked = (message["content"] for message in dialogue.question())
+        result = re.search(r"#### (\d+)$", before)
+        assert result and not typed_module.is_examined(asked)
+        lines = "\n".join(dialogue.text().splitlines()[-8:])
+        needed += result[1] in re.findall(r"\d+", lines.partition(asked)[2])
+    assert needed > 400  # with another number in place of one, and worked by parts, the answer itself is not in a line
+
+
 def test_no_text_of_the_examination_is_trained_on() -> None:
     examined = {case.text for case in examination()}
     assert len(examined) == 600 and not examined & {text for text, _ in drawn(4000)}
@@ -79,7 +92,7 @@ def test_the_blind_test_is_examined_in_turns_and_large_sums_may_be_declined() ->
         case.text in {text for text, _ in drawn(400)} for case in blind if case.kind != "sum"
     )
     target = load_target(tiny.target_path())
-    asked = [case for case in blind if case.text in ("6+9", "what about 25 + 60?", "999 * 999")]
+    asked = [case for case in blind if case.text in ("6+9", "and times 2?", "999 * 999")]
     replies = examined(target, load_tokenizer(tiny.target_path()), False, asked)
     assert [case.accepts(reply) for case, reply in replies] == [True, True, True]
     assert replies[2][1] == ABOUT and Typed("sum", "?", "998001").accepts(ABOUT) is False
@@ -96,7 +109,7 @@ def test_no_held_out_problem_is_trained_on_as_a_sum(monkeypatch: pytest.MonkeyPa
 def test_the_wording_of_an_examined_story_is_not_trained_on_with_other_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = typed_problem(random.Random(2)).question
     other = asked.translate(str.maketrans("123456789", "234567891"))
-    monkeypatch.setattr(typed_module, "examination", lambda: (Typed("story", other.upper(), "7"),))
+    monkeypatch.setattr(typed_module, "examination", lambda *_: (Typed("story", other.upper(), "7"),))
     typed_module._examined_wordings.cache_clear()
     try:
         assert typed_problem(random.Random(2)).question != asked
