@@ -30,7 +30,7 @@ from .tokens import Prefill, TokenClient, Tokens
 
 CONCURRENCIES = (1, 8, 40)  # from the second on, prompts come from the prefix cache where there is one
 _PREFIX_TOKENS = 3
-_SAMPLES_PER_REQUEST = 25
+_SAMPLES_PER_REQUEST, _SAMPLED_TOKENS = 25, 8192  # the door counts a prompt once for each of its samples
 _MAX_LISTED = 5
 _STOPPED = 12  # answers repeated with a stop string; rounding may change one of them, a fault changes most
 
@@ -232,10 +232,10 @@ def _late(probe: TokenClient, ids: tuple[int, ...], answer: Tokens) -> bool:
 
 
 def _sample(probe: TokenClient, prefix: tuple[int, ...], plan: LosslessPlan) -> Samples:
-    sizes = [min(_SAMPLES_PER_REQUEST, plan.samples - i) for i in range(0, plan.samples, _SAMPLES_PER_REQUEST)]
+    most = max(1, min(_SAMPLES_PER_REQUEST, _SAMPLED_TOKENS // len(prefix)))
+    sizes = [min(most, plan.samples - i) for i in range(0, plan.samples, most)]
     params = {"max_new_tokens": sampling_match.LENGTH, "temperature": plan.temperature}
-    batches = probe.all(lambda n: probe.samples(prefix, params, n), sizes, 2)
-    return [sample for batch in batches for sample in batch]
+    return [drawn for batch in probe.all(lambda n: probe.samples(prefix, params, n), sizes, 2) for drawn in batch]
 
 
 def _judge_greedy(report: LosslessReport, prefill: PrefillMatch, found: Answers, plan: LosslessPlan) -> None:
