@@ -88,6 +88,7 @@ def test_the_shell_completes_recipes_workloads_and_gpus(words, offered):
 
 
 def test_ctrl_c_is_one_line():
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores the signal
     with scripted_server(lambda *_: os.kill(os.getpid(), signal.SIGINT) or whole({})) as server:
         result = CliRunner().invoke(app, ["chat", "hi", "--base-url", server.base_url])
     assert result.exit_code == 130 and result.stderr.strip() == "kimi-w4a8: stopped by Ctrl-C"

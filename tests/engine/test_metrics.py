@@ -114,7 +114,7 @@ BOTH = ONE.replace(" 0.0", " 1.0") + 'sglang:generation_tokens_total{replica="1"
 
 def test_a_replica_that_is_slow_to_answer_is_waited_for(monkeypatch):
     pauses = []
-    monkeypatch.setattr(counters.time, "sleep", pauses.append)
+    monkeypatch.setattr(counters, "time", type("Time", (), {"sleep": pauses.append}))
     with ops([ONE, ONE, BOTH]) as base_url:
         assert counters.read(base_url, attempts=3).total("sglang:generation_tokens_total") == 12
     assert pauses == [counters._PAUSE_S] * 2

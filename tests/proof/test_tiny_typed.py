@@ -75,8 +75,7 @@ def test_a_follow_up_needs_the_answer_before_it_and_no_examined_wording() -> Non
         *_, before, asked = (message["content"] for message in dialogue.question())
         result = re.search(r"#### (\d+)$", before)
         assert result and not typed_module.is_examined(asked)
-        lines = "\n".join(dialogue.text().splitlines()[-8:])
-        needed += result[1] in re.findall(r"\d+", lines.partition(asked)[2])
+        needed += result[1] in re.findall(r"\d+", dialogue.text().rpartition(asked)[2])
     assert needed > 400  # with another number in place of one, and worked by parts, the answer itself is not in a line
 
 
