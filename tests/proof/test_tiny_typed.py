@@ -18,7 +18,7 @@ from proof.tiny.operations import operands, worked
 from proof.tiny.problems import Work
 from proof.tiny.stories import people
 from proof.tiny.tokenizer import load_tokenizer
-from proof.tiny.typed import ABOUT, EXAMINATION, REPLIES, Typed, examination, typed_other, typed_problem
+from proof.tiny.typed import ABOUT, BLIND, REPLIES, Typed, examination, typed_other, typed_problem
 from proof.tiny.wordings import chosen, in_words, spelled, wordings
 
 LINE = re.compile(r"It is (-?\d+) ([-+*/]) (-?\d+) = (-?\d+)(?: remainder (\d+))?\.")
@@ -86,7 +86,7 @@ def test_no_text_of_the_examination_is_trained_on() -> None:
 
 @pytest.mark.slow
 def test_the_blind_test_is_examined_in_turns_and_large_sums_may_be_declined() -> None:
-    blind = examination(EXAMINATION.with_name("blind.jsonl"))
+    blind = examination(BLIND)
     assert all(case.first for case in blind if case.kind == "follow-up") and not any(
         case.text in {text for text, _ in drawn(400)} for case in blind if case.kind != "sum"
     )
