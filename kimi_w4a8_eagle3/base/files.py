@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
@@ -52,10 +53,25 @@ def write_atomic(path: Path, content: str | bytes, like: Path | None = None) -> 
         temporary.unlink(missing_ok=True)
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file, with or without a byte order mark; raise KimiError if that is impossible."""
+def regular(path: Path) -> Path:
+    """Return the path of an input file; raise OSError for a pipe or a device, whose content may never come."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))
+    return path
+
+
+def read_text(path: Path, what: str = "the file", expected: str = "", remedy: str = "") -> str:
+    """Return the text of a UTF-8 file, without a byte order mark; raise KimiError if `what` cannot be read."""
     try:
-        return tomllib.loads(path.read_text("utf-8-sig"))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        what = f"cannot read the file: {error.strerror}" if isinstance(error, OSError) else f"not valid TOML: {error}"
-        raise KimiError(what, str(path)) from None
+        return regular(path).read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise KimiError(f"cannot read {what}: {reason}", str(path), expected, remedy) from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the content of a TOML file; raise KimiError if there is none."""
+    try:
+        return tomllib.loads(read_text(path))
+    except tomllib.TOMLDecodeError as error:
+        raise KimiError(f"not valid TOML: {error}", str(path)) from None

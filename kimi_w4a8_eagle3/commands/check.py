@@ -46,6 +46,8 @@ def check(
         write_atomic(record, json.dumps(answers) + "\n")
         typer.echo(f'[model]\nrepo = "{model}"\nsha256 = "{weights_digest(model)}"\nanswers = "{record}"')
         return
+    if base_url or key_file:
+        raise UsageError("no server is asked without --record", "--base-url, --api-key-file", "--record FILE with them")
     report = preflight(model, draft, tp)
     report.problems += _code_problems([path for path in (model, draft) if path is not None and path.is_dir()])
     if as_json:

@@ -12,6 +12,7 @@ from rich.table import Column, Table
 
 from ..base.console import table_console
 from ..base.errors import UsageError
+from ..fleet.checks import require_parsed
 from ..machine.aiter_regime import detect_regime, installed_regime
 from ..machine.hardware import Machine, gpu_by_name
 from ..recipe.launch import load_recipe, missing_gpus, resolve, unmet_requirements
@@ -46,6 +47,8 @@ def plan(
         settings = [*settings, f"tp-size={tp}"]
     resolved = resolve(load_recipe(one_recipe(name, recipe)), settings)
     chosen, args = resolved.recipe, resolved.args
+    if resolved.untested:
+        require_parsed(args)
     machine = Machine.detect()
     if aiter:
         machine = replace(machine, installed={**machine.installed, "aiter": aiter})

@@ -75,7 +75,7 @@ def serve(
         note = Finding("--no-preflight: the checkpoint files were not validated", Severity.OVERRIDE)
         launch = replace(launch, notes=[*launch.notes, note])
     if launch.untested:
-        require_parsed(launch)
+        require_parsed(launch.args)
     if dry_run:
         _show(launch, as_json)
         return

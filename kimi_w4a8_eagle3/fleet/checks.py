@@ -20,7 +20,7 @@ from ..door.settings import is_loopback
 from ..engine.aiter_jit import jit_environment
 from ..engine.process import Program, require_free_port
 from ..quark.preflight import preflight as preflight_files
-from ..recipe.arguments import allows_code, command_words
+from ..recipe.arguments import Args, allows_code, command_words
 from ..recipe.launch import Launch, unmet_requirements
 from ..recipe.trusted_code import locate, require_trusted
 
@@ -114,11 +114,12 @@ def checked_weights(launch: Launch, preflight: bool = True) -> str | None:
     return fingerprint(*(folder for folder in (model, draft) if folder is not None))
 
 
-def require_parsed(launch: Launch) -> None:
+def require_parsed(args: Args) -> None:
     """Raise UsageError for an argument unknown to the installed SGLang, which would fail much later."""
     if importlib.util.find_spec("sglang") is None:
         return
-    program = Program("kimi_w4a8_eagle3.sglang_plugin.check_arguments", tuple(command_words(launch.args)))
+    final = {name: value for name, value in args.items() if value != "auto"}  # "auto" is this package's own value
+    program = Program("kimi_w4a8_eagle3.sglang_plugin.check_arguments", tuple(command_words(final)))
     variables = {**os.environ, "TORCHDYNAMO_DISABLE": "1"}  # halves the time
     done = subprocess.run(program.argv, env=variables, capture_output=True, text=True)
     if done.returncode == 2:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import KimiError
+from ..base.files import regular
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -56,7 +57,7 @@ class Checkpoint:
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file; raise KimiError for a missing or unreadable file and for other JSON."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(regular(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         remedy = "fetch the checkpoint again"
         raise KimiError(f"{path.name} is missing", str(path), "a Hugging Face model directory", remedy) from None

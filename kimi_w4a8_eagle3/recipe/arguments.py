@@ -196,6 +196,7 @@ VALUES: dict[str, Values] = {
     "max-total-tokens": COUNT,
     "mem-fraction-static": _number(float, least=0.01, most=0.99, auto=True),
     "model-path": TEXT,
+    "nnodes": COUNT,
     "numa-node": _NUMA,
     "port": _number(most=65535),
     "reasoning-parser": _choice("kimi_k2"),

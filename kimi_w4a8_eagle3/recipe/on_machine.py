@@ -19,10 +19,10 @@ from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from ..base.errors import KimiError
+from ..base.files import read_toml
 from ..base.finding import Finding, Severity
 from ..base.installed import PackageName, operator_dir
 from ..base.nearest import nearest
-from ..base.toml import tomllib
 from ..gates import OUR_BACKENDS, ignored_gates, read_gates
 from ..machine.aiter_regime import Regime
 from ..machine.hardware import GIB, Gpu, Machine, gpu_by_name
@@ -281,8 +281,8 @@ def known_faults(path: Path | None = None) -> tuple[Fault, ...]:
     """Load the table; raise KimiError for a mistake in it."""
     path = path or operator_dir("launch") / "known-faults.toml"
     try:
-        return tuple(Fault(id=name, **entry) for name, entry in tomllib.loads(path.read_text()).items())
-    except (tomllib.TOMLDecodeError, ValidationError, TypeError) as error:
+        return tuple(Fault(id=name, **entry) for name, entry in read_toml(path).items())
+    except (ValidationError, TypeError) as error:
         raise KimiError(f"cannot read the table of known faults: {error}", where=str(path)) from None
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from ..base.errors import KimiError
+from ..base.files import read_text
 from ..base.finding import Finding
 from ..base.installed import operator_dir
 from .arguments import Args, number
@@ -44,11 +45,10 @@ def apply_speculation(args: Args, recipe: Recipe, notes: list[Finding]) -> None:
 
 
 def _steps(table: Path) -> set[int]:
+    text = read_text(table, "the table of draft steps")
     try:
-        rows = json.loads(table.read_text())
+        rows = json.loads(text)
         steps = {int(step) for batch, row in rows.items() if batch.isdigit() for step in row["candidate_steps"]}
-    except OSError as error:
-        raise KimiError(f"cannot read the table of draft steps: {error.strerror}", where=str(table)) from None
     except (ValueError, TypeError, KeyError, AttributeError):
         steps = set()
     if not steps or min(steps) < 0:

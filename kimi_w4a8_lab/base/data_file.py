@@ -9,20 +9,12 @@ from huggingface_hub import constants
 from rich.console import Console
 
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.files import read_text
 from kimi_w4a8_eagle3.fetch.download import Repository, fetch
 from kimi_w4a8_eagle3.fetch.progress import ByteProgress
 from kimi_w4a8_eagle3.recipe.trusted_code import TrustRecord, code_of, locate, untrusted
 
 HUB_PREFIX = "hf://datasets/"
-
-
-def read_text(path: Path, what: str, expected: str, remedy: str = "") -> str:
-    """Return the text of a UTF-8 file, without a byte order mark; raise KimiError if `what` cannot be read."""
-    try:
-        return path.read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise KimiError(f"cannot read {what}: {reason}", str(path), expected, remedy) from None
 
 
 def lines(path: Path, what: str, expected: str, remedy: str = "") -> list[str]:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
+from kimi_w4a8_eagle3.base.files import read_text
 
 from ..accuracy.problems import MOST, problems
-from ..base.data_file import HUB_PREFIX, data_file, read_text
+from ..base.data_file import HUB_PREFIX, data_file
 from .workloads import Workload
 
 Pair = tuple[str, str]

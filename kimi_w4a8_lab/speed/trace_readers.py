@@ -23,6 +23,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.files import regular
 from kimi_w4a8_eagle3.base.nearest import nearest
 
 from .generator import LoadDetails
@@ -157,7 +158,7 @@ def _folder(path: Path, output_tokens: int) -> Trace:
 def _rows(path: Path) -> list[Any]:
     """Return the objects of a JSON file, or of a file with one a line."""
     try:
-        data = path.read_bytes()
+        data = regular(path).read_bytes()
         content = (lzma.decompress(data) if path.suffix == ".xz" else data).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError, lzma.LZMAError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"

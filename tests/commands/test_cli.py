@@ -115,6 +115,15 @@ BAD |= {
     f"chat hi --base-url http://{'a' * 300}.com": "the server does not answer: ",
     "route --worker http://[::1 --port 9": "cannot read the replica 'http://[::1'",
     "report loop": "no run is here",
+    "check . --base-url http://127.0.0.1:1": "no server is asked without --record",
+    "check . --api-key-file key": "no server is asked without --record",
+    "serve ./pipe.toml --dry-run": "no recipe file ./pipe.toml",
+    "serve ./piped.toml --dry-run": "no recipe file pipe.toml",
+    "bench ./pipe.toml -r tiny": "cannot read the file: it is a pipe",
+    "bench chat --base-url http://127.0.0.1:1 --prompts-file pipe": "cannot read the text file: it is a pipe",
+    "bench replay pipe -r tiny": "cannot read the trace: it is a pipe",
+    "rank pipe --slo ttft=1s,tpot=9ms": "cannot read the trace: it is a pipe",
+    "serve tiny:adaptive --dry-run --set speculative-adaptive-config=pipe": "cannot read the table of draft steps",
     "accept --quick -r loop": "unknown recipe 'loop'",
     "eval gsm8k --base-url http://127.0.0.1:1 --data-dir loop": "cannot read the data of GSM8K: Too many levels",
 }
@@ -125,15 +134,18 @@ def test_bad_input_is_one_message_and_leaves_nothing(words, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     files = {"deep.json": "[" * 100_000, "deep.toml": "x = " + "[" * 5_000, "result.json": '{"kind": "demo"}'}
     files |= {"args.toml": 'extends = "tiny"\nsummary = "s"\n[args]\nchunked-prefil-size = 7', "latin1.jsonl": "\xff"}
+    files |= {"piped.toml": 'extends = "pipe.toml"'}
     files["collect.json"] = '{"share": "all"}'
     files["config.json"] = '{"hidden_size": 1, "num_hidden_layers": "x", "first_k_dense_replace": 1}'
     for name, text in files.items():
         tmp_path.joinpath(name).write_text(text, "latin-1")
     (tmp_path / "loop").symlink_to("loop")
+    for name in ("pipe", "pipe.toml"):
+        os.mkfifo(tmp_path / name)  # without a writer, so that a reader would wait for one
     with scripted_server(lambda *_: whole({"data": [{"id": "m"}]})) as server, pytest.raises(SystemExit):
         run(lambda: app(words.replace("URL", server.base_url).split()))
     assert capsys.readouterr().err.startswith(f"kimi-w4a8: {BAD[words]}")
-    assert {path.name for path in tmp_path.rglob("*")} == {*files, "loop"}
+    assert {path.name for path in tmp_path.rglob("*")} == {*files, "loop", "pipe", "pipe.toml"}
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,7 @@ def test_a_table_can_be_had_as_json(name: str) -> None:
         ["eval", "lossless", "--base-url", "http://127.0.0.1:1"],
         ["serve", "tiny", "--no-such-option"],
         pytest.param(["serve", "tiny", "--dry-run", "--", "--chunked-prefil-size", "7"], marks=pytest.mark.slow),
+        pytest.param(["plan", "agent", "--gpu", "mi325x", "--set", "chunked-prefil-size=7"], marks=pytest.mark.slow),
         ["no-such-command"],
     ],
     ids=" ".join,

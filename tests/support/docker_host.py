@@ -25,7 +25,7 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.commands import serve as serve_command
 from kimi_w4a8_eagle3.fleet.checks import require_parsed
-from kimi_w4a8_eagle3.recipe.launch import Launch
+from kimi_w4a8_eagle3.recipe.arguments import Args
 
 LAUNCH = ROOT / "launch"
 RUN = LAUNCH / "docker-run.sh"
@@ -99,10 +99,10 @@ class Host:
 _ACCEPTED: set[str] = set()  # arguments that SGLang's parser, whose import takes seconds, has accepted in this process
 
 
-def _parse_once(launch: Launch) -> None:
-    if (args := repr(launch.args)) not in _ACCEPTED:
-        require_parsed(launch)
-        _ACCEPTED.add(args)
+def _parse_once(args: Args) -> None:
+    if repr(args) not in _ACCEPTED:
+        require_parsed(args)
+        _ACCEPTED.add(repr(args))
 
 
 class DryRun(socketserver.StreamRequestHandler):
