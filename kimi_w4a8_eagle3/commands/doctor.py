@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import Annotated
 
@@ -13,11 +12,10 @@ from rich.text import Text
 from ..base.console import table_console
 from ..base.errors import on_host
 from ..base.finding import STYLES
-from ..doctor.needs import Needs
 from ..doctor.probe import Probe
 from ..doctor.result import Report
 from ..doctor.runner import examine
-from ..recipe.launch import load_recipe
+from ..recipe.launch import load_recipe, resolve
 from ..recipe.schema import one_recipe
 from .options import RECIPE, RECIPE_NAME
 
@@ -32,10 +30,8 @@ def doctor(
 
     GPUs, ROCm, NUMA, memory, limits, disk, packages, patches and ports are checked. The default recipe is agent.
     """
-    needs = Needs.of(load_recipe(one_recipe(name, recipe, "agent")))
-    if port is not None:
-        needs = dataclasses.replace(needs, port=port)
-    report = examine(Probe(), needs)
+    settings = [] if port is None else [f"port={port}"]
+    report = examine(Probe(), resolve(load_recipe(one_recipe(name, recipe, "agent")), settings))
     if as_json:
         typer.echo(json.dumps(report.as_json(), indent=2))
     else:

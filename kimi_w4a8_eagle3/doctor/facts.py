@@ -8,19 +8,34 @@ from functools import cached_property
 from ..base.errors import KimiError
 from ..base.installed import ROCM, installed_versions
 from ..fetch.hub import HubUnreachable
-from ..machine.hardware import GpuLoad, Machine, gpu_load, identified
-from .needs import Needs
+from ..machine.hardware import AMD, GpuLoad, Machine, gpu_load, identified
+from ..recipe.launch import Args, Recipe, Resolved
 from .probe import Probe
 
-AMD = "0x1002"
 ACCELERATOR_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")  # display controllers and processing accelerators
 
 
 @dataclass
 class Facts:
+    """A machine and what a recipe asks of it."""
+
     probe: Probe
-    needs: Needs
+    asked: Resolved
     _unreachable: KimiError | None = None
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.asked.recipe
+
+    @property
+    def args(self) -> Args:
+        """Engine arguments, not fitted to the machine."""
+        return self.asked.args
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that the recipe needs; 0 on a CPU."""
+        return self.recipe.hardware.gpus
 
     @cached_property
     def machine(self) -> Machine:
@@ -39,7 +54,8 @@ class Facts:
     @cached_property
     def pci_count(self) -> int:
         """AMD GPUs on the PCI bus, with or without a driver."""
-        vendors = [path for path in self.probe.glob("sys/bus/pci/devices/*/vendor") if path.read_text().strip() == AMD]
+        found = self.probe.root.glob("sys/bus/pci/devices/*/vendor")
+        vendors = [path for path in found if path.read_text().strip() == AMD]
         classes = [path.with_name("class") for path in vendors]
         return sum(path.is_file() and path.read_text().startswith(ACCELERATOR_CLASSES) for path in classes)
 
@@ -56,11 +72,6 @@ class Facts:
         """Load of each GPU in HIP's order; empty if the driver does not report all of them."""
         found = [gpu_load(self.probe.root / "sys/bus/pci/devices" / device.pci) for device in self.machine.devices]
         return [load for load in found if load] if all(found) else []
-
-    @cached_property
-    def numa_nodes(self) -> list[int] | None:
-        """`--numa-node` list: one NUMA node for each GPU of this machine, in HIP's order."""
-        return self.machine.numa_nodes
 
     def hub_problem(self, repo: str, revision: str) -> KimiError | None:
         """Return why the Hub does not give a repository, or None. An unreachable Hub is asked only once."""

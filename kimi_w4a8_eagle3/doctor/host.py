@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 
 from ..base.finding import Finding
+from ..machine.hardware import GIB
+from ..recipe.arguments import number
+from ..recipe.launch import DEFAULT_PORT
 from .facts import Facts
-from .needs import GIB
 from .result import fail, ok, skip, warn
 
 NOFILE_MINIMUM = 65_536
@@ -18,126 +20,125 @@ SHOWN = 4
 def rocm(facts: Facts) -> Finding:
     """Check the ROCm user space; the recipes' images carry 7.2."""
     if facts.rocm is None:
-        return fail("rocm", "not installed", "use the ROCm SGLang image (see the Dockerfile), or install ROCm 7.2")
-    return ok("rocm", facts.rocm)
+        return fail("not installed", "use the ROCm SGLang image (see the Dockerfile), or install ROCm 7.2")
+    return ok(facts.rocm)
 
 
 def driver(facts: Facts) -> Finding:
     version = facts.probe.read("sys/module/amdgpu/version")
     if version:
-        return ok("driver", f"amdgpu {version}")
+        return ok(f"amdgpu {version}")
     if not facts.pci_count:
-        return skip("driver", "no AMD GPU found")
-    if facts.probe.exists("sys/module/amdgpu"):
+        return skip("no AMD GPU found")
+    if (facts.probe.root / "sys/module/amdgpu").exists():
         release = facts.probe.read("proc/sys/kernel/osrelease") or "unknown"
-        return ok("driver", f"amdgpu of kernel {release} (in-tree driver)")
-    return fail("driver", "amdgpu is not loaded", "install amdgpu-dkms on the host, then `sudo modprobe amdgpu`")
+        return ok(f"amdgpu of kernel {release} (in-tree driver)")
+    return fail("amdgpu is not loaded", "install amdgpu-dkms on the host, then `sudo modprobe amdgpu`")
 
 
 def numa(facts: Facts) -> Finding:
     """Check the `--numa-node` list of this machine, to which a recipe's `numa-node = auto` resolves."""
-    needs = facts.needs
-    nodes = facts.numa_nodes
+    nodes, fixed = facts.machine.numa_nodes, facts.args.get("numa-node")
     if nodes is None:
         return warn(
-            "numa",
             "the firmware does not report the NUMA node of each GPU",
             "set the list with --set args.numa-node=..., see `amd-smi static --numa`",
         )
     found = "--numa-node " + " ".join(map(str, nodes))
-    if needs.numa is not None and needs.numa != nodes:
-        fixed = " ".join(map(str, needs.numa))
-        return warn("numa", f"{found}, but the recipe has {fixed}", "set numa-node = auto in the recipe")
-    if needs.environment.get("SGLANG_NUMA_BIND_V2") == "1" and not facts.probe.has_program("numactl"):
-        return warn("numa", f"{found}, but numactl is missing, which SGLang needs", "install the package numactl")
-    return ok("numa", found)
+    if isinstance(fixed, list) and fixed != nodes:
+        listed = " ".join(map(str, fixed))
+        return warn(f"{found}, but the recipe has {listed}", "set numa-node = auto in the recipe")
+    if facts.recipe.environment.get("SGLANG_NUMA_BIND_V2") == "1" and not facts.probe.has_program("numactl"):
+        return warn(f"{found}, but numactl is missing, which SGLang needs", "install the package numactl")
+    return ok(found)
 
 
 def numa_balancing(facts: Facts) -> Finding:
     """Check that the kernel does not move pages between nodes while GPUs use them."""
     value = facts.probe.read("proc/sys/kernel/numa_balancing")
     if value is None:
-        return ok("numa_balancing", "not in this kernel")
+        return ok("not in this kernel")
     if value != "0":
-        return warn(
-            "numa_balancing", f"on ({value}): page migration stalls the GPUs", "sudo sysctl kernel.numa_balancing=0"
-        )
-    return ok("numa_balancing", "off")
+        return warn(f"on ({value}): page migration stalls the GPUs", "sudo sysctl kernel.numa_balancing=0")
+    return ok("off")
+
+
+def shared_memory(gpus: int) -> int:
+    """Return the bytes for buffers between the ranks of eight GPUs (docker's default is 64 MiB)."""
+    return 16 * GIB if gpus else GIB // 16
 
 
 def shm(facts: Facts) -> Finding:
     """Check the shared memory through which the engine's processes exchange data."""
     path = facts.probe.root / "dev/shm"
     if not path.is_dir():
-        return fail("shm", "/dev/shm is missing", "mount a tmpfs there; in docker use --ipc=host or --shm-size 64g")
+        return fail("/dev/shm is missing", "mount a tmpfs there; in docker use --ipc=host or --shm-size 64g")
     total, free = facts.probe.space(path)
     found = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free"
-    if free < facts.needs.shm:
-        judge = fail if free < GIB // 16 or (facts.needs.on_gpu and free < GIB) else warn
-        need = f"{facts.needs.shm / GIB:g} GiB"
-        return judge("shm", f"{found}, {need} needed", "docker: --ipc=host or --shm-size 64g; host: remount /dev/shm")
-    return ok("shm", found)
+    needed = shared_memory(facts.gpus)
+    if free < needed:
+        judge = fail if free < GIB // 16 or (facts.gpus and free < GIB) else warn
+        return judge(
+            f"{found}, {needed / GIB:g} GiB needed", "docker: --ipc=host or --shm-size 64g; host: remount /dev/shm"
+        )
+    return ok(found)
 
 
 def devices(facts: Facts) -> Finding:
     """Check that /dev/kfd and the render nodes exist and that this user may open them."""
     probe = facts.probe
     if not facts.count and not facts.pci_count:
-        return skip("devices", "no AMD GPU found")
-    render = [str(path.relative_to(probe.root)) for path in probe.glob("dev/dri/renderD*")]
-    if not probe.exists("dev/kfd"):
-        return fail("devices", "/dev/kfd is missing", "load amdgpu on the host; in docker pass --device /dev/kfd")
-    if len(render) < facts.needs.gpus:
-        found = f"{len(render)} render nodes in /dev/dri, {facts.needs.gpus} needed"
-        return fail("devices", found, "in docker pass --device /dev/dri (the directory, for all GPUs)")
+        return skip("no AMD GPU found")
+    render = [str(path.relative_to(probe.root)) for path in sorted(probe.root.glob("dev/dri/renderD*"))]
+    if not (probe.root / "dev/kfd").exists():
+        return fail("/dev/kfd is missing", "load amdgpu on the host; in docker pass --device /dev/kfd")
+    if len(render) < facts.gpus:
+        found = f"{len(render)} render nodes in /dev/dri, {facts.gpus} needed"
+        return fail(found, "in docker pass --device /dev/dri (the directory, for all GPUs)")
     closed = [path for path in ["dev/kfd", *render] if not probe.usable(path)]
     if closed:
         groups = sorted({probe.group_of(path) for path in closed})
         joined = ",".join(groups)
         return fail(
-            "devices",
             f"no access to /{closed[0]} (group {joined})",
             f"sudo usermod -aG {joined} $USER and log in again; in docker --group-add {' --group-add '.join(groups)}",
         )
-    return ok("devices", f"/dev/kfd and {len(render)} render nodes")
+    return ok(f"/dev/kfd and {len(render)} render nodes")
 
 
 def memlock(facts: Facts) -> Finding:
     """Check the limit of pinned host memory, used for transfers to the GPUs."""
     limit = facts.probe.limit("memlock")
     if limit is None:
-        return ok("memlock", "unlimited")
-    return warn(
-        "memlock", f"{limit / GIB:.2f} GiB", "docker: --ulimit memlock=-1; systemd: LimitMEMLOCK=infinity; or ulimit -l"
-    )
+        return ok("unlimited")
+    return warn(f"{limit / GIB:.2f} GiB", "docker: --ulimit memlock=-1; systemd: LimitMEMLOCK=infinity; or ulimit -l")
 
 
 def nofile(facts: Facts) -> Finding:
     """Check the limit of open files: shards, sockets, and one connection per running request."""
-    limit, wanted = facts.probe.limit("nofile"), NOFILE_MINIMUM if facts.needs.on_gpu else 1024
+    limit, wanted = facts.probe.limit("nofile"), NOFILE_MINIMUM if facts.gpus else 1024
     if limit is None or limit >= wanted:
-        return ok("nofile", "unlimited" if limit is None else str(limit))
-    return warn("nofile", f"{limit}, {wanted} needed", f"ulimit -n {wanted}; docker: --ulimit nofile={wanted}")
+        return ok("unlimited" if limit is None else str(limit))
+    return warn(f"{limit}, {wanted} needed", f"ulimit -n {wanted}; docker: --ulimit nofile={wanted}")
 
 
 def port(facts: Facts) -> Finding:
-    needs = facts.needs
-    problem = facts.probe.port_problem(needs.host, needs.port)
-    if problem:
-        return fail("port", problem, "stop that process, or serve with --port 8000")
-    return ok("port", f"{needs.port} on {needs.host} is free")
+    """Check that the API's port is free."""
+    host, port = str(facts.args.get("host", "127.0.0.1")), int(number(facts.args, "port", DEFAULT_PORT))
+    if problem := facts.probe.port_problem(host, port):
+        return fail(problem, "stop that process, or serve with --port 8000")
+    return ok(f"{port} on {host} is free")
 
 
 def processes(facts: Facts) -> Finding:
     """Check for engines of an earlier run, which would hold memory, ports or shared memory."""
-    found = [process for process in facts.probe.processes() if _is_engine(process.command)]
+    found = {pid: command.strip() for pid, command in facts.probe.processes().items() if _is_engine(command)}
     if not found:
-        return ok("processes", "no other engine runs")
-    numbers = [str(process.pid) for process in found]
+        return ok("no other engine runs")
     more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    shown = ", ".join(f"{process.pid} ({process.command.strip()[:50].strip()})" for process in found[:SHOWN])
-    remedy = f"if they are not needed: kill {' '.join(numbers)}"
-    return warn("processes", f"{len(found)} engine processes: {shown}{more}", remedy)
+    shown = ", ".join(f"{pid} ({command[:50].strip()})" for pid, command in list(found.items())[:SHOWN])
+    remedy = f"if they are not needed: kill {' '.join(map(str, found))}"
+    return warn(f"{len(found)} engine processes: {shown}{more}", remedy)
 
 
 def _is_engine(command: str) -> bool:

@@ -31,12 +31,6 @@ from ..recipe.router_settings import RouterSettings
 
 
 @dataclass(frozen=True)
-class RunningProcess:
-    pid: int
-    command: str
-
-
-@dataclass(frozen=True)
 class Probe:
     root: Path = Path("/")
 
@@ -49,12 +43,6 @@ class Probe:
             return (self.root / path).read_text().strip()
         except (OSError, UnicodeDecodeError):
             return None
-
-    def glob(self, pattern: str) -> list[Path]:
-        return sorted(self.root.glob(pattern))
-
-    def exists(self, path: str) -> bool:
-        return (self.root / path).exists()
 
     def usable(self, path: str) -> bool:
         return os.access(self.root / path, os.R_OK | os.W_OK)
@@ -130,13 +118,10 @@ class Probe:
             return error.what
         return None
 
-    def processes(self) -> list[RunningProcess]:
-        found = []
-        for process in psutil.process_iter(["pid", "name", "cmdline"]):
-            if process.pid != os.getpid():
-                command = " ".join(process.info["cmdline"] or []) or process.info["name"] or ""
-                found.append(RunningProcess(process.pid, command))
-        return found
+    def processes(self) -> dict[int, str]:
+        """Return the command lines of the other processes."""
+        others = (process for process in psutil.process_iter(["name", "cmdline"]) if process.pid != os.getpid())
+        return {one.pid: " ".join(one.info["cmdline"] or []) or one.info["name"] or "" for one in others}
 
     def cache(self) -> Path:
         return Path(constants.HF_HUB_CACHE)

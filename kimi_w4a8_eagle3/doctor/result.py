@@ -35,17 +35,20 @@ class Report:
         return head | {"checks": [asdict(result) for result in self.results]}
 
 
-def ok(name: str, found: str) -> Finding:
+# Results of a check, which has the name of its function unless it names its parts.
+
+
+def ok(found: str, name: str = "") -> Finding:
     return Finding(found, Severity.OK, name)
 
 
-def warn(name: str, found: str, remedy: str) -> Finding:
+def warn(found: str, remedy: str, name: str = "") -> Finding:
     return Finding(found, Severity.WARN, name, remedy=remedy)
 
 
-def fail(name: str, found: str, remedy: str) -> Finding:
+def fail(found: str, remedy: str, name: str = "") -> Finding:
     return Finding(found, Severity.FAIL, name, remedy=remedy)
 
 
-def skip(name: str, why: str) -> Finding:
+def skip(why: str, name: str = "") -> Finding:
     return Finding(why, Severity.SKIP, name)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from ..base.finding import Finding
+from ..recipe.launch import Resolved
 from . import gpus, host, software, storage
 from .facts import Facts
-from .needs import Needs
 from .probe import Probe
 from .result import Report, fail, skip
 
@@ -27,7 +28,7 @@ CHECKS: tuple[Check, ...] = (
     host.memlock,
     host.nofile,
     software.base,
-    software.engine,
+    software.sglang,
     software.known_faults,
     software.plugin,
     software.torch,
@@ -45,29 +46,29 @@ FOR_GPUS = {host.driver, host.rocm, host.devices, host.numa_balancing, host.meml
 OF_GPUS = {gpus.arch, gpus.partition, gpus.hbm, host.numa}
 
 
-def examine(probe: Probe, needs: Needs) -> Report:
+def examine(probe: Probe, asked: Resolved) -> Report:
     """Return all results for one machine and one recipe."""
-    facts = Facts(probe, needs)
+    facts = Facts(probe, asked)
     results = [result for check in CHECKS for result in _run(check, facts)]
-    return Report(needs.recipe, tuple(results), _numa_nodes(facts))
+    return Report(asked.recipe.name, tuple(results), _numa_nodes(facts))
 
 
 def _run(check: Check, facts: Facts) -> list[Finding]:
     name = check.__name__
     try:
-        if check in FOR_GPUS | OF_GPUS and not facts.needs.on_gpu:
-            return [skip(name, "not needed on a CPU")]
+        if check in FOR_GPUS | OF_GPUS and not facts.gpus:
+            return [skip("not needed on a CPU", name)]
         if check in OF_GPUS and not facts.count:
-            return [skip(name, "no GPU found")]
+            return [skip("no GPU found", name)]
         results = check(facts)
     except Exception as error:  # an unexpected machine must not hide the results of other checks
         found = f"the check itself failed: {type(error).__name__}: {error}"
-        return [fail(name, found, "report this with the output of `kimi-w4a8 doctor --json`")]
-    return results if isinstance(results, list) else [results]
+        return [fail(found, "report this with the output of `kimi-w4a8 doctor --json`", name)]
+    return [replace(one, name=one.name or name) for one in (results if isinstance(results, list) else [results])]
 
 
 def _numa_nodes(facts: Facts) -> list[int] | None:
     try:
-        return facts.numa_nodes
+        return facts.machine.numa_nodes
     except Exception:
         return None  # the numa check reports the reason

@@ -16,90 +16,90 @@ ROUTER_READ = "0.3.2"
 PLUGIN = "kimi_w4a8_eagle3"
 
 
-def engine(facts: Facts) -> Finding:
+def sglang(facts: Facts) -> Finding:
     """Check that SGLang is installed; `known_faults` checks its release."""
     version = facts.probe.package("sglang")
     if version is None:
-        return fail("sglang", "not installed", f"use the image or `make venv`; the pinned release is {SGLANG_PINNED}")
-    return ok("sglang", version)
+        return fail("not installed", f"use the image or `make venv`; the pinned release is {SGLANG_PINNED}")
+    return ok(version)
 
 
 def base(facts: Facts) -> Finding:
     """Check the record of the base image: of this image, pinned, and with a reason for each of its variables."""
     if problem := base_problem(facts.installed, facts.probe.root):
-        return warn("base", problem.what, problem.remedy)
+        return warn(problem.what, problem.remedy)
     record = read_base(facts.probe.root)
     found = ", ".join([record.reference, *(f"{name} {commit[:10]}" for name, commit in record.commits.items())])
     if record.unclassified:
         unknown = f"{found}; not in launch/base-image.toml: {', '.join(record.unclassified)}"
-        return warn("base", unknown, "find out what each does, then add it there with its reason")
+        return warn(unknown, "find out what each does, then add it there with its reason")
     if record.digest is None:
-        return warn("base", f"{found}; its tag can move", "launch/pin-base.sh, then build the image again")
-    return ok("base", f"{found}, {record.digest[:19]}")
+        return warn(f"{found}; its tag can move", "launch/pin-base.sh, then build the image again")
+    return ok(f"{found}, {record.digest[:19]}")
 
 
 def known_faults(facts: Facts) -> list[Finding]:
     """Check the known faults of the installed packages; `kimi-w4a8 serve` warns of those of the recipe alone."""
-    needs, arch = facts.needs, next(iter(facts.archs or facts.needs.arch), None)
+    arch = next(iter(facts.archs or facts.recipe.hardware.arch), None)
     results = []
-    environment = {**facts.probe.environment(), **needs.environment}
-    for fault in concerning(needs.args, environment, arch, facts.installed):
+    environment = {**facts.probe.environment(), **facts.recipe.environment}
+    for fault in concerning(facts.args, environment, arch, facts.installed):
         name, refused = f"fault {fault.id}", fault.severity is Severity.FAIL
-        if fault.id in needs.accepted_faults:
-            results.append(ok(name, f"accepted: {fault.sentence}"))
+        if fault.id in facts.recipe.options.accept_faults:
+            results.append(ok(f"accepted: {fault.sentence}", name))
         elif fault.severity is Severity.NOTE:
-            results.append(ok(name, f"{fault.sentence}; {fault.remedy}"))
+            results.append(ok(f"{fault.sentence}; {fault.remedy}", name))
         elif refused or fault.installed or fault.env:
-            results.append((fail if refused else warn)(name, fault.sentence, fault.remedy))
-    return results or [ok("known_faults", "none on this machine with this recipe")]
+            results.append((fail if refused else warn)(fault.sentence, fault.remedy, name))
+    return results or [ok("none on this machine with this recipe")]
 
 
 def torch(facts: Facts) -> Finding:
     """Check that torch is built for the recipe's hardware."""
     version, build = facts.probe.package("torch"), facts.probe.torch_build()
     if version is None or build is None:
-        return fail("torch", "not installed", "use the image or `make venv`")
+        return fail("not installed", "use the image or `make venv`")
     found = version if version.endswith(f"+{build}") else f"{version} ({build})"
-    if facts.needs.on_gpu and not build.startswith("hip"):
-        return fail("torch", f"{found}: not built for ROCm", "use the ROCm SGLang image (see the Dockerfile)")
-    return ok("torch", found)
+    if facts.gpus and not build.startswith("hip"):
+        return fail(f"{found}: not built for ROCm", "use the ROCm SGLang image (see the Dockerfile)")
+    return ok(found)
 
 
 def kernels(facts: Facts) -> list[Finding]:
     """Check AITER and this package's code objects, which hold the kernels of the recipes for GPUs."""
-    if not facts.needs.on_gpu:
-        return [skip("aiter", "not needed on a CPU"), skip("kernels", "not needed on a CPU")]
+    if not facts.gpus:
+        return [skip("not needed on a CPU", name) for name in ("aiter", "kernels")]
     aiter = facts.probe.package("amd-aiter", "aiter")
     results = [
-        ok("aiter", f"{aiter}; page offsets: {facts.probe.aiter_regime().value}")
+        ok(f"{aiter}; page offsets: {facts.probe.aiter_regime().value}", "aiter")
         if aiter
-        else fail("aiter", "not installed", "use the ROCm SGLang image, which carries AITER built for its ROCm")
+        else fail("not installed", "use the ROCm SGLang image, which carries AITER built for its ROCm", "aiter")
     ]
     try:
         folder, count = facts.probe.code_objects()
-        results.append(ok("kernels", f"{count} code objects in {folder}"))
+        results.append(ok(f"{count} code objects in {folder}", "kernels"))
     except KimiError as error:
-        results.append(fail("kernels", error.what, error.remedy))
+        results.append(fail(error.what, error.remedy, "kernels"))
     return results
 
 
 def plugin(facts: Facts) -> Finding:
     """Check that SGLang finds this package's plugin by its entry point."""
     if PLUGIN in facts.probe.plugins():
-        return ok("plugin", f"{PLUGIN} is registered with SGLang")
-    return fail("plugin", "SGLang's plugin list lacks this package", "install the package with pip, not by PYTHONPATH")
+        return ok(f"{PLUGIN} is registered with SGLang")
+    return fail("SGLang's plugin list lacks this package", "install the package with pip, not by PYTHONPATH")
 
 
 def router(facts: Facts) -> Finding:
     """Check that the router accepts this package's options; some images build a router of their own."""
     missing = facts.probe.router_lacks()
     if missing is None:
-        return skip("router", "sglang-router is not installed; a single engine does not need it")
+        return skip("sglang-router is not installed; a single engine does not need it")
     version = facts.probe.package("sglang-router")
     if missing:
         remedy = f"serve without --replicas, or route with sglang-router {ROUTER_READ}"
-        return fail("router", f"{version} does not know {', '.join(missing)}", remedy)
-    return ok("router", f"{version} (options were read from {ROUTER_READ})")
+        return fail(f"{version} does not know {', '.join(missing)}", remedy)
+    return ok(f"{version} (options were read from {ROUTER_READ})")
 
 
 def patches(facts: Facts) -> list[Finding]:
@@ -107,13 +107,13 @@ def patches(facts: Facts) -> list[Finding]:
     for patch in facts.probe.patches():
         name, found = f"patch {patch.name}", f"{patch.state.value}: {patch.detail}"
         if patch.state is State.APPLIED:
-            results.append(ok(name, found))
+            results.append(ok(found, name))
         elif patch.state is State.NOT_INSTALLED:
-            results.append(skip(name, found))
+            results.append(skip(found, name))
         elif patch.state is State.NOT_APPLIED:
-            results.append(warn(name, found, "kimi-w4a8 patch"))
+            results.append(warn(found, "kimi-w4a8 patch", name))
         elif patch.state is State.STALE_BUILD:
-            results.append(fail(name, found, "run `kimi-w4a8 patch`; AITER compiles these modules again"))
+            results.append(fail(found, "run `kimi-w4a8 patch`; AITER compiles these modules again", name))
         else:
-            results.append(warn(name, found, "serve without it, or with the AITER of the image"))
+            results.append(warn(found, "serve without it, or with the AITER of the image", name))
     return results

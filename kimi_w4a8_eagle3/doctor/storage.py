@@ -11,8 +11,15 @@ from ..fetch.progress import human
 from ..fetch.snapshot import Snapshot
 from ..recipe.schema import RecipeCheckpoint
 from .facts import Facts
-from .needs import PUBLISHED_SIZES
 from .result import fail, ok, skip, warn
+
+# Bytes of the published checkpoints, for a machine without access to the Hub. The published "497 GB" are GiB: the INT4
+# experts alone are 384 x 60 x 3 x 7168 x 2048 / 2 = 507.3 GB.
+PUBLISHED_SIZES = {
+    "amd/Kimi-K2.5-W4A8": 534_000_000_000,
+    "amd/Kimi-K2.6-MXFP4": 559_000_000_000,
+    "lightseekorg/kimi-k2.5-eagle3": 6_000_000_000,
+}
 
 
 @dataclass(frozen=True)
@@ -43,39 +50,39 @@ def presence(facts: Facts, checkpoint: RecipeCheckpoint) -> Presence:
 
 
 def checkpoints(facts: Facts) -> list[Finding]:
-    names = ["model", "draft"]
-    return [_checkpoint(facts, names[i], checkpoint) for i, checkpoint in enumerate(facts.needs.checkpoints)]
+    """Check the target and the draft."""
+    named = zip(("model", "draft"), facts.recipe.checkpoints, strict=False)  # not every recipe has a draft
+    return [_checkpoint(facts, name, checkpoint) for name, checkpoint in named]
 
 
 def _checkpoint(facts: Facts, name: str, checkpoint: RecipeCheckpoint) -> Finding:
     if checkpoint.repo.startswith("builtin:"):
-        return ok(name, f"{checkpoint.repo} comes with the package")
+        return ok(f"{checkpoint.repo} comes with the package", name)
     if not checkpoint.on_hub:
         folder = Path(checkpoint.repo).expanduser()
-        there = (folder / "config.json").is_file()
-        return (
-            ok(name, str(folder)) if there else fail(name, f"no config.json in {folder}", "correct the recipe's path")
-        )
+        if (folder / "config.json").is_file():
+            return ok(str(folder), name)
+        return fail(f"no config.json in {folder}", "correct the recipe's path", name)
     found = presence(facts, checkpoint)
     what = f"{checkpoint.repo} at {checkpoint.revision[:12]}"
     if found.here:
-        return ok(name, f"{what}: {human(found.total)}, complete" + (", verified" if found.verified else ""))
+        return ok(f"{what}: {human(found.total)}, complete" + (", verified" if found.verified else ""), name)
     state = f"{what}: {human(found.missing)} of {human(found.total)} missing" if found.total else f"{what}: not here"
-    command = f"kimi-w4a8 fetch --recipe {facts.needs.recipe}"
+    command = f"kimi-w4a8 fetch --recipe {facts.recipe.name}"
     if facts.probe.offline():
-        return fail(name, f"{state}, and HF_HUB_OFFLINE forbids downloads", f"unset it, then {command}")
+        return fail(f"{state}, and HF_HUB_OFFLINE forbids downloads", f"unset it, then {command}", name)
     if problem := facts.hub_problem(checkpoint.repo, checkpoint.revision):
-        return fail(name, f"{state}; {problem.what}", problem.remedy or command)
-    return warn(name, f"{state}; the Hub has it", command)
+        return fail(f"{state}; {problem.what}", problem.remedy or command, name)
+    return warn(f"{state}; the Hub has it", command, name)
 
 
 def disk(facts: Facts) -> Finding:
     """Check the space in the cache for the missing files of all checkpoints."""
-    wanted = [presence(facts, checkpoint) for checkpoint in facts.needs.checkpoints if checkpoint.on_hub]
+    wanted = [presence(facts, checkpoint) for checkpoint in facts.recipe.checkpoints if checkpoint.on_hub]
     if not wanted:
-        return skip("disk", "no checkpoint is downloaded for this recipe")
+        return skip("no checkpoint is downloaded for this recipe")
     missing, cache = sum(found.missing for found in wanted), facts.probe.cache()
     _, free = facts.probe.space(cache)
     if error := shortage(cache, missing, "set HF_HOME to a larger disk (a local NVMe loads fastest)", free):
-        return fail("disk", f"{error.what} in {cache}", error.remedy)
-    return ok("disk", f"{human(free)} free in {cache}, {human(missing)} to fetch")
+        return fail(f"{error.what} in {cache}", error.remedy)
+    return ok(f"{human(free)} free in {cache}, {human(missing)} to fetch")

@@ -224,7 +224,7 @@ def base_problem(installed: dict[str, str], root: Path = Path("/")) -> KimiError
     return KimiError(f"the record is of another base image: {found}", str(root / BASE_RECORD), "", REBUILD)
 
 
-_AMD = "0x1002"
+AMD = "0x1002"
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ def gpu_loads(sysfs: Path = Path("/sys")) -> list[GpuLoad]:
 def gpu_load(card: Path) -> GpuLoad | None:
     """Return the load of the GPU with this folder in sysfs; None if it is not AMD's, or its driver reports nothing."""
     used, total = (_number(card / f"mem_info_vram_{what}") for what in ("used", "total"))
-    if _text(card / "vendor") != _AMD or used is None or not total:
+    if _text(card / "vendor") != AMD or used is None or not total:
         return None
     power = junction = None
     for sensors in sorted(card.glob("hwmon/hwmon*")):

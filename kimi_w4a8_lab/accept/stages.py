@@ -15,14 +15,13 @@ from rich.console import Console
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.finding import Severity
 from kimi_w4a8_eagle3.base.run_dir import write_json
-from kimi_w4a8_eagle3.doctor.needs import Needs
 from kimi_w4a8_eagle3.doctor.probe import Probe
 from kimi_w4a8_eagle3.doctor.runner import examine
 from kimi_w4a8_eagle3.fetch.session import Session, wanted_by_recipe
 from kimi_w4a8_eagle3.gates import BY_NAME, read_gates
 from kimi_w4a8_eagle3.machine.hardware import Machine
 from kimi_w4a8_eagle3.moe.tiles import TABLE, read_rows
-from kimi_w4a8_eagle3.recipe.launch import load_recipe, unmet_requirements
+from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve, unmet_requirements
 from kimi_w4a8_eagle3.recipe.schema import Recipe
 
 from ..accuracy import accuracy, lossless, smoke, tasks, tool_run
@@ -144,7 +143,7 @@ class AcceptRun:
     def _doctor(self, recipes: Sequence[Recipe]) -> StageResult:
         notes = []
         for recipe in recipes:
-            report = examine(Probe(), Needs.of(recipe))
+            report = examine(Probe(), resolve(recipe))
             write_json(self.folder / f"doctor-{recipe.name}.json", report.as_json())
             for result in report.results:
                 if result.severity is Severity.FAIL:

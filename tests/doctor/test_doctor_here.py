@@ -57,14 +57,13 @@ def test_an_unknown_recipe_is_named_with_the_nearest():
 def test_the_real_probe(tmp_path):
     probe = Probe()
     assert probe.read("proc/sys/kernel/osrelease") and probe.read("no/such/file") is None
-    assert probe.exists("proc/self") and not probe.exists("no/such/file")
     assert probe.usable("dev/null") and probe.group_of("dev/null") == "root"
     total, free = probe.space(tmp_path / "not" / "yet")
     assert 0 < free <= total
     assert probe.package("no-such-distribution", "pytest") == pytest.__version__
     assert probe.package("no-such-distribution") is None
     assert "kimi_w4a8_eagle3" in probe.plugins()
-    assert all(process.pid != os.getpid() for process in probe.processes())
+    assert os.getpid() not in probe.processes() and os.getppid() in probe.processes()
     assert [patch.name for patch in probe.patches()]
 
 

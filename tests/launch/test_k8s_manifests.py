@@ -35,9 +35,11 @@ from support.repository import ROOT
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.cli import app
-from kimi_w4a8_eagle3.doctor.needs import GIB, PUBLISHED_SIZES, Needs
+from kimi_w4a8_eagle3.doctor.host import shared_memory
+from kimi_w4a8_eagle3.doctor.storage import PUBLISHED_SIZES
 from kimi_w4a8_eagle3.engine.process import free_port
 from kimi_w4a8_eagle3.fleet.replica import READY_TIMEOUT_S
+from kimi_w4a8_eagle3.machine.hardware import GIB
 from kimi_w4a8_eagle3.ops.endpoint import OpsServer
 from kimi_w4a8_eagle3.ops.replica_state import FleetView, ReplicaState
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve
@@ -304,7 +306,7 @@ def test_the_pods_have_what_the_recipe_needs(objects: list[Manifest], overlay: s
     assert gpus == recipe.hardware.gpus == (8 if overlay in GPU_OVERLAYS else 0)
     (shm,) = (volume for volume in pod_of(workload)["spec"]["volumes"] if volume["name"] == "shm")
     assert shm["emptyDir"]["medium"] == "Memory"
-    assert size(shm["emptyDir"]["sizeLimit"]) >= Needs.of(recipe).shm
+    assert size(shm["emptyDir"]["sizeLimit"]) >= shared_memory(gpus)
     arguments = resolve(recipe).args
     assert int(str(arguments.get("tp-size", 1))) == max(gpus, 1)
 
@@ -348,7 +350,7 @@ def test_the_model_is_fetched_first_then_read_only_and_has_room(on_gpus: list[Ma
     there = next(mount for mount in fetch["volumeMounts"] if mount["mountPath"] == "/models")
     assert (there["name"], there.get("subPath")) == (models["name"], models.get("subPath"))
     assert "/models" in writable(fetch)
-    checkpoints = Needs.of(load_recipe(environment(on_gpus, served(workload))["RECIPE"])).checkpoints
+    checkpoints = load_recipe(environment(on_gpus, served(workload))["RECIPE"]).checkpoints
     fetched = sum(PUBLISHED_SIZES[checkpoint.repo] for checkpoint in checkpoints)
     # Two copies do not fit, nor need they: an update of the checkpoint is fetched file by file.
     assert size(claim["spec"]["resources"]["requests"]["storage"]) > fetched + 50 * GIB

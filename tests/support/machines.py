@@ -9,8 +9,7 @@ from pathlib import Path
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.finding import Finding
-from kimi_w4a8_eagle3.doctor.needs import Needs
-from kimi_w4a8_eagle3.doctor.probe import Probe, RunningProcess
+from kimi_w4a8_eagle3.doctor.probe import Probe
 from kimi_w4a8_eagle3.doctor.result import Report
 from kimi_w4a8_eagle3.doctor.runner import examine
 from kimi_w4a8_eagle3.doctor.software import SGLANG_PINNED
@@ -18,14 +17,13 @@ from kimi_w4a8_eagle3.fetch.hub import HubUnreachable
 from kimi_w4a8_eagle3.machine.aiter_patches import PatchState, State
 from kimi_w4a8_eagle3.machine.aiter_regime import Regime
 from kimi_w4a8_eagle3.machine.hardware import BASE_RECORD
-from kimi_w4a8_eagle3.recipe.launch import load_recipe
+from kimi_w4a8_eagle3.recipe.launch import Resolved, load_recipe, resolve
 
 GIB = 1 << 30
 COMMIT = "b" * 40
 PCI = [f"0000:{bus:02x}:00.0" for bus in (0x05, 0x15, 0x65, 0x75, 0x85, 0x95, 0xE5, 0xF5)]
 TOTAL_MIB, USED_MIB = 262_128, 287
-EAGLE3 = Needs.of(load_recipe("eagle3-opt"))
-TINY = Needs.of(load_recipe("tiny"))
+EAGLE3, TINY = resolve(load_recipe("eagle3-opt")), resolve(load_recipe("tiny"))
 # Every ENV of SGLang's docker/rocm.Dockerfile for gfx942-rocm724.
 OF_THE_BASE = [
     "AITER_COMMIT", "AITER_COMMIT_DEFAULT", "AITER_USE_SYSTEM_TRITON", "BUILD_AITER_ALL", "BUILD_LLVM",
@@ -54,7 +52,7 @@ class Recorded(Probe):
     regime: Regime = Regime.FIXED64
     kernels_refused: str = ""
     taken: str | None = None
-    running: tuple[RunningProcess, ...] = ()
+    running: dict[int, str] = field(default_factory=dict)
     hub_answers: bool = True
     is_offline: bool = False
     variables: dict[str, str] = field(default_factory=dict)
@@ -106,8 +104,8 @@ class Recorded(Probe):
     def port_problem(self, host: str, port: int) -> str | None:
         return self.taken
 
-    def processes(self) -> list[RunningProcess]:
-        return list(self.running)
+    def processes(self) -> dict[int, str]:
+        return self.running
 
     def cache(self) -> Path:
         return self.root / "cache"
@@ -163,9 +161,6 @@ def host_files() -> dict[str, str]:
 PACKAGES = {"sglang": SGLANG_PINNED, "torch": "2.11.0+git1234", "amd-aiter": "0.1.14"}
 
 
-# The recipes with drafts have one known fault that nothing prevents.
-
-
 def base_record(**changes: object) -> str:
     """base.json as the build of a pinned base writes it."""
     record = {
@@ -204,17 +199,17 @@ def remove(root: Path, path: str) -> None:
         target.unlink()
 
 
-def check(machine: Recorded, name: str, needs: Needs = EAGLE3) -> Finding:
-    return next(result for result in examine(machine, needs).results if result.name == name)
+def check(machine: Recorded, name: str, asked: Resolved = EAGLE3) -> Finding:
+    return next(result for result in examine(machine, asked).results if result.name == name)
 
 
 def problems(report: Report) -> dict[str, str]:
     return {r.name: r.severity.value for r in report.results if r.severity.value in ("warn", "fail")}
 
 
-def fetch_pretended(machine: Recorded, needs: Needs = EAGLE3) -> None:
+def fetch_pretended(machine: Recorded, asked: Resolved = EAGLE3) -> None:
     """Every checkpoint of the recipe is in the cache, with one file, and was verified."""
-    for checkpoint in needs.checkpoints:
+    for checkpoint in asked.recipe.checkpoints:
         folder = cached(machine, checkpoint.repo, checkpoint.revision, {"w": 4})
         write(folder.parents[1], {f"kimi-verified/{folder.name}": ""})
 
