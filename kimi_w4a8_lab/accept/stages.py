@@ -25,6 +25,7 @@ from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve, unmet_requireme
 from kimi_w4a8_eagle3.recipe.schema import Recipe
 
 from ..accuracy import accuracy, lossless, smoke, tasks, tool_run
+from ..accuracy.evaluation import RunOptions
 from ..accuracy.prompts import prompts
 from ..accuracy.recorder import CHAT, Answer, Recorder
 from ..accuracy.results import RESULTS, AccuracyResult
@@ -234,7 +235,7 @@ class AcceptRun:
         built_in, limit = not recipe.model.on_hub, self.sizes.problems
         math = Protocol(tasks.TINY_MATH, True, 0, tasks.TINY_MATH.max_tokens, limit or 300, 32)
         protocol = math if built_in else Protocol(tasks.GSM8K, False, tasks.GSM8K.shots, 512, limit, 256)
-        options = accuracy.AccuracyOptions(data_dir=self.data_dir, runs=self.folder)
+        options = RunOptions(data_dir=self.data_dir, runs=self.folder)
         folder = accuracy.run(self._target(recipe), protocol, options, self.console)
         figures = [
             Figure(row.metric, 100 * row.correct / row.answered, f"% of {row.answered}")

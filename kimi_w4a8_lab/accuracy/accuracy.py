@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -22,20 +21,10 @@ from .results import AccuracyResult, AgentResult, ProblemOutcome, ProblemsResult
 from .tasks import GSM8K, METRICS, TINY_MATH, Protocol, read_problems
 
 
-@dataclass(frozen=True, kw_only=True)
-class AccuracyOptions(RunOptions):
-    """Settings of an accuracy run that do not name the server or the protocol. margin: accepted loss."""
-
-    data_dir: Path | None = None
-    margin: float = 0.01
-
-
-def run(
-    target: Target, protocol: Protocol, options: AccuracyOptions, console: Console, resume: Path | None = None
-) -> Path:
+def run(target: Target, protocol: Protocol, options: RunOptions, console: Console) -> Path:
     """Run one accuracy evaluation and return its run directory, whose result.json holds the verdict.
 
-    Raises KimiError when the run cannot finish. Its answers are kept for `resume`.
+    Raises KimiError when the run cannot finish. Its answers are kept for `options.resume`.
     """
     task, count = protocol.task, protocol.task.counts.get("test")
     if protocol.limit and count and protocol.limit > count:
@@ -48,9 +37,7 @@ def run(
         data = {"test": [{"question": p.question, "answer": p.solution} for p in problems(protocol.limit or 0)]}
     references, judged = references_for(protocol, options, target)
     name, data_dir = f"eval-{task.title.lower()}", options.data_dir and options.data_dir.resolve()
-    with evaluated(
-        target, AccuracyResult.kind, options, console, protocol, resume, name=name, data_dir=data_dir
-    ) as evaluation:
+    with evaluated(target, AccuracyResult.kind, options, console, protocol, name, data_dir=data_dir) as evaluation:
         server, folder, recorder = evaluation.server, evaluation.folder, evaluation.recorder
         console.print(f"{task.title}: {_size(protocol)} on {server.model} at {server.base_url}; {folder}")
         with request_progress(task.title, protocol.count, console) as shown:
@@ -73,7 +60,7 @@ def load_outcomes(folder: Path) -> list[ProblemOutcome]:
     return read_result(folder, *kinds).outcomes
 
 
-def references_for(protocol: Protocol, options: AccuracyOptions, target: Target) -> tuple[list[Reference], str | None]:
+def references_for(protocol: Protocol, options: RunOptions, target: Target) -> tuple[list[Reference], str | None]:
     """Return the published accuracies, and the configuration among them that decides the verdict (None: none does)."""
     if protocol.task == TINY_MATH:
         found = _recorded_tiny()

@@ -17,9 +17,9 @@ from rich.console import Console
 from ..base.experiment import write_result
 from ..base.request_progress import request_progress
 from ..base.server_under_test import Target
-from .accuracy import AccuracyOptions, load_outcomes
+from .accuracy import load_outcomes
 from .bfcl import AgentTask, written
-from .evaluation import evaluated, require_same_plan
+from .evaluation import RunOptions, evaluated, require_same_plan
 from .judge import judge
 from .recorder import CHAT, Answer
 from .results import AgentResult, ProblemOutcome, Status
@@ -122,19 +122,16 @@ class Conversation:
         )  # fmt: skip
 
 
-def run(
-    target: Target, plan: AgentPlan, options: AccuracyOptions, harness: Harness, console: Console,
-    resume: Path | None = None,
-) -> Path:  # fmt: skip
+def run(target: Target, plan: AgentPlan, options: RunOptions, harness: Harness, console: Console) -> Path:
     """Run the conversations and return the run directory, whose result.json holds the verdict.
 
-    Raises KimiError when the run cannot finish. Its answers are kept for `resume`.
+    Raises KimiError when the run cannot finish. Its answers are kept for `options.resume`.
     """
     if options.baseline:
         require_same_plan(options.baseline, plan, ("category", "max_tokens", "steps", "extra"))
     baseline = load_outcomes(options.baseline) if options.baseline else None
     conversations = [Conversation(task, list(task.turns[0])) for task in harness.tasks(plan.category, plan.limit)]
-    with evaluated(target, AgentResult.kind, options, console, plan, resume) as evaluation:
+    with evaluated(target, AgentResult.kind, options, console, plan) as evaluation:
         server, folder, recorder = evaluation.server, evaluation.folder, evaluation.recorder
         console.print(f"{len(conversations)} conversations with {server.model} at {server.base_url}; {folder}")
         with request_progress("conversations", len(conversations), console) as shown:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -25,13 +26,17 @@ if TYPE_CHECKING:
 class RunOptions:
     """Settings of an evaluation that neither change its requests nor name the server.
 
-    baseline: run to compare with. published: name of the reported figures that decide.
+    baseline: run to compare with, and margin: the accepted loss. published: name of the reported figures that decide.
+    resume: run to finish, whose answers are kept. data_dir: files of GSM8K.
     """
 
     baseline: Path | None = None
+    margin: float = 0.01
     published: str | None = None
     max_unusable: float = 0.01
+    resume: Path | None = None
     runs: Path = DEFAULT_ROOT
+    data_dir: Path | None = None
     patience: Patience = field(default_factory=Patience)
 
 
@@ -45,22 +50,28 @@ class Evaluation:
 @contextmanager
 def evaluated(
     target: Target, kind: str, options: RunOptions, console: Console, plan: DataclassInstance | None = None,
-    resume: Path | None = None, name: str = "", **facts: object,
+    name: str = "", **facts: object,
 ) -> Iterator[Evaluation]:  # fmt: skip
     """Yield the running server with the run's folder and recorder.
 
     plan: recorded in run.json; a run with a plan can be resumed, and a failure or a signal names the option for it.
     """
     target.check()
-    folder = resume or new_run_dir(name or kind, options.runs)
+    folder = options.resume or new_run_dir(name or kind, options.runs)
     with ExitStack() as stack:
         server = stack.enter_context(target.running(folder / "server.log", console.print))
         if plan is not None:
             facts["plan"] = asdict(plan)
             stack.enter_context(continuable(folder, console.print))
-        if resume is None:
+        if options.resume is None:
             write_json(folder / RECORD, record_of(kind, {"server": target}, model=server.model, **facts))
-        yield Evaluation(folder, server, Recorder(server.base_url, folder / REQUESTS, options.patience, server.api_key))
+        recorder = Recorder(server.base_url, folder / REQUESTS, options.patience, server.api_key)
+        try:
+            yield Evaluation(folder, server, recorder)
+        except KimiError:
+            if not recorder.finished and {path.name for path in folder.iterdir()} <= {RECORD, REQUESTS}:
+                shutil.rmtree(folder)  # nothing was answered or logged
+            raise
 
 
 def require_same_plan(baseline: Path, plan: DataclassInstance, names: Sequence[str]) -> None:

@@ -49,17 +49,17 @@ class Judging(RunOptions):
     tokenizer: str | None = None
 
 
-def run(target: Target, plan: ToolPlan, judging: Judging, console: Console, resume: Path | None = None) -> Path:
+def run(target: Target, plan: ToolPlan, judging: Judging, console: Console) -> Path:
     """Run one tool-call evaluation and return its run directory, whose result.json holds the verdict.
 
-    Raises KimiError when the run cannot finish. Its answers are kept for `resume`.
+    Raises KimiError when the run cannot finish. Its answers are kept for `judging.resume`.
     """
     table = tool_scores.published(judging.published, judging.min_similarity)
     judged = table.references[0].configuration if table.references else None  # the vendor's own service comes first
     baseline = load_outcomes(judging.baseline) if judging.baseline else None
     requests = tool_requests.load(plan.data, plan.limit)
     count = vendor_checks.counter(judging.tokenizer) if judging.tokenizer else None
-    with evaluated(target, ToolsResult.kind, judging, console, plan, resume) as evaluation:
+    with evaluated(target, ToolsResult.kind, judging, console, plan) as evaluation:
         server, folder, recorder = evaluation.server, evaluation.folder, evaluation.recorder
         count = count or _own_counter(server)
         probes = vendor_checks.probes(server.model, plan.max_tokens)

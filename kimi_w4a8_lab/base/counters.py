@@ -21,6 +21,7 @@ _NAMES = (
     "sglang:spec_verify_calls_total",
     "sglang:num_requests_total",
     "sglang:cached_tokens_total",
+    "sglang:num_retracted_requests_total",
 )
 _PAUSE_S, _TIMEOUT_S = 0.5, 10.0
 Answer = TypeVar("Answer")
@@ -31,7 +32,7 @@ _STILL_S, _STILL_TRIES, _COUNTED_S = 1.1, 5, 10.0
 class Counters:
     """Running totals of one server, summed over their labels (`is_streaming`, ranks of one engine).
 
-    cached_tokens: prompt tokens that were found in the prefix cache.
+    cached_tokens: prompt tokens that were found in the prefix cache. retracted: requests sent back to the queue.
     """
 
     generation_tokens: float
@@ -39,6 +40,7 @@ class Counters:
     verify_calls: float
     requests: float
     cached_tokens: float = 0.0
+    retracted: float = 0.0
 
     @classmethod
     def of(cls, reading: Reading) -> Counters:

@@ -72,8 +72,8 @@ class Changes:
     output_len: int | None = typer.Option(None, "--output-len", help="Tokens of an answer, instead of the workload's.")
 
     def workload(self, name: str) -> Workload:
-        lengths = self.input_len, self.output_len
-        return with_changes(load_workload(name), self.concurrency, self.seed, self.num_prompts, *lengths)
+        fields = {"num_prompts": self.num_prompts, "input_len": self.input_len, "output_len": self.output_len}
+        return with_changes(load_workload(name), concurrency=self.concurrency, seeds=self.seed, **fields)
 
     def words(self) -> list[str]:
         """Return the options that make these changes."""

@@ -17,6 +17,7 @@ from kimi_w4a8_eagle3.base.next_step import command
 from kimi_w4a8_eagle3.commands.options import KEY_FILE, OPS_URL, RUNS
 from kimi_w4a8_eagle3.door.settings import client_key
 
+from ..accuracy.evaluation import RunOptions
 from ..accuracy.results import RESULTS
 from ..base.experiment import read_plan, read_record, read_result
 from ..base.server_under_test import Target
@@ -63,6 +64,8 @@ class AnyServer(ServerOptions):
 
 @dataclass(frozen=True)
 class Kept:
+    """Options with the names of the fields of RunOptions."""
+
     max_unusable: float = typer.Option(0.01, min=0.0, max=1.0, help="Share of failed or cut answers allowed.")
     resume: Path | None = typer.Option(None, help="Finish an interrupted run; answered requests are not repeated.")
     runs: Path = RUNS
@@ -148,11 +151,10 @@ def tools(
     asked = tool_run.ToolPlan(data, limit, stream, _object(extra), max_tokens, concurrency)
     target, plan = _planned(server, kept.resume, asked)
     judging = tool_run.Judging(
-        baseline=baseline, published=published, min_similarity=min_similarity, tokenizer=tokenizer,
-        max_unusable=kept.max_unusable, runs=kept.runs,
-    )  # fmt: skip
+        baseline=baseline, published=published, min_similarity=min_similarity, tokenizer=tokenizer, **vars(kept)
+    )
     with signals(kept.runs):
-        folder = tool_run.run(target, plan, judging, table_console(), kept.resume)
+        folder = tool_run.run(target, plan, judging, table_console())
     _end(folder)
 
 
@@ -179,18 +181,14 @@ def agent(
     """Run BFCL's multi-turn conversations with tools that really run; compare two servers task by task."""
     require_packages()
     from ..accuracy import agent_run, bfcl  # optional: lm_eval
-    from ..accuracy.accuracy import AccuracyOptions
 
     if category not in bfcl.CATEGORIES:
         raise UsageError(f"no category {category!r}", "--category", ", ".join(bfcl.CATEGORIES))
     harness = bfcl.Bfcl()
     asked = agent_run.AgentPlan(category, limit, max_tokens, steps, concurrency, _object(extra))
     target, plan = _planned(server, judged.resume, asked)
-    options = AccuracyOptions(
-        baseline=judged.baseline, margin=judged.margin, max_unusable=judged.max_unusable, runs=judged.runs
-    )
     with signals(judged.runs):
-        folder = agent_run.run(target, plan, options, harness, table_console(), judged.resume)
+        folder = agent_run.run(target, plan, RunOptions(**vars(judged)), harness, table_console())
     _end(folder)
 
 
@@ -274,12 +272,9 @@ def _accuracy(
     target, protocol = _planned(server, judged.resume, protocol)
     if judged.resume and data_dir is None and (earlier := read_record(judged.resume).get("data_dir")):
         data_dir = Path(earlier)
-    options = accuracy.AccuracyOptions(
-        data_dir=data_dir, baseline=judged.baseline, published=published, margin=judged.margin,
-        max_unusable=judged.max_unusable, runs=judged.runs,
-    )  # fmt: skip
+    options = RunOptions(data_dir=data_dir, published=published, **vars(judged))
     with signals(judged.runs):
-        folder = accuracy.run(target, protocol, options, table_console(), judged.resume)
+        folder = accuracy.run(target, protocol, options, table_console())
     _end(folder)
 
 

@@ -1,6 +1,6 @@
 """Results of a sweep in the form of InferenceX: a configuration entry for each side, its results, and a side-car.
 
-The schema restates the rules of InferenceX's own matrix validation, each read at a named commit:
+The entries follow the rules of InferenceX's own matrix validation, each read at a named commit:
 
 - `main` at 843c6254 (2026-08-22) knows no value for EAGLE3. Its entries with EAGLE3 say `mtp`.
 - The branches of the article (pull requests 1116 and 1439, closed in May 2026) add `eagle3` and `eagle3_fp8`:
@@ -15,9 +15,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from typing import Any
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.run_dir import write_json
@@ -45,47 +43,6 @@ _COUNTS = ("max_concurrency", "completed", "total_input_tokens", "total_output_t
 _NEEDED = (*_COUNTS, "output_throughput", "total_token_throughput", "mean_tpot_ms", "mean_e2el_ms")
 
 
-class _Strict(BaseModel):
-    """InferenceX refuses unknown keys. It writes names with dashes."""
-
-    model_config = ConfigDict(extra="forbid", alias_generator=lambda name: name.replace("_", "-"))
-
-
-class SearchPoint(_Strict):
-    """One parallel layout and the list of its concurrencies. InferenceX takes a range instead, too."""
-
-    tp: int
-    ep: int | None = None
-    dp_attn: bool | None = None
-    spec_decoding: Literal["mtp", "draft_model", "eagle3", "eagle3_fp8", "none"] = "none"
-    conc_list: list[PositiveInt] = Field(min_length=1)
-
-
-class FixedLength(_Strict):
-    isl: int
-    osl: int
-    search_space: list[SearchPoint]
-
-
-class Scenarios(_Strict):
-    """At least one scenario is needed. Only fixed lengths are written here."""
-
-    fixed_seq_len: list[FixedLength] = Field(min_length=1)
-
-
-class MasterEntry(_Strict):
-    """Entry of a master configuration for one node."""
-
-    image: str
-    model: str
-    model_prefix: str
-    runner: str
-    precision: str
-    framework: str
-    multinode: Literal[False] = False
-    scenarios: Scenarios
-
-
 def export(run: Run) -> Path | None:
     """Write the files of every recipe in `run` to its folder `inferencex`; None if nothing has a fixed input length."""
     targets = run.record["targets"]
@@ -100,8 +57,11 @@ def export(run: Run) -> Path | None:
     return folder if by_side else None
 
 
-def entry(recipe: Recipe, lengths: Mapping[tuple[int, int], Sequence[int]], method: str) -> MasterEntry:
-    """Return the entry of a recipe. lengths: (input, output) tokens -> concurrencies. method: `spec-decoding`."""
+def entry(recipe: Recipe, lengths: Mapping[tuple[int, int], Sequence[int]], method: str) -> dict[str, Any]:
+    """Return the entry of a recipe in a master configuration for one node, which may have no other keys.
+
+    lengths: (input, output) tokens -> concurrencies, of which InferenceX takes a range, too. method: `spec-decoding`.
+    """
     prefix, precision = _names(recipe)
     tp, ep, dp_attention = _parallel(recipe)
     layout: dict[str, Any] = {"tp": tp, "ep": ep, "dp-attn": dp_attention, "spec-decoding": method}
@@ -109,17 +69,16 @@ def entry(recipe: Recipe, lengths: Mapping[tuple[int, int], Sequence[int]], meth
         {"isl": isl, "osl": osl, "search-space": [{**layout, "conc-list": sorted(set(concurrency))}]}
         for (isl, osl), concurrency in lengths.items()
     ]
-    return MasterEntry.model_validate(
-        {
-            "image": "built by Dockerfile",
-            "model": recipe.model.repo,
-            "model-prefix": prefix,
-            "runner": recipe.hardware.reference or "cpu",
-            "precision": precision,
-            "framework": "sglang",
-            "scenarios": {"fixed-seq-len": shapes},
-        }
-    )
+    return {
+        "image": "built by Dockerfile",
+        "model": recipe.model.repo,
+        "model-prefix": prefix,
+        "runner": recipe.hardware.reference or "cpu",
+        "precision": precision,
+        "framework": "sglang",
+        "multinode": False,
+        "scenarios": {"fixed-seq-len": shapes},
+    }
 
 
 def method_of(recipe: Recipe) -> str:
@@ -162,8 +121,7 @@ def _files(run: Run, recipe: Recipe, measurements: Sequence[Measurement]) -> dic
     key = "-".join([prefix, precision, recipe.hardware.reference or "cpu", "sglang"])
     key += "" if method == "none" else f"-{method.replace('_', '-')}"
     for suffix, value in (("", method), (".main", _ON_MAIN[method])):
-        made = entry(recipe, lengths, value)
-        files[f"{stem}{suffix}.yaml"] = {key: made.model_dump(by_alias=True, exclude_none=True)}
+        files[f"{stem}{suffix}.yaml"] = {key: entry(recipe, lengths, value)}
     rules = {f"{stem}.yaml": _BRANCHES[method], f"{stem}.main.yaml": _MAIN}
     return files | {f"{stem}.sidecar.json": {"rules_of_commit": rules, "not_submittable": _RETIRED, "results": notes}}
 

@@ -24,7 +24,7 @@ from ..base.server_under_test import Server
 from . import repetition
 from .generator import LoadDetails, LoadResult, drive, generator_program, read_last
 from .repetition import TextRepetition
-from .sampler import Sampler, ServerSummary
+from .sampler import Sampler, ServerSummary, summarize
 from .workloads import CHAT_BACKEND, CONVERSATIONS, Point, Workload
 
 _PROBES = 4
@@ -111,7 +111,6 @@ def measure(server: Server, point: Point, dataset: Path, folder: Path, repetitio
             raise KimiError("the load generator never began to measure", where=str(raw.with_suffix(".log")))
         after = counted(server.metrics_url, idle.requests + warmups + point.requests, 5.0)
         added = replace(after.since(before[0]), requests=after.requests - idle.requests - warmups)
-        summary = sampler.summary()
     notes, problems = _judge(point, load, details, added)
     if before[0].requests < idle.requests + warmups:
         notes.append(
@@ -132,7 +131,7 @@ def measure(server: Server, point: Point, dataset: Path, folder: Path, repetitio
         acceptance=acceptance_from_counters(added, server.facts.num_draft_tokens or 1)
         if server.facts.num_draft_tokens
         else None,
-        server=summary,
+        server=summarize(sampler.readings, added.retracted),
         cached=added.cached_tokens / added.prompt_tokens if added.prompt_tokens else None,
         turns=turns_of(details, point.turn_numbers),
         notes=notes,

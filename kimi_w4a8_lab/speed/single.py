@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from shutil import move
@@ -23,19 +22,8 @@ from ..base.server_under_test import Say, Server, Target, record_of
 from .measure import Measurement, examine_text, measure
 from .replay import Replay
 from .runs import Run, RunResult, read_run
-from .texts import prepare
+from .texts import Texts
 from .workloads import CHAT_BACKEND, Workload
-
-
-@dataclass(frozen=True)
-class Texts:
-    """Sources of the user's text; see `texts.prepare`."""
-
-    sharegpt: str | None = None
-    prompts: str | None = None
-
-    def prepare(self, workload: Workload, folder: Path) -> Path:
-        return prepare(workload, folder, self.sharegpt, self.prompts)
 
 
 def bench(

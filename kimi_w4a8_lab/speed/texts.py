@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -37,36 +38,43 @@ _DOCUMENT = (
 )
 
 
-def prepare(workload: Workload, folder: Path, sharegpt: str | None, prompts: str | None) -> Path:
-    """Write (or find) the dataset of `workload` and return its path for the generator.
+@dataclass(frozen=True)
+class Texts:
+    """Sources of text. sharegpt: a file, by default the Hub's. prompts: the user's own text instead."""
 
-    sharegpt: a ShareGPT file; the default is the one on the Hub. prompts: the user's own text instead, see
-    `read_pairs`. Raises KimiError when a file is missing, malformed or has too few usable texts.
-    """
-    needed = max(point.num_prompts for point in workload.points())
-    if prompts is not None:
-        source, pairs = prompts, read_pairs(data_file(prompts, _INSTEAD))
-    elif workload.text == "problems":
-        source, pairs = "the built-in problems", _problems(_SPARE * needed, as_document=workload.dataset == "random")
-    elif workload.text == "sharegpt":
-        path = data_file(sharegpt or SHAREGPT, _INSTEAD)
-        source, pairs = str(path), read_pairs(path)
-        if workload.dataset == "random":
-            _require(pairs, needed, source)
+    sharegpt: str | None = None
+    prompts: str | None = None
+
+    def prepare(self, workload: Workload, folder: Path) -> Path:
+        """Write (or find) the dataset of `workload` and return its path for the generator.
+
+        Raises KimiError when a file is missing, malformed or has too few usable texts.
+        """
+        needed = max(point.num_prompts for point in workload.points())
+        if self.prompts is not None:
+            source, pairs = self.prompts, read_pairs(data_file(self.prompts, _INSTEAD))
+        elif workload.text == "problems":
+            documents = workload.dataset == "random"
+            source, pairs = "the built-in problems", _problems(_SPARE * needed, as_document=documents)
+        elif workload.text == "sharegpt":
+            path = data_file(self.sharegpt or SHAREGPT, _INSTEAD)
+            source, pairs = str(path), read_pairs(path)
+            if workload.dataset == "random":
+                _require(pairs, needed, source)
+                return path.resolve()
+        else:
+            raise UsageError(
+                f"the workload {workload.name!r} needs a file of prompts",
+                where="kimi-w4a8 bench",
+                expected=_FORMATS,
+                remedy="name one with --prompts-file FILE (or hf://datasets/OWNER/NAME/FILE)",
+            )
+        _require(pairs, needed, source, workload.turns)
+        if workload.dataset == "agent":
+            path = folder / "texts.json"
+            path.write_text(json.dumps({"conversations": _agents(pairs, needed, workload, source)}))
             return path.resolve()
-    else:
-        raise UsageError(
-            f"the workload {workload.name!r} needs a file of prompts",
-            where="kimi-w4a8 bench",
-            expected=_FORMATS,
-            remedy="name one with --prompts-file FILE (or hf://datasets/OWNER/NAME/FILE)",
-        )
-    _require(pairs, needed, source, workload.turns)
-    if workload.dataset == "agent":
-        path = folder / "texts.json"
-        path.write_text(json.dumps({"conversations": _agents(pairs, needed, workload, source)}))
-        return path.resolve()
-    return _write(pairs, folder, workload)
+        return _write(pairs, folder, workload)
 
 
 def read_pairs(path: Path) -> list[Pair]:

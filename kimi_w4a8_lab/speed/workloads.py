@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -173,27 +172,16 @@ def load_workload(name_or_path: str) -> Workload:
     return _validate({"name": name, **tables[name]}, str(path))
 
 
-def with_changes(
-    workload: Workload,
-    concurrency: Sequence[int] = (),
-    seeds: Sequence[int] = (),
-    num_prompts: int | None = None,
-    input_len: int | None = None,
-    output_len: int | None = None,
-) -> Workload:
-    """Apply the command line's changes; a changed workload no longer refers to a published point."""
-    changes: dict[str, Any] = {}
-    if concurrency:
-        changes["concurrency"] = list(concurrency)
-    if num_prompts is not None:
-        changes |= {"num_prompts": num_prompts, "prompts_per_concurrency": None}
-    for key, value in (("input_len", input_len), ("output_len", output_len)):
-        if value is not None:
-            changes[key] = value
-    if changes:
+def with_changes(workload: Workload, **wanted: Any) -> Workload:
+    """Apply the command line's changes; a workload with more than other seeds refers to no published point any more.
+
+    wanted: values of fields; None or an empty list leaves a field as it is.
+    """
+    changes = {name: value for name, value in wanted.items() if value not in (None, [])}
+    if "num_prompts" in changes:
+        changes["prompts_per_concurrency"] = None
+    if changes.keys() - {"seeds"}:
         changes |= {"reference": None, "compares": ""}
-    if seeds:
-        changes["seeds"] = list(seeds)
     return _validate({**workload.model_dump(), **changes}, "the command line")
 
 

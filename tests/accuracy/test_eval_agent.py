@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_lab.accuracy import agent_run, bfcl
-from kimi_w4a8_lab.accuracy.accuracy import AccuracyOptions, load_outcomes
+from kimi_w4a8_lab.accuracy.accuracy import load_outcomes
 from kimi_w4a8_lab.accuracy.agent_run import SOLVED, AgentPlan, Conversation
 from kimi_w4a8_lab.accuracy.bfcl import AgentTask, Bfcl, written
+from kimi_w4a8_lab.accuracy.evaluation import RunOptions
 from kimi_w4a8_lab.accuracy.recorder import Answer
 from kimi_w4a8_lab.base.server_under_test import Target
 
@@ -66,7 +67,7 @@ def _model(number: int, body: bytes, wrong: str = "") -> Script:
 def _run(runs: Path, answer: Any, resume: Path | None = None, **options: Any) -> tuple[Path, int]:
     with scripted_server(answer) as server:
         target = Target(base_url=server.base_url)
-        folder = agent_run.run(target, AgentPlan(), AccuracyOptions(runs=runs, **options), Counters(), SILENT, resume)
+        folder = agent_run.run(target, AgentPlan(), RunOptions(runs=runs, resume=resume, **options), Counters(), SILENT)
         return folder, sum(b"messages" in body for body in server.bodies)
 
 

@@ -14,6 +14,7 @@ from support.openai_server import OpenAIServer, Reply
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_lab.accuracy import accuracy, tasks
 from kimi_w4a8_lab.accuracy.accuracy import load_outcomes
+from kimi_w4a8_lab.accuracy.evaluation import RunOptions
 from kimi_w4a8_lab.accuracy.recorder import Patience
 from kimi_w4a8_lab.accuracy.tasks import Protocol
 from kimi_w4a8_lab.base.experiment import RESULT, read_record
@@ -82,7 +83,7 @@ def resumed(data, tmp_path_factory):
         return reply
 
     server.append(OpenAIServer(mortal, api_key=KEY))
-    options = accuracy.AccuracyOptions(data_dir=data, runs=runs, patience=QUICK)
+    options = RunOptions(data_dir=data, runs=runs, patience=QUICK)
     with pytest.raises(KimiError) as caught:
         accuracy.run(Target(base_url=server[0].base_url, api_key=KEY), PROTOCOL, options, SILENT)
     server[0].close()
@@ -113,7 +114,7 @@ def test_the_key_of_the_server_is_written_nowhere(resumed):
 @pytest.mark.parametrize("key", [None, "another-key"])
 def test_a_server_that_asks_for_another_key_is_named_before_anything_starts(data, tmp_path, key):
     with OpenAIServer(answer, api_key=KEY) as server, pytest.raises(KimiError, match="needs a key"):
-        options = accuracy.AccuracyOptions(data_dir=data, runs=tmp_path)
+        options = RunOptions(data_dir=data, runs=tmp_path)
         accuracy.run(Target(base_url=server.base_url, api_key=key), PROTOCOL, options, SILENT)
     assert not list(tmp_path.iterdir())
 
@@ -156,7 +157,7 @@ def test_the_verdict_counts_failed_and_cut_answers(resumed):
 
 
 def test_another_model_is_refused_before_anything_is_asked(data, tmp_path):
-    options = accuracy.AccuracyOptions(data_dir=data, runs=tmp_path)
+    options = RunOptions(data_dir=data, runs=tmp_path)
     with OpenAIServer(answer, model="other") as server:
         with pytest.raises(KimiError, match="serves 'other', not 'kimi'"):
             accuracy.run(Target(base_url=server.base_url, model="kimi"), PROTOCOL, options, SILENT)
@@ -173,12 +174,12 @@ def test_a_resumed_run_goes_on_with_its_own_model_only(resumed):
 
 
 def test_a_baseline_of_another_protocol_is_refused(resumed, data, tmp_path):
-    options = accuracy.AccuracyOptions(data_dir=data, runs=tmp_path, baseline=resumed.folder)
+    options = RunOptions(data_dir=data, runs=tmp_path, baseline=resumed.folder)
     five_shot = Protocol(tasks.GSM8K, chat=False, shots=5, max_tokens=64, limit=LIMIT)
     with OpenAIServer(answer) as server:
         with pytest.raises(KimiError, match="the baseline has shots 10, this run has 5"):
             accuracy.run(Target(base_url=server.base_url), five_shot, options, SILENT)
-        options = accuracy.AccuracyOptions(data_dir=data, runs=tmp_path, baseline=tmp_path)
+        options = RunOptions(data_dir=data, runs=tmp_path, baseline=tmp_path)
         with pytest.raises(KimiError, match="no run is here"):
             accuracy.run(Target(base_url=server.base_url), PROTOCOL, options, SILENT)
     assert not list(tmp_path.iterdir())
@@ -191,12 +192,10 @@ def test_a_server_must_be_named():
 
 def test_a_silent_address_is_an_error_before_a_long_run(data, tmp_path):
     with pytest.raises(KimiError, match="does not answer"):
-        options = accuracy.AccuracyOptions(data_dir=data, runs=tmp_path)
+        options = RunOptions(data_dir=data, runs=tmp_path)
         accuracy.run(Target(base_url="http://127.0.0.1:9"), PROTOCOL, options, SILENT)
 
 
 def test_a_recipe_for_gpus_is_refused_on_a_machine_without_them(data, tmp_path):
     with pytest.raises(KimiError, match="this machine cannot serve the recipe 'eagle3-opt'"):
-        accuracy.run(
-            Target(recipe="eagle3-opt"), PROTOCOL, accuracy.AccuracyOptions(data_dir=data, runs=tmp_path), SILENT
-        )
+        accuracy.run(Target(recipe="eagle3-opt"), PROTOCOL, RunOptions(data_dir=data, runs=tmp_path), SILENT)

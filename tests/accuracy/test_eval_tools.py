@@ -111,10 +111,11 @@ def data(tmp_path_factory):
 
 
 def run(server, data, tmp_path, resume=None, stream=None, **judged):
-    judging = tool_run.Judging(runs=tmp_path / "runs", patience=QUICK, **{"max_unusable": 0.2, **judged})
+    judged = {"max_unusable": 0.2, **judged}
+    judging = tool_run.Judging(runs=tmp_path / "runs", patience=QUICK, resume=resume, **judged)
     plan = tool_run.ToolPlan(str(data), stream=stream, concurrency=4)
     with scripted_server(server) as listening:
-        folder = tool_run.run(Target(listening.base_url), plan, judging, SILENT, resume)
+        folder = tool_run.run(Target(listening.base_url), plan, judging, SILENT)
     return folder, json.loads((folder / "result.json").read_text())
 
 

@@ -16,7 +16,6 @@ from support.asgi import served_app
 from support.null_server import KEY, NUM_PROMPTS, null_server, steps_of
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.prometheus import Reading
 from kimi_w4a8_eagle3.door.computed import Computed
 from kimi_w4a8_eagle3.engine.process import NewProcess
 from kimi_w4a8_lab.base.counters import Counters, counted, scrape, still
@@ -106,10 +105,9 @@ def test_failed_requests_mark_the_measurement(failed_run: tuple[Run, KimiError])
 def test_draft_steps_are_those_of_the_time_in_which_requests_ran() -> None:
     readings = [{"running": 0.0, "draft_steps": 0.0}, {"running": 40.0, "draft_steps": 0.0, "kv_usage": 0.5}]
     readings += [{"running": 2.0, "draft_steps": 3.0}, {"draft_steps": 9.0}]
-    nothing = Reading.parse("")
-    found = summarize(nothing, nothing, readings)
+    found = summarize(readings)
     assert (found.draft_steps, found.running_peak, found.kv_usage_peak, found.samples) == (1.5, 40.0, 0.5, 4)
-    assert summarize(nothing, nothing, readings[:1]).draft_steps is None
+    assert summarize(readings[:1]).draft_steps is None
 
 
 def test_a_wrong_output_length_is_a_problem(null_run: Run) -> None:

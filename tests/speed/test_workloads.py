@@ -9,8 +9,8 @@ import pytest
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_lab.base.server_under_test import Target
 from kimi_w4a8_lab.speed.ab import Plan, ab
-from kimi_w4a8_lab.speed.single import Texts, bench
-from kimi_w4a8_lab.speed.texts import prepare, read_pairs
+from kimi_w4a8_lab.speed.single import bench
+from kimi_w4a8_lab.speed.texts import Texts, read_pairs
 from kimi_w4a8_lab.speed.workloads import load_workload, with_changes, workload_names
 
 PUBLISHED = {
@@ -98,22 +98,22 @@ def test_missing_and_malformed_sharegpt_files(content: str | None, message: str,
     if content is not None:
         path.write_text(content)
     with pytest.raises(KimiError, match=message):
-        prepare(load_workload("con2"), tmp_path, str(path), None)
+        Texts(str(path)).prepare(load_workload("con2"), tmp_path)
 
 
 def test_too_few_texts_are_refused_because_the_generator_would_send_fewer(tmp_path: Path) -> None:
     path = tmp_path / "s.json"
     path.write_text(json.dumps([{"conversations": [{"value": "q"}, {"value": "a"}]}] * 9))
     with pytest.raises(KimiError, match="9 usable texts, but the workload sends 10") as caught:
-        prepare(load_workload("con2"), tmp_path, str(path), None)
+        Texts(str(path)).prepare(load_workload("con2"), tmp_path)
     assert caught.value.remedy == "use a larger file, or add --num-prompts 9"
-    prepare(with_changes(load_workload("con2"), num_prompts=9), tmp_path, str(path), None)
+    Texts(str(path)).prepare(with_changes(load_workload("con2"), num_prompts=9), tmp_path)
 
 
 def test_text_of_the_users_becomes_a_sharegpt_file_for_random(tmp_path: Path) -> None:
     path = tmp_path / "t.txt"
     path.write_text("\n\n".join(f"paragraph {i}" for i in range(10)))
-    rows = json.loads(prepare(load_workload("con2"), tmp_path, None, str(path)).read_text())
+    rows = json.loads(Texts(prompts=str(path)).prepare(load_workload("con2"), tmp_path).read_text())
     assert rows[3]["conversations"][0]["value"] == "paragraph 3" and len(rows[3]["conversations"]) == 2
 
 

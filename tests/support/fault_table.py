@@ -29,6 +29,7 @@ from kimi_w4a8_eagle3.moe.contract import MoeShape
 from kimi_w4a8_eagle3.moe.layer_check import require_layer
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 from kimi_w4a8_lab.accuracy import accuracy, lossless, smoke, tasks
+from kimi_w4a8_lab.accuracy.evaluation import RunOptions
 from kimi_w4a8_lab.accuracy.prompts import prompts
 from kimi_w4a8_lab.accuracy.tasks import Protocol
 from kimi_w4a8_lab.accuracy.tokens import TokenClient, Tokens
@@ -187,7 +188,7 @@ def canary(server: EngineServer) -> str:
 
 def lm_eval(server: EngineServer, folder: Path) -> str:
     protocol = Protocol(tasks.TINY_MATH, True, 0, tasks.TINY_MATH.max_tokens, limit=PROBLEMS, concurrency=32)
-    run = accuracy.run(Target(base_url=server.base_url), protocol, accuracy.AccuracyOptions(runs=folder), SILENT)
+    run = accuracy.run(Target(base_url=server.base_url), protocol, RunOptions(runs=folder), SILENT)
     verdict = json.loads((run / RESULT).read_text())["verdict"]
     return f"{verdict['accuracies'][0]['correct']} of {PROBLEMS} right, {verdict['state']}"
 
