@@ -13,6 +13,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -102,7 +103,8 @@ class Recorder:
     ) -> list[Answer]:
         """Return one answer for each body, in their order.
 
-        Raises KimiError when the server refuses every request or stays away. The answers so far are kept.
+        Raises KimiError when the server refuses every request, answers something else, or stays away. The answers so
+        far are kept.
         """
 
         async def ask_all(file: TextIO) -> list[Answer]:
@@ -208,14 +210,23 @@ def read_answers(path: Path) -> dict[str, Answer]:
     return {answer.key: answer for answer in found}
 
 
-def _whole(body: Mapping[str, Any], response: httpx.Response) -> Any:
-    """Return the server's answer; a streamed one is assembled into a whole response."""
-    if not body.get("stream"):
-        return response.json()
-    reply = Reply()
-    for piece in events([response.content.decode()]):
-        reply.add(piece)
-    return reply.response()
+def _whole(body: Mapping[str, Any], response: httpx.Response) -> dict[str, Any]:
+    """Return the server's answer; a streamed one is assembled into a whole response.
+
+    Raises ValueError for a stream that was cut, and KimiError for a server of something else.
+    """
+    if body.get("stream"):
+        reply = Reply()
+        for piece in events([response.content.decode()]):
+            reply.add(piece)
+        return reply.response()
+    found: Any = None
+    with suppress(ValueError):
+        found = response.json()
+    if not isinstance(found, dict) or "choices" not in found:
+        what = f"the server's answer is no completion: {response.text[:80]!r}"
+        raise KimiError(what, str(response.url), "an answer in the form of OpenAI's API", "check the server's address")
+    return found
 
 
 def _answer(key: str, response: Any, attempts: int, seconds: float) -> Answer:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Generic, TypeVar, Union
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
 from kimi_w4a8_eagle3.base.run_dir import RECORD, write_json
 from kimi_w4a8_eagle3.fleet.serve import Terminated
 
@@ -20,6 +21,17 @@ R = TypeVar("R")
 
 class _Planned(BaseModel, Generic[R]):
     plan: R
+
+
+def require_writable(folder: Path) -> None:
+    """Raise KimiError now if a file that is written later would have no place; `folder` need not exist."""
+    place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    try:
+        with TemporaryDirectory(dir=place):
+            pass
+    except OSError as error:
+        what = f"cannot write here: {error.strerror}"
+        raise UsageError(what, str(place), "a folder that can be written", "name another with --output") from error
 
 
 def write_result(folder: Path, result: object) -> None:
@@ -78,7 +90,8 @@ def continuable(folder: Path, say: Callable[[str], object]) -> Iterator[None]:
     try:
         yield
     except KimiError as error:
-        error.remedy = "; ".join(filter(None, (error.remedy, how)))
+        if folder.exists():
+            error.remedy = "; ".join(filter(None, (error.remedy, how)))
         raise
     except Terminated:
         say(f"kimi-w4a8: {how}")

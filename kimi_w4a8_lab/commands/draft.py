@@ -29,6 +29,7 @@ from ..draft import collected
 from ..draft import switch as links
 from ..draft.collected import Collected
 from ..draft.kinds import overall
+from ..report import page
 from ..speed.workloads import load_workload
 from .groups import expanded, signals
 
@@ -218,8 +219,8 @@ def compare(
     runs: Path = RUNS,
 ) -> None:
     """Compare the recipe's draft with a new one on conversations that the new one was not trained on."""
-    # optional: jinja2 and matplotlib
-    from ..report import draft_comparison, page
+    page.require_place(output or runs)
+    from ..report import draft_comparison  # optional: matplotlib
     from ..report.tables import print_page
 
     launch = of.launch()

@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.table import Column, Table
 
 from kimi_w4a8_eagle3.base.console import table_console
-from kimi_w4a8_eagle3.base.errors import UsageError
 
 from ..base.request_progress import request_progress
 from ..predict.layouts import node_layouts
 from ..predict.simulation import Slo
 from ..predict.trace_plan import MODEL, plan_trace, user_counts, variations
+from ..report import traffic_plan
+from ..report.page import Table, require_place, write_page
+from ..report.tables import print_table
 
 
 def rank(
@@ -39,13 +40,12 @@ def rank(
     The layouts are of 8x MI325X, and the limits are of latency.
     """
     slo = Slo.parse(limits)
-    if output and not (place := next(path for path in (output, *output.absolute().parents) if path.exists())).is_dir():
-        raise UsageError("this is no folder", str(place), "a folder for the page", "name another with --output")
+    if output:
+        require_place(output)
     console, layouts = table_console(), node_layouts()
     simulations = len(layouts) * (len(user_counts(users)) + len(variations(0.0, accept_length)))
     with request_progress("simulations", simulations, console) as show:
         plan = plan_trace(trace, slo, users, accept_length, minutes * 60, show, layouts, lockstep)
-    from ..report import traffic_plan  # optional: jinja2 and matplotlib
 
     if as_json:
         content: dict[str, Any] = {"about": MODEL, "verdict": plan.verdict, "users": plan.users}
@@ -56,14 +56,8 @@ def rank(
         typer.echo(json.dumps(content, indent=2))
         return
     console.print(MODEL, markup=False)
-    table = Table(title=f"{plan.trace.name}, {plan.job.slo}")
-    table.columns += [Column(name, overflow="fold") for name in traffic_plan.COLUMNS]
-    for row in traffic_plan.rows(plan):
-        table.add_row(*row)
-    console.print(table)
+    print_table(Table(traffic_plan.COLUMNS, traffic_plan.rows(plan), f"{plan.trace.name}, {plan.job.slo}"), console)
     for line in (*traffic_plan.notes(plan), f"verdict: {plan.verdict}", *plan.reasons()):
         console.print(line, markup=False)
     if output is not None:
-        from ..report.page import write_page  # optional: jinja2
-
         typer.echo(f"page: {write_page(traffic_plan.page(plan), output)}")

@@ -15,6 +15,8 @@ from kimi_w4a8_eagle3.moe.contract import MoeShape
 from kimi_w4a8_eagle3.moe.dispatch import AUTO, gpu_arch, select_backend
 from kimi_w4a8_eagle3.moe.tiles import TABLE, read_rows
 
+from ..base.experiment import require_writable
+
 TUNABLE = ("flydsl", "triton")
 
 
@@ -52,6 +54,7 @@ def tune_moe(
         )
     require("triton")  # its benchmark routine measures both backends
     table = output or TABLE
+    require_writable(table.parent)
     rows = read_rows(table if table.exists() else TABLE)  # an unreadable table fails before the measurement
 
     # start-up: torch

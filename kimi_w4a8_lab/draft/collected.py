@@ -6,10 +6,11 @@ import json
 import re
 import time
 from array import array
-from collections import Counter, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from heapq import heapify, heapreplace
 from pathlib import Path
 from typing import Annotated
 
@@ -111,22 +112,27 @@ def limited(conversations: Sequence[Collected], share: float, most: int) -> list
 
     Imports are the operator's, and requests without keys count as everybody's: neither is limited.
     """
-    left, tokens = defaultdict[str, deque[Collected]](deque), Counter[str]()
-    for one in conversations:
-        left[one.key].append(one)
+    left = OrderedDict(enumerate(sorted(conversations, key=lambda one: one.at)))
+    places, tokens = defaultdict[str, deque[int]](deque), Counter[str]()
+    for place, one in left.items():
+        places[one.key].append(place)
         tokens[one.key] += len(one.tokens)
-    clients = [key for key in left if key != NO_KEY and _KEY.fullmatch(key)] if len(left) > 1 else []
+    total, clients = tokens.total(), [key for key in places if key != NO_KEY and _KEY.fullmatch(key)]
     # Without others, equal parts are the best there is.
-    least = min(tokens[key] for key in clients) if len(clients) == len(left) > 0 else 0
+    least = min(map(tokens.__getitem__, clients), default=0) if len(clients) == len(places) else 0
+    largest = [(-tokens[key], key) for key in clients] if len(places) > 1 else []
+    heapify(largest)
     while True:
-        largest = max((tokens[key], key) for key in clients) if clients else (0, "")
-        if largest[0] > max(least, share * tokens.total()):
-            key = largest[1]
-        elif sum(map(len, left.values())) > most:
-            key = min((of for of in left if left[of]), key=lambda of: left[of][0].at)
+        while largest and -largest[0][0] > tokens[key := largest[0][1]]:  # it has lost some since
+            heapreplace(largest, (-tokens[key], key))
+        if largest and -largest[0][0] > max(least, share * total):
+            key = largest[0][1]
+        elif len(left) > most:
+            key = next(iter(left.values())).key  # of the oldest
         else:
-            return sorted((one for some in left.values() for one in some), key=lambda one: one.at)
-        tokens[key] -= len(left[key].popleft().tokens)
+            return list(left.values())
+        dropped = len(left.pop(places[key].popleft()).tokens)
+        tokens[key], total = tokens[key] - dropped, total - dropped
 
 
 def read_ids(source: Path, kind: str) -> list[_Line]:
@@ -141,6 +147,8 @@ def read_ids(source: Path, kind: str) -> list[_Line]:
             first = error.errors()[0]
             what = f"{'.'.join(map(str, first['loc'])) or 'the line'}: {first['msg']}"
             raise KimiError(what, f"{source}, line {number}", expected) from None
+    if not rows:
+        raise KimiError("the file has no request", str(source), f"lines of {expected}")
     return rows
 
 

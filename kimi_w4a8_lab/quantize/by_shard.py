@@ -40,9 +40,11 @@ def quantize_by_shard(
         same.
     advance: called with the bytes of each finished source shard.
 
-    Raises KimiError when the destination is not empty or the disk too small. Finished shards stay in the partial folder
-    for the next run.
+    Raises KimiError when the destination is not empty or in the source, or the disk too small. Finished shards stay in
+    the partial folder for the next run.
     """
+    if checkpoint.directory.resolve() in destination.resolve().parents:
+        raise KimiError("the destination lies in the source", str(destination), remedy="choose a folder outside of it")
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise KimiError("the destination is not empty", str(destination), remedy="choose a new folder or empty it")
     partial = destination.with_name(f".{destination.name}.partial")

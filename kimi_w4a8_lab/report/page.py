@@ -15,6 +15,7 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.files import write_atomic
 from kimi_w4a8_eagle3.base.installed import require
 
+from ..base.experiment import require_writable
 from ..speed.statistics import Interval
 
 PAGE = "report.html"
@@ -101,10 +102,20 @@ class Page:
     tone: Tone = ""
 
 
+def _path_in(folder: Path) -> Path:
+    return folder if folder.suffix == ".html" else folder / PAGE
+
+
+def require_place(folder: Path) -> None:
+    """Raise KimiError now, before minutes of work, if no page could be written into `folder` later."""
+    require(*PACKAGES)
+    require_writable(_path_in(folder).parent)
+
+
 def write_page(page: Page, folder: Path) -> Path:
     """Write the page and its pictures (SVG) into `folder`, which may end with the page's own name; return its path."""
     require("jinja2")
-    path = folder if folder.suffix == ".html" else folder / PAGE
+    path = _path_in(folder)
     from jinja2 import Environment, PackageLoader, StrictUndefined  # optional: jinja2
 
     templates = PackageLoader("kimi_w4a8_lab.report", ".")

@@ -34,7 +34,7 @@ MOONCAKE_BLOCK = 512
 OUTPUT_TOKENS = 220  # SGLang's default for agentic-trace, whose files have no output lengths
 
 PositiveInt = Annotated[int, Field(gt=0)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Time = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]  # a float has no milliseconds beyond
 Content = TypeVar("Content", bound=BaseModel)
 
 
@@ -53,7 +53,7 @@ class _AgenticTrace(_Strict):
 
 
 class _AgentXRequest(_Strict):
-    t: Seconds
+    t: Time
     type: Literal["n", "s"]
     model: str = ""
     prompt: PositiveInt = Field(alias="in")
@@ -68,7 +68,7 @@ class _AgentXRequest(_Strict):
 
 
 class _AgentXSubagent(_Strict):
-    t: Seconds
+    t: Time
     type: Literal["subagent"]
     requests: list[_AgentXRequest]
     agent_id: str = "subagent"
@@ -96,8 +96,8 @@ class _AgentXTrace(_Strict):
 class _MooncakeRow(_Strict):
     input_length: PositiveInt
     output_length: PositiveInt
-    timestamp: Seconds | None = None
-    delay: Seconds | None = None
+    timestamp: Time | None = None
+    delay: Time | None = None
     session_id: str | int | None = None
     hash_ids: list[int | str] = []
 

@@ -104,12 +104,16 @@ BAD |= {
     "bench chat --base-url http://127.0.0.1:1 --prompts-file deep.json": DEEP,
     "serve -r tiny --dry-run -- eagle3 --port 1": "unexpected 'eagle3'",
     "rank deep.json --slo ttft=1s,tpot=9ms": "not valid JSON: maximum recursion",
-    "rank deep.json --slo ttft=1s,tpot=9ms -o deep.toml": "this is no folder\n  where:    deep.toml",
+    "rank deep.json --slo ttft=1s,tpot=9ms -o deep.toml": "cannot write here: Not a directory\n  where:    deep.toml",
+    "rank deep.json --slo ttft=1s,tpot=9ms -o /proc/x": "cannot write here: No such file or directory\n  where:    /pr",
+    "rank late.jsonl --slo ttft=1s,tpot=9ms": "timestamp: Input should be less than or equal to 1000000000000000\n",
     "plan agent --gpu mi325x --model .": "config.json lacks sizes: unsupported operand",
     "warm --tp 8 --ep 3": "--ep 3 does not divide --tp [8]",
     "draft collect box --from latin1.jsonl": "cannot read the requests: not UTF-8 text",
+    "draft collect box --from empty.jsonl": "the file has no request\n  where:    empty.jsonl",
     "draft collect .": "collecting was not switched on: TypeError\n  where:    collect.json",
     "eval lossless --base-url URL --reference-url URL": "the answer has no 'tokens'",
+    "eval tools --base-url URL": """the server's answer is no completion: '{"data": [{"id": "m"}]}'""",
     "report .": "result.json cannot be read: Input tag 'demo' found",  # of a demo that wrote no page
     "chat hi --base-url http://[::1": "not an address: Invalid port",
     f"chat hi --base-url http://{'a' * 300}.com": "the server does not answer: ",
@@ -135,6 +139,7 @@ def test_bad_input_is_one_message_and_leaves_nothing(words, tmp_path, monkeypatc
     files = {"deep.json": "[" * 100_000, "deep.toml": "x = " + "[" * 5_000, "result.json": '{"kind": "demo"}'}
     files |= {"args.toml": 'extends = "tiny"\nsummary = "s"\n[args]\nchunked-prefil-size = 7', "latin1.jsonl": "\xff"}
     files |= {"piped.toml": 'extends = "pipe.toml"'}
+    files |= {"empty.jsonl": "\n", "late.jsonl": '{"timestamp": 1e30, "input_length": 9, "output_length": 9}'}
     files["collect.json"] = '{"share": "all"}'
     files["config.json"] = '{"hidden_size": 1, "num_hidden_layers": "x", "first_k_dense_replace": 1}'
     for name, text in files.items():

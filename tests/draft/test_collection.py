@@ -191,6 +191,13 @@ def test_a_client_is_no_more_than_its_share_of_the_training_set() -> None:
     assert len(limited([*(replace(one, kind=NO_KEY) for one in alone), imports[0]], 0.5, 10**9)) == 601
 
 
+def test_many_clients_cost_no_more_time_than_few() -> None:
+    made = [Collected(key_name(str(at % 4000)), (5,), ((0, 1),), at) for at in range(20_000)]
+    began = time.process_time()
+    assert limited(made, 0.5, 100) == made[-100:]
+    assert time.process_time() - began < 4
+
+
 def test_requests_are_erased_by_id_key_and_with_their_states(folder: Path) -> None:
     stored(folder, [([1, 2], [3]), ([4, 5], [6])])
     stored(folder, [([7], [8])], "other")

@@ -102,12 +102,14 @@ def test_a_full_disk_is_found_before_anything_is_quantized(tmp_path: Path, monke
     assert "not enough disk" in str(result.exception) and not (tmp_path / "deep/er/out").exists()
 
 
-def test_a_destination_that_holds_something_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/mine").write_text("mine")
-    result = quantize("w4a8-target", tiny.target_bf16_path(), tmp_path / "out")
-    assert "not empty" in str(result.exception)
-    assert [path.name for path in tmp_path.rglob("*")] == ["out", "mine"]
+@pytest.mark.parametrize(("place", "said"), [("", "not empty"), ("deep/er/out", "lies in the source")])
+def test_a_destination_that_holds_something_or_is_in_the_source_is_left_alone(
+    tmp_path: Path, place: str, said: str
+) -> None:
+    before = sorted(shutil.copytree(tiny.target_bf16_path(), source := tmp_path / "source").iterdir())
+    result = quantize("w4a8-target", source, source / place)
+    assert said in str(result.exception)
+    assert sorted(source.iterdir()) == before and list(tmp_path.iterdir()) == [source]
 
 
 def broken(source: Path, directory: Path, change: Callable[[Path], None]) -> Path:
