@@ -6,10 +6,10 @@ docs/gfx942-interpreter.md.
 
 from .errors import DataRace, MachineError, MissingWait, OutOfBounds, UndefinedRead, UnknownInstruction
 from .global_memory import Buffer, Memory
-from .machine import Gfx942Device, LaunchResult
+from .machine import Gfx942Device
 from .parser import Kernel, parse_kernel, parse_kernels
 
 __all__ = [
-    "Buffer", "DataRace", "Gfx942Device", "Kernel", "LaunchResult", "MachineError", "Memory", "MissingWait",
-    "OutOfBounds", "UndefinedRead", "UnknownInstruction", "parse_kernel", "parse_kernels",
+    "Buffer", "DataRace", "Gfx942Device", "Kernel", "MachineError", "Memory", "MissingWait", "OutOfBounds",
+    "UndefinedRead", "UnknownInstruction", "parse_kernel", "parse_kernels",
 ]  # fmt: skip

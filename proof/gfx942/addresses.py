@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .context import ActiveLanes, Context
+from .context import ActiveLanes
 from .errors import OutOfBounds, UnknownInstruction
 from .operands import Operand, reader, scalar_reader
 from .parser import Instruction
@@ -16,12 +16,10 @@ from .state import Array, Waves
 Address = Callable[[Waves, ActiveLanes, int], tuple[Array, Array | None]]
 
 
-def address_of(
-    instruction: Instruction, space: str, operands: list[Operand], offset: int, context: Context, action: str
-) -> Address:
-    """The address function of an instruction; `operands` without the data, `action` as in the opcode."""
+def address_of(instruction: Instruction, space: str, operands: list[Operand], offset: int) -> Address:
+    """The address function of an instruction; `operands` without the data."""
     if space == "buffer":
-        return _buffer_address(instruction, operands, offset, context, action)
+        return _buffer_address(instruction, operands, offset)
     vector, base = operands[0], operands[1] if len(operands) > 1 else None
     if base is None or base.kind == "off":
         read = reader(vector, "u64")
@@ -33,9 +31,7 @@ def address_of(
     )
 
 
-def _buffer_address(
-    instruction: Instruction, operands: list[Operand], offset: int, context: Context, action: str
-) -> Address:
+def _buffer_address(instruction: Instruction, operands: list[Operand], offset: int) -> Address:
     vector, resource, scalar = operands
     if resource.kind != "scalar" or resource.count != 4:
         raise UnknownInstruction(f"{resource.text} is not a buffer resource")
@@ -55,8 +51,6 @@ def _buffer_address(
         last = first + (min(size, 4) - 1)
         inside = last < records  # each word by itself
         _reject_ambiguous(first, last, records, extra)
-        if not inside.all():
-            context.tallies[f"out_of_range_{action}s"] += int((~inside).any(axis=0).sum())
         return (w0 + ((w1 & 0xFFFF) << 32) + extra + at).astype(np.uint64), None if inside.all() else inside
 
     return address

@@ -11,9 +11,9 @@ from collections.abc import Callable
 import numpy as np
 
 from .errors import UnknownInstruction
-from .operands import Operand, Reader, parse_operand, reader, writer
-from .parser import Instruction, Kernel
-from .state import PARTIAL, PENDING, READY, Array, Step, Waves
+from .operands import Decoder, Operand, Reader, reader, writer
+from .parser import Instruction
+from .state import PARTIAL, Array, Step, Waves
 from .valu import check_modifiers, source_readers
 
 _CONDITIONS: dict[str, Callable[[Array, Array], Array]] = {
@@ -27,19 +27,6 @@ _CONDITIONS: dict[str, Callable[[Array, Array], Array]] = {
     "nle": lambda a, b: ~(a <= b),
 }
 _COMPARE = re.compile(r"^v_cmp_(\w+)_(u16|[uif]32)$")
-_SDWA = {"src0_sel", "src1_sel", "dst_sel", "dst_unused"}
-
-
-def decode_compare(instruction: Instruction, kernel: Kernel) -> Step | None:
-    match, special = _COMPARE.match(instruction.opcode), _SPECIAL.get(instruction.opcode)
-    if not match and special is None:
-        return None
-    operands = [parse_operand(text, kernel) for text in instruction.operands]
-    if special is None:
-        assert match is not None
-        return _compare(instruction, operands, match)
-    check_modifiers(instruction, _SDWA if instruction.opcode == "v_cndmask_b32" else set())
-    return special(instruction, operands)
 
 
 def _mask_register(operand: Operand) -> int:
@@ -48,8 +35,11 @@ def _mask_register(operand: Operand) -> int:
     return operand.register
 
 
-def _compare(instruction: Instruction, operands: list[Operand], match: re.Match[str]) -> Step:
-    check_modifiers(instruction, _SDWA - {"dst_sel", "dst_unused"})
+def compare(instruction: Instruction, operands: list[Operand]) -> Step | None:
+    match = _COMPARE.match(instruction.opcode)
+    if not match:
+        return None
+    check_modifiers(instruction, {"src0_sel", "src1_sel"})
     if match[1] not in _CONDITIONS:
         raise UnknownInstruction(f"comparison {instruction.opcode} is not modelled")
     target, condition = _mask_register(operands[0]), _CONDITIONS[match[1]]
@@ -57,7 +47,7 @@ def _compare(instruction: Instruction, operands: list[Operand], match: re.Match[
     return lambda w: w.write_lane_mask(target, condition(a(w), b(w)))
 
 
-def _select(instruction: Instruction, operands: list[Operand]) -> Step:
+def select(instruction: Instruction, operands: list[Operand]) -> Step:
     mask = _mask_register(operands[3])
     if instruction.encoding == "sdwa":
         no, yes = source_readers(instruction, ("u32", "u32"), operands[1:3])
@@ -71,7 +61,9 @@ def _select(instruction: Instruction, operands: list[Operand]) -> Step:
         w.check_scalar(mask, 2)
         chosen = w.lane_mask(mask)
         if any(w.vector_state[index] == PARTIAL for index in vectors) and instruction.encoding != "sdwa":
-            _check_chosen(w, operands[1:3], chosen)
+            for operand, used in zip(operands[1:3], (~chosen, chosen), strict=True):
+                if operand.kind == "vector":  # a select uses only the side that it picks
+                    w.check_lanes(operand.register, used & w.exec)
             a, b = (_unchecked(w, o, read) for o, read in zip(operands[1:3], (no, yes), strict=True))
         else:
             a, b = no(w), yes(w)
@@ -81,22 +73,12 @@ def _select(instruction: Instruction, operands: list[Operand]) -> Step:
     return step
 
 
-def _check_chosen(w: Waves, operands: list[Operand], chosen: Array) -> None:
-    """A select uses only the side it picks, so only that side must be defined."""
-    for operand, used in zip(operands, (~chosen, chosen), strict=True):
-        if operand.kind != "vector" or w.vector_state[operand.register] == READY:
-            continue
-        pending = w.vector_state[operand.register] == PENDING
-        if pending or not w.vector_written[operand.register][used & w.exec].all():
-            w.check_vector(operand.register)
-
-
 def _unchecked(w: Waves, operand: Operand, read: Reader) -> Array:
     return read(w) if operand.kind != "vector" or operand.negate or operand.absolute else w.u32[operand.register]
 
 
-def _carry(subtract: bool, reverse: bool, carry_in: bool) -> Callable[[Instruction, list[Operand]], Step]:
-    def decode(instruction: Instruction, operands: list[Operand]) -> Step:
+def carry(subtract: bool, reverse: bool, carry_in: bool) -> Decoder:
+    def decode(_: Instruction, operands: list[Operand]) -> Step:
         target, carry_out = operands[0], _mask_register(operands[1])
         first, second = (reader(o, "u32") for o in operands[2:4])
         carry_register = _mask_register(operands[4]) if carry_in else 0
@@ -105,11 +87,11 @@ def _carry(subtract: bool, reverse: bool, carry_in: bool) -> Callable[[Instructi
         def step(w: Waves) -> None:
             a, b = (x.astype(np.int64) for x in (first(w), second(w)))
             a, b = (b, a) if reverse else (a, b)
-            carry: Array = np.zeros(1, np.int64)
+            given: Array = np.zeros(1, np.int64)
             if carry_in:
                 w.check_scalar(carry_register, 2)
-                carry = w.lane_mask(carry_register).astype(np.int64)
-            total = a - b - carry if subtract else a + b + carry
+                given = w.lane_mask(carry_register).astype(np.int64)
+            total = a - b - given if subtract else a + b + given
             write(w, (total & 0xFFFFFFFF).astype(np.uint32), None)
             w.write_lane_mask(carry_out, (total < 0) | (total > 0xFFFFFFFF))
 
@@ -118,7 +100,7 @@ def _carry(subtract: bool, reverse: bool, carry_in: bool) -> Callable[[Instructi
     return decode
 
 
-def _mad_64(instruction: Instruction, operands: list[Operand]) -> Step:
+def mad_64(_: Instruction, operands: list[Operand]) -> Step:
     carry_out = _mask_register(operands[1])
     a, b, c = reader(operands[2], "u32"), reader(operands[3], "u32"), reader(operands[4], "u64")
     write = writer(operands[0], "u64")
@@ -130,15 +112,3 @@ def _mad_64(instruction: Instruction, operands: list[Operand]) -> Step:
         w.write_lane_mask(carry_out, np.asarray(total < addend))
 
     return step
-
-
-_SPECIAL: dict[str, Callable[[Instruction, list[Operand]], Step]] = {
-    "v_cndmask_b32": _select,
-    "v_add_co_u32": _carry(False, False, False),
-    "v_sub_co_u32": _carry(True, False, False),
-    "v_subrev_co_u32": _carry(True, True, False),
-    "v_addc_co_u32": _carry(False, False, True),
-    "v_subb_co_u32": _carry(True, False, True),
-    "v_subbrev_co_u32": _carry(True, True, True),
-    "v_mad_u64_u32": _mad_64,
-}

@@ -1,9 +1,6 @@
-"""State that memory instructions share: memory, LDS of the workgroups in flight, and the tallies."""
+"""State that memory instructions share: memory, and LDS of the workgroups in flight."""
 
 from __future__ import annotations
-
-from collections import Counter
-from collections.abc import Callable
 
 import numpy as np
 
@@ -16,15 +13,13 @@ class Context:
     """One launch at a time. `group_ids` are the linear workgroup numbers of the chunk in flight."""
 
     def __init__(self) -> None:
-        self.begin(Memory(), _ignore)
+        self.begin(Memory())
 
-    def begin(self, memory: Memory, report: Callable[[str], None]) -> None:
+    def begin(self, memory: Memory) -> None:
         """Forget the previous launch."""
         self.memory = memory
-        self.report = report
-        self.lds = Lds(0, 0, report)
+        self.lds = Lds(0, 0)
         self.group_ids: Array = np.zeros(0, np.int64)
-        self.tallies: Counter[str] = Counter()
 
     def active(self, w: Waves) -> ActiveLanes:
         """The active lanes of a batch, flattened."""
@@ -62,7 +57,3 @@ class ActiveLanes:
             target[...] = value.reshape(self.shape)
         else:
             target[self.mask] = value
-
-
-def _ignore(message: str) -> None:
-    """Before the first launch nothing can race."""

@@ -9,12 +9,22 @@ on earlier generations) and full rate (4, as LLVM has it).
 from __future__ import annotations
 
 import re
+from functools import cache
 
 from .parser import Instruction
 
-_MULTIPLY = re.compile(r"^v_(mul_lo_[ui]32|mul_hi_[ui]32|mad_[ui]64_[ui]32)$")
-_TRANSCENDENTAL = re.compile(r"^v_(exp|log|rcp|rsq|sqrt|sin|cos)(_legacy|_iflag)?_f(16|32|64)$")
-_CONVERT = re.compile(r"^v_cvt_(f32_[iu](32|16)|[iu]32_f32|f32_ubyte\d|f16_f32|f32_f16|rpi|flr|off)")
+# Kinds of instructions, each with what its opcodes begin with; the first one fits.
+_KINDS = {
+    "mfma": r"v_mfma|v_smfmac",
+    "accumulator move": r"v_accvgpr",
+    "multiply": r"v_(mul_lo_[ui]32|mul_hi_[ui]32|mad_[ui]64_[ui]32)$",  # whose rate is not public
+    "transcendental": r"v_(exp|log|rcp|rsq|sqrt|sin|cos)(_legacy|_iflag)?_f(16|32|64)$",
+    "conversion": r"v_cvt_(f32_[iu](32|16)|[iu]32_f32|f32_ubyte\d|f16_f32|f32_f16|rpi|flr|off)",  # at quarter rate
+    "simple": r"v_",
+    "": r"s_(load|buffer_load|wait|barrier|nop)",
+    "scalar": r"s_",
+}
+VALU = ("simple", "multiply", "transcendental", "conversion")  # kinds of the vector ALU
 _MFMA = re.compile(r"^v_mfma_([if]\d+)_(\d+)x(\d+)x(\d+)_?(\w*)$")
 _ELEMENT = {
     **{"ubyte": 1, "sbyte": 1, "byte": 1, "ushort": 2, "sshort": 2, "short": 2},
@@ -22,43 +32,14 @@ _ELEMENT = {
 }
 
 
-def is_mfma(opcode: str) -> bool:
-    return opcode.startswith(("v_mfma", "v_smfmac"))
-
-
-def is_accumulator_move(opcode: str) -> bool:
-    return opcode.startswith("v_accvgpr")
-
-
-def is_valu(opcode: str) -> bool:
-    """Vector ALU work other than matrix instructions and accumulator moves."""
-    return opcode.startswith("v_") and not is_mfma(opcode) and not is_accumulator_move(opcode)
-
-
-def is_salu(opcode: str) -> bool:
-    """Scalar work other than loads, waits, barriers and padding."""
-    return opcode.startswith("s_") and not opcode.startswith(
-        ("s_load", "s_buffer_load", "s_wait", "s_barrier", "s_nop")
-    )
-
-
-def is_multiply(opcode: str) -> bool:
-    """A 32-bit integer multiply, whose rate is not public."""
-    return bool(_MULTIPLY.match(opcode))
-
-
-def is_transcendental(opcode: str) -> bool:
-    return bool(_TRANSCENDENTAL.match(opcode))
-
-
-def is_conversion(opcode: str) -> bool:
-    """A conversion that LLVM models at quarter rate."""
-    return bool(_CONVERT.match(opcode))
+@cache
+def kind(opcode: str) -> str:
+    """Return the kind of an instruction, empty for those that do no work: waits, barriers and memory."""
+    return next((name for name, pattern in _KINDS.items() if re.match(pattern, opcode)), "")
 
 
 def valu_clocks(opcode: str, quarter_rate_multiply: bool) -> int:
-    slow = is_transcendental(opcode) or is_conversion(opcode) or (quarter_rate_multiply and is_multiply(opcode))
-    return 16 if slow else 4
+    return 16 if kind(opcode) in ("transcendental", "conversion", *["multiply"] * quarter_rate_multiply) else 4
 
 
 def mfma_clocks(opcode: str) -> int:

@@ -7,24 +7,44 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .compare import decode_compare
+from .compare import carry, compare, mad_64, select
 from .context import Context
-from .division import decode_division
+from .division import div_fmas, div_scale
 from .ds import decode_ds
 from .errors import MachineError, UnknownInstruction
-from .lane_access import decode_lane_access
-from .mfma import decode_mfma
-from .mix import decode_mix
-from .packed import decode_packed
+from .lane_access import count_bits_below, read_first_lane, read_lane
+from .mfma import mfma
+from .mix import fma_mix
+from .operands import Decoder, parse_operand
+from .packed import PACKED, packed
 from .parser import Instruction, Kernel
 from .salu import branch_condition, decode_salu
 from .smem import decode_smem
 from .state import Array, Step, Waves
-from .valu import decode_valu
+from .valu import check_modifiers, plain
 from .vmem import decode_vmem
 
 # Instructions that change no state that the interpreter models: timing and priorities.
 _NO_EFFECT = {"s_nop", "s_sleep", "s_setprio"}
+# Vector instructions that are no plain functions of their sources: the modifiers that are modelled, and the decoder.
+_VECTOR: dict[str, tuple[set[str], Decoder]] = {
+    "v_cndmask_b32": ({"src0_sel", "src1_sel", "dst_sel", "dst_unused"}, select),
+    "v_add_co_u32": (set(), carry(False, False, False)),
+    "v_sub_co_u32": (set(), carry(True, False, False)),
+    "v_subrev_co_u32": (set(), carry(True, True, False)),
+    "v_addc_co_u32": (set(), carry(False, False, True)),
+    "v_subb_co_u32": (set(), carry(True, False, True)),
+    "v_subbrev_co_u32": (set(), carry(True, True, True)),
+    "v_mad_u64_u32": (set(), mad_64),
+    "v_readlane_b32": (set(), read_lane),
+    "v_readfirstlane_b32": (set(), read_first_lane),
+    "v_mbcnt_lo_u32_b32": (set(), count_bits_below(False)),
+    "v_mbcnt_hi_u32_b32": (set(), count_bits_below(True)),
+    "v_div_scale_f32": (set(), div_scale),
+    "v_div_fmas_f32": (set(), div_fmas),
+    "v_fma_mix_f32": ({"op_sel", "op_sel_hi"}, fma_mix),
+    **{name: ({"op_sel", "op_sel_hi", "neg_lo", "neg_hi"}, packed) for name in PACKED},
+}
 
 
 class Barrier:
@@ -74,17 +94,14 @@ def _compute(instruction: Instruction, kernel: Kernel, context: Context) -> Step
         return decode_smem(instruction, kernel, context) or decode_salu(instruction, kernel)
     if opcode.startswith("ds_"):
         return decode_ds(instruction, kernel, context)
-    if opcode.startswith("v_"):
-        return (
-            decode_mfma(instruction, kernel)
-            or decode_packed(instruction, kernel)
-            or decode_mix(instruction, kernel)
-            or decode_compare(instruction, kernel)
-            or decode_lane_access(instruction, kernel)
-            or decode_division(instruction, kernel)
-            or decode_valu(instruction, kernel)
-        )
-    return decode_vmem(instruction, kernel, context)
+    if not opcode.startswith("v_"):
+        return decode_vmem(instruction, kernel, context)
+    operands = [parse_operand(text, kernel) for text in instruction.operands]
+    if opcode in _VECTOR:
+        modifiers, decode = _VECTOR[opcode]
+        check_modifiers(instruction, modifiers)
+        return decode(instruction, operands)
+    return mfma(instruction, operands) or compare(instruction, operands) or plain(instruction, operands)
 
 
 def _control(instruction: Instruction, kernel: Kernel) -> Step | None:

@@ -6,21 +6,12 @@ import numpy as np
 
 from .errors import UnknownInstruction
 from .numeric import exponent_f32, fma_to_odd, is_denormal
-from .operands import Operand, parse_operand, reader, writer
-from .parser import Instruction, Kernel
+from .operands import Operand, reader, writer
+from .parser import Instruction
 from .state import VCC, Step, Waves
-from .valu import check_modifiers
 
 
-def decode_division(instruction: Instruction, kernel: Kernel) -> Step | None:
-    decode = {"v_div_scale_f32": _div_scale, "v_div_fmas_f32": _div_fmas}.get(instruction.opcode)
-    if decode is None:
-        return None
-    check_modifiers(instruction, set())
-    return decode([parse_operand(text, kernel) for text in instruction.operands])
-
-
-def _div_scale(operands: list[Operand]) -> Step:
+def div_scale(_: Instruction, operands: list[Operand]) -> Step:
     if operands[1].kind != "scalar" or operands[1].count != 2:
         raise UnknownInstruction(f"{operands[1].text} cannot hold a lane mask")
     scaled_mask = operands[1].register
@@ -51,7 +42,7 @@ def _div_scale(operands: list[Operand]) -> Step:
     return step
 
 
-def _div_fmas(operands: list[Operand]) -> Step:
+def div_fmas(_: Instruction, operands: list[Operand]) -> Step:
     """Undo V_DIV_SCALE where it scaled: times 2**64 or 2**-64, by the size of the quotient estimate."""
     a, b, c = (reader(o, "f32") for o in operands[1:4])
     write = writer(operands[0], "f32")

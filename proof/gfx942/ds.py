@@ -7,10 +7,10 @@ import re
 import numpy as np
 
 from .context import Context
-from .errors import UndefinedRead, UnknownInstruction
+from .errors import UnknownInstruction
 from .operands import Operand, parse_operand, reader
 from .parser import Instruction, Kernel
-from .state import LANES, PENDING, Array, Step, Waves
+from .state import LANES, Array, Step, Waves
 from .valu import check_modifiers
 from .waits import Outstanding
 
@@ -54,18 +54,10 @@ def _read(context: Context, operands: list[Operand], size: int, offsets: list[in
         w.vector_load_issued(target, len(values))
         for n, word in enumerate(values):
             lanes.put(w.u32[target + n], word)
-        for n, (_, access) in enumerate(loaded):
-            # The two reads of a read2 are one instruction: one counter, both accesses kept for the race detector.
-            _queue(w, range(target, target + len(values)) if n == 0 else None, access)
+        registers = range(target, target + len(values))
+        w.queues.lgkm.append(Outstanding("lds", vector=registers, lds=[access for _, access in loaded]))
 
     return step
-
-
-def _queue(w: Waves, registers: range | None, access: object) -> None:
-    if registers is None:
-        w.queues.lgkm[-1].more.append(access)
-    else:
-        w.queues.lgkm.append(Outstanding("lds", vector=registers, lds=access))
 
 
 def _write(context: Context, operands: list[Operand], size: int, offsets: list[int]) -> Step:
@@ -76,14 +68,14 @@ def _write(context: Context, operands: list[Operand], size: int, offsets: list[i
 
     def step(w: Waves) -> None:
         lanes = context.active(w)
-        start = lanes.pick(address(w)).astype(np.int64)
-        for n, (source, offset) in enumerate(zip(sources, offsets, strict=True)):
+        start, written = lanes.pick(address(w)).astype(np.int64), []
+        for source, offset in zip(sources, offsets, strict=True):
             w.check_vector(source.register, words)
             data = np.stack([lanes.pick(w.u32[source.register + k]) for k in range(words)])
             if size < 4:
                 data &= np.uint32((1 << (8 * size)) - 1)
-            access = context.lds.write(start + offset, data, size, lanes.slot, lanes.wave, lanes.rows)
-            _queue(w, range(0) if n == 0 else None, access)
+            written.append(context.lds.write(start + offset, data, size, lanes.slot, lanes.wave, lanes.rows))
+        w.queues.lgkm.append(Outstanding("lds", lds=written))
 
     return step
 
@@ -129,10 +121,7 @@ def _bpermute(operands: list[Operand], offset: int) -> Step:
         wanted = np.broadcast_to(address(w), (w.count, LANES)) + np.uint32(offset)
         at = ((wanted >> np.uint32(2)) & np.uint32(63)).astype(np.int64) + np.arange(w.count)[:, None] * LANES
         valid = w.exec.take(at)
-        if w.vector_state[source] == PENDING:
-            w.check_vector(source)
-        if w.vector_state[source] and not (w.vector_written[source].take(at) | ~valid)[w.exec].all():
-            raise UndefinedRead(f"ds_bpermute_b32 reads a lane of vector register {source} that was not written")
+        w.check_lanes(source, np.divmod(at[valid & w.exec], LANES))
         value = np.where(valid, w.u32[source].take(at), np.uint32(0))
         w.vector_load_issued(target, 1)
         np.copyto(w.u32[target], value, where=w.exec)

@@ -27,7 +27,3 @@ class MissingWait(MachineError):
 
 class DataRace(MachineError):
     """Two waves touch the same bytes, one of them writing, with no barrier between."""
-
-
-def raise_race(message: str) -> None:
-    raise DataRace(message)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from .costs import (
     address_group,
-    is_mfma,
     is_vector_load,
+    kind,
     loads_to_lds,
     memory_bytes,
     scalar_registers,
@@ -81,15 +81,15 @@ def renamed(code: list[Instruction]) -> list[Instruction]:
     return result
 
 
-def weight_flow(region: list[Instruction], loop: bool, group: str | None = None) -> WeightFlow:
-    """Find the weights of `region` (or take address group `group`) and follow them to the MFMAs."""
+def weight_flow(region: list[Instruction], loop: bool) -> WeightFlow:
+    """Find the weights of `region` and follow them to the MFMAs."""
     staged = _staged_groups(region + region if loop else region)
     loaded: Counter[str] = Counter()
     for instruction in region:
         if is_vector_load(instruction) and not loads_to_lds(instruction):
             loaded[address_group(instruction)] += 64 * memory_bytes(instruction.opcode)
     direct = {name: count for name, count in loaded.items() if name not in staged}
-    chosen = group or (max(direct, key=lambda name: direct[name]) if direct else None)
+    chosen = max(direct, key=lambda name: direct[name], default=None)
     unpack = _unpack_operations(region, loop, chosen)
     return WeightFlow(chosen, loaded[chosen] if chosen else 0, tuple(sorted(staged)), dict(unpack))
 
@@ -115,7 +115,7 @@ def _staged_groups(sequence: list[Instruction]) -> set[str]:
 
 
 def _unpack_operations(region: list[Instruction], loop: bool, group: str | None) -> Counter[str]:
-    last = max((n for n, i in enumerate(region) if is_mfma(i.opcode)), default=-1)
+    last = max((n for n, i in enumerate(region) if kind(i.opcode) == "mfma"), default=-1)
     tainted: Registers = set()
     if loop:  # what the previous trip loaded is unpacked in this one
         _follow(region, group, tainted)
@@ -131,7 +131,7 @@ def _follow(region: list[Instruction], group: str | None, tainted: Registers) ->
         opcode, targets = instruction.opcode, vector_registers(instruction.operands[0])
         if is_vector_load(instruction):
             weights = address_group(instruction) == group
-        elif is_mfma(opcode) or opcode.startswith("ds_read"):
+        elif kind(opcode) == "mfma" or opcode.startswith("ds_read"):
             weights = False
         elif opcode.startswith("v_"):
             sources = {r for operand in instruction.operands[1:] for r in vector_registers(operand)}

@@ -7,14 +7,13 @@ there, at the addresses that the process has for them.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from .byte_store import ByteStore, Index
-from .errors import OutOfBounds, UndefinedRead, raise_race
+from .errors import DataRace, OutOfBounds, UndefinedRead
 from .state import Array
 
 BASE = 0x20_0000_0000
@@ -51,14 +50,14 @@ class Memory:
         self._allocated = np.zeros(_CAPACITY, np.uint8)
         self._stored_by: npt.NDArray[np.int32] | None = None
         self._stored_range = (0, 0)
-        self.report: Callable[[str], None] = raise_race
         self._redundant_writes = False
 
     def add(self, array: npt.ArrayLike, name: str = "") -> Buffer:
         """Register a copy of `array`; all its bytes count as written."""
         values = np.ascontiguousarray(array)
         buffer = self.empty(values.shape, values.dtype, name)
-        self._put(buffer, values)
+        self._store.data[self._bytes(buffer)] = values.reshape(-1).view(np.uint8)
+        self.host_wrote(buffer)
         return buffer
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.uint8, name: str = "") -> Buffer:
@@ -102,14 +101,6 @@ class Memory:
             data[missing] = unwritten
         return data.view(buffer.dtype).reshape(buffer.shape)
 
-    def write(self, buffer: Buffer, array: npt.ArrayLike) -> None:
-        """Overwrite a whole buffer from the host."""
-        self._put(buffer, np.ascontiguousarray(array, dtype=buffer.dtype).reshape(buffer.shape))
-
-    def _put(self, buffer: Buffer, values: npt.NDArray[np.generic]) -> None:
-        self._store.data[self._bytes(buffer)] = values.reshape(-1).view(np.uint8)
-        self.host_wrote(buffer)
-
     @staticmethod
     def _bytes(buffer: Buffer) -> slice:
         return slice(buffer.start, buffer.start + buffer.nbytes)
@@ -133,12 +124,11 @@ class Memory:
         self._allocated = allocated
 
     # -- what the interpreter calls -----------------------------------------------------------------------------------
-    def begin_launch(self, report: Callable[[str], None], redundant_writes: bool = False) -> None:
+    def begin_launch(self, redundant_writes: bool = False) -> None:
         """Take the shared bytes in, and start tracking which workgroup stores what."""
         for buffer, array in self._shared.items():
             self._store.data[self._bytes(buffer)] = array
         self._by_address = sorted(self.buffers, key=lambda b: b.address)
-        self.report = report
         self._redundant_writes = redundant_writes
         self._stored_by = np.zeros(-(-self._end // 4) * 4, np.int32)
         self._stored_range = (len(self._allocated), 0)
@@ -160,7 +150,7 @@ class Memory:
         if self._stored_by is not None and len(offset) and offset.max() + size > low and offset.min() < high:
             owner = self._stored_by.take(offset)
             if ((owner != 0) & (owner != group + 1)).any():
-                self.report("a workgroup loads what another workgroup of the same launch stored")
+                raise DataRace("a workgroup loads what another workgroup of the same launch stored")
         return self._store.gather(index)
 
     def store(self, address: Array, words: Array, size: int, group: Array) -> None:
@@ -171,7 +161,7 @@ class Memory:
         data = self._store.data.reshape(-1, unit)
         before = data[index.at] if self._redundant_writes else None
         if not self._store.scatter(index, words):
-            self.report("two lanes of one store write different values to the same address")
+            raise DataRace("two lanes of one store write different values to the same address")
         if self._stored_by is None or not len(address):
             return
         low, high = self._stored_range
@@ -183,7 +173,7 @@ class Memory:
         together = owners[index.at] != mine  # in the same instruction of this batch
         conflict = earlier | together if before is None else earlier & (before != data[index.at])
         if conflict.any():
-            self.report("two workgroups store to the same bytes")
+            raise DataRace("two workgroups store to the same bytes")
 
     def _offset(self, address: Array, size: int) -> tuple[Array, Buffer | None]:
         """Offset in the store of the byte at each address; negative or past its end where there is none.

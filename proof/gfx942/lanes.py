@@ -49,21 +49,15 @@ def apply_dpp(instruction: Instruction, source: Operand, kind: str) -> Callable[
 
     def permuted(w: Waves) -> tuple[Array, Array | None]:
         valid = (lanes >= 0) & w.exec[:, index]
-        _check_source_lanes(w, register, index, valid & enabled)
-        value = {"u32": w.u32, "i32": w.i32, "f32": w.f32}[kind][register][:, index]
+        rows, wanted = np.nonzero(valid & enabled & w.exec)
+        w.check_lanes(register, (rows, index[wanted]))
+        value = getattr(w, kind)[register][:, index]
         value = np.abs(value) if source.absolute else value
         value = -value if source.negate else value
         mask = np.broadcast_to(enabled, valid.shape) if zero_invalid else valid & enabled
         return np.where(valid, value, value.dtype.type(0)), None if mask.all() else mask
 
     return permuted
-
-
-def _check_source_lanes(w: Waves, register: int, index: Array, wanted: Array) -> None:
-    if w.vector_state[register] == 0:
-        return
-    if w.vector_state[register] == 2 or not (w.vector_written[register][:, index] | ~wanted)[w.exec].all():
-        w.check_vector(register)
 
 
 _SELECT = {

@@ -6,7 +6,6 @@ its wave has waited for it: one that is still outstanding at a barrier can happe
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .byte_store import ByteStore, Index
-from .errors import OutOfBounds, UndefinedRead
+from .errors import DataRace, OutOfBounds, UndefinedRead
 from .state import Array
 
 _EACH_BYTE = np.uint64(0x0001000100010001)  # one wave mask for each byte of a word
@@ -88,10 +87,9 @@ class Lds:
     result that all of them need).
     """
 
-    def __init__(self, groups: int, size: int, report: Callable[[str], None], redundant_writes: bool = False) -> None:
+    def __init__(self, groups: int, size: int, redundant_writes: bool = False) -> None:
         self.size = size
         self.stride = -(-size // 8) * 8
-        self.report = report
         self.redundant_writes = redundant_writes
         self.bytes = ByteStore(groups * self.stride)
         self._writers, self._readers, self._updaters = (WaveMasks(len(self.bytes.data)) for _ in range(3))
@@ -122,7 +120,7 @@ class Lds:
         self._race(access, seen, "writes", "read")
         self._race(access, self._updaters.others(access), "writes", "updated atomically")
         if not self.bytes.scatter(access.index, words):
-            self.report(f"one LDS write puts different values at {self._place(access.index)}")
+            raise DataRace(f"one LDS write puts different values at {self._place(access.index)}")
         self._writers.mark(access)
         if written is None and not self.redundant_writes:  # also two waves in the same instruction of one batch
             self._race(access, self._writers.others(access), "writes", "wrote")
@@ -160,7 +158,7 @@ class Lds:
         if wrong is None or not wrong.any():
             return
         wave = int(access.wave[int(np.argwhere(wrong)[0][1])])
-        self.report(
+        raise DataRace(
             f"wave {wave} {verb} LDS bytes at {self._place(access.index, wrong)} that another wave {other} since the "
             "last barrier"
         )

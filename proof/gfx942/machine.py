@@ -1,17 +1,16 @@
-"""Launching a kernel: workgroups in chunks, waves under a chosen order, barriers, the result of a run."""
+"""Launching a kernel: workgroups in chunks, waves under a chosen order, barriers."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
 
 from .context import Context
 from .decode import BARRIER, END, Branch, Step, decode_kernel
-from .errors import MachineError, raise_race
+from .errors import MachineError
 from .global_memory import Buffer, Memory
 from .kernarg import Argument, kernarg_bytes
 from .lds import Lds
@@ -21,20 +20,6 @@ from .state import LANES, Rows, Waves
 
 Grid = Sequence[int]
 MAX_LDS = 65536
-
-
-@dataclass
-class LaunchResult:
-    """Result of a launch.
-
-    counts: executed instructions per opcode, summed over waves. races: what the race detector found (only when it
-    collects). tallies: out_of_range_loads and out_of_range_stores in lanes.
-    """
-
-    counts: Counter[str]
-    races: list[str] = field(default_factory=list)
-    tallies: Counter[str] = field(default_factory=Counter)
-    waves: int = 0
 
 
 class Gfx942Device:
@@ -53,27 +38,24 @@ class Gfx942Device:
         *,
         order: Order = "lockstep",
         lds_bytes: int = 0,
-        races: str = "raise",
         redundant_writes: bool = False,
         max_steps: int = 10_000_000,
-    ) -> LaunchResult:
-        """Run `grid` workgroups of `block` threads.
+    ) -> Counter[str]:
+        """Run `grid` workgroups of `block` threads; return the executed instructions by opcode, of all waves.
 
         args: one value for each kernel argument: a Buffer, an int, a float or raw bytes; or, in one piece, the
         bytes that a host hands to a driver.
         order: "lockstep" (fast), "roundrobin", "forward" and "reverse" (each wave runs to its barrier), or a
         `random.Random` that picks the next wave before every instruction.
-        lds_bytes: dynamic LDS beside the kernel's static size. races: "raise" or "collect".
+        lds_bytes: dynamic LDS beside the kernel's static size.
         redundant_writes: two waves (LDS) or workgroups (global memory) may write the same value to the same byte.
         """
         threads = int(np.prod(block))
         self._check_launch(kernel, block, threads, lds_bytes)
-        found: list[str] = []
-        report = found.append if races == "collect" else raise_race
         context, steps = _decoded(kernel)
-        context.begin(self.memory, report)
+        context.begin(self.memory)
         kernarg = self.memory.add(kernarg_bytes(kernel, args), f"{kernel.name} kernarg")
-        self.memory.begin_launch(report, redundant_writes)
+        self.memory.begin_launch(redundant_writes)
         run = _Run(kernel, steps, context, order, max_steps)
         per_group = -(-threads // LANES)
         chunk = max(1, self.lockstep_rows // per_group)
@@ -90,7 +72,7 @@ class Gfx942Device:
         counts: Counter[str] = Counter()
         for instruction, number in zip(kernel.instructions, run.executed, strict=True):
             counts[instruction.opcode] += number
-        return LaunchResult(+counts, found, context.tallies, groups * per_group)
+        return +counts
 
     @staticmethod
     def _check_launch(kernel: Kernel, block: Grid, threads: int, lds_bytes: int) -> None:
@@ -160,7 +142,7 @@ class _Run:
     def chunk(self, ids: np.ndarray, waves: Waves, lds_bytes: int, redundant_writes: bool) -> None:
         """Run the workgroups `ids` from their first to their last instruction."""
         self.context.group_ids = ids
-        self.context.lds = Lds(len(ids), lds_bytes, self.context.report, redundant_writes)
+        self.context.lds = Lds(len(ids), lds_bytes, redundant_writes)
         scheduler = Scheduler(self.order, waves)
         while batch := scheduler.next():
             running = self._run(batch, scheduler)

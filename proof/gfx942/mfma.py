@@ -15,8 +15,8 @@ import numpy as np
 
 from .errors import UnknownInstruction
 from .numeric import bf16_to_f32
-from .operands import Operand, constant_bits, parse_operand
-from .parser import Instruction, Kernel
+from .operands import Operand, constant_bits
+from .parser import Instruction
 from .state import Array, Step, Waves
 from .valu import check_modifiers
 
@@ -25,14 +25,12 @@ _SHAPES = {"i8": {(16, 32), (32, 16)}, "bf16": {(16, 16)}}
 _ELEMENT_BYTES = {"i8": 1, "bf16": 2}
 
 
-def decode_mfma(instruction: Instruction, kernel: Kernel) -> Step | None:
-    if not instruction.opcode.startswith("v_mfma"):
-        return None
+def mfma(instruction: Instruction, operands: list[Operand]) -> Step | None:
     match = _NAME.match(instruction.opcode)
     if not match or (int(match[2]), int(match[3])) not in _SHAPES[match[4]]:
         return None
     check_modifiers(instruction, set())
-    d, a, b, c = (parse_operand(text, kernel) for text in instruction.operands)
+    d, a, b, c = operands
     size, depth = int(match[2]), int(match[3])
     left, right = _matrix(a, size, depth, match[4]), _matrix(b, size, depth, match[4])
     integer = match[1] == "i32"

@@ -9,17 +9,13 @@ import numpy as np
 
 from .errors import UnknownInstruction
 from .numeric import fma_f32
-from .operands import Operand, Reader, parse_operand, reader
-from .parser import Instruction, Kernel
+from .operands import Operand, Reader, reader
+from .parser import Instruction
 from .state import Step
-from .valu import check_modifiers
 
 
-def decode_mix(instruction: Instruction, kernel: Kernel) -> Step | None:
-    if instruction.opcode != "v_fma_mix_f32":
-        return None
-    check_modifiers(instruction, {"op_sel", "op_sel_hi"})
-    target, *sources = (parse_operand(text, kernel) for text in instruction.operands)
+def fma_mix(instruction: Instruction, operands: list[Operand]) -> Step:
+    target, *sources = operands
     halves, highs = (_bits(instruction, name, len(sources)) for name in ("op_sel_hi", "op_sel"))
     a, b, c = (_source(o, h, s) for o, h, s in zip(sources, halves, highs, strict=True))
     register = target.register

@@ -67,10 +67,3 @@ def is_denormal(x: Array) -> Array:
 def bf16_to_f32(halves: Array) -> Array:
     """Widen uint16 bfloat16 bits."""
     return (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
-
-
-def f32_to_bf16(x: Array) -> Array:
-    """Round to nearest even, to uint16 bfloat16 bits; NaN stays a quiet NaN."""
-    bits = np.ascontiguousarray(x).view(np.uint32)
-    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-    return np.where(np.isnan(x), (bits >> np.uint32(16)) | np.uint32(0x40), rounded).astype(np.uint16)

@@ -7,12 +7,13 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import attrgetter
 
 import numpy as np
 
 from .errors import UnknownInstruction
-from .parser import Kernel
-from .state import EXEC, M0, NUM_SGPRS, VCC, Array, Waves, require_register
+from .parser import Instruction, Kernel
+from .state import EXEC, M0, NUM_SGPRS, VCC, Array, Step, Waves, require_register
 
 Reader = Callable[[Waves], Array]
 
@@ -39,6 +40,9 @@ class Operand:
     number: int | float = 0
     negate: bool = False
     absolute: bool = False
+
+
+Decoder = Callable[[Instruction, list[Operand]], Step]
 
 
 def parse_operand(text: str, kernel: Kernel) -> Operand:
@@ -150,22 +154,15 @@ def _word_reader(operand: Operand, kind: str) -> Reader:
 
         return read_scalar
 
-    def read_u32(w: Waves) -> Array:
+    view = attrgetter(kind)
+
+    def read_vector(w: Waves) -> Array:
         if w.vector_state[index]:
             w.check_vector(index)
-        return w.u32[index]
+        found: Array = view(w)[index]
+        return found
 
-    def read_i32(w: Waves) -> Array:
-        if w.vector_state[index]:
-            w.check_vector(index)
-        return w.i32[index]
-
-    def read_f32(w: Waves) -> Array:
-        if w.vector_state[index]:
-            w.check_vector(index)
-        return w.f32[index]
-
-    return {"u32": read_u32, "i32": read_i32, "f32": read_f32}[kind]
+    return read_vector
 
 
 def _half_reader(read: Reader, dtype: type[np.generic], high_half: bool) -> Reader:
@@ -206,11 +203,8 @@ def writer(operand: Operand, kind: str) -> Callable[[Waves, Array, Array | None]
         return lambda w, value, mask: w.write_vector(
             index, w.u32, np.asarray(value).view(np.uint16).astype(np.uint32), mask
         )
-    if kind == "f32":
-        return lambda w, value, mask: w.write_vector(index, w.f32, value, mask)
-    if kind == "i32":
-        return lambda w, value, mask: w.write_vector(index, w.i32, value, mask)
-    return lambda w, value, mask: w.write_vector(index, w.u32, value, mask)
+    view = attrgetter(kind)
+    return lambda w, value, mask: w.write_vector(index, view(w), value, mask)
 
 
 assert NUM_SGPRS == EXEC + 2

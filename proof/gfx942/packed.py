@@ -12,31 +12,25 @@ import numpy as np
 
 from .errors import UnknownInstruction
 from .numeric import fma_f32
-from .operands import DTYPES, Operand, Reader, constant_bits, parse_operand, reader
-from .parser import Instruction, Kernel
+from .operands import DTYPES, Operand, Reader, constant_bits, reader
+from .parser import Instruction
 from .state import Array, Step, Waves
-from .valu import check_modifiers
 
-_F32: dict[str, Callable[..., Array]] = {
+PACKED: dict[str, Callable[..., Array]] = {
     "v_pk_add_f32": lambda a, b: a + b,
     "v_pk_mul_f32": lambda a, b: a * b,
     "v_pk_fma_f32": fma_f32,
+    "v_pk_add_u16": lambda a, b: a + b,
 }
-_HALVES: dict[str, Callable[..., Array]] = {"v_pk_add_u16": lambda a, b: a + b}
 
 
-def decode_packed(instruction: Instruction, kernel: Kernel) -> Step | None:
-    opcode = instruction.opcode
-    if opcode not in _F32 and opcode not in _HALVES:
-        return None
-    check_modifiers(instruction, {"op_sel", "op_sel_hi", "neg_lo", "neg_hi"})
-    operands = [parse_operand(text, kernel) for text in instruction.operands]
-    sources = operands[1:]
+def packed(instruction: Instruction, operands: list[Operand]) -> Step:
+    opcode, sources = instruction.opcode, operands[1:]
     low = _flags(instruction, "op_sel", len(sources), False), _flags(instruction, "neg_lo", len(sources), False)
     high = _flags(instruction, "op_sel_hi", len(sources), True), _flags(instruction, "neg_hi", len(sources), False)
-    if opcode in _F32:
-        return _packed_f32(operands, _F32[opcode], low, high)
-    return _packed_halves(operands, _HALVES[opcode], low[0], high[0])
+    if opcode.endswith("f32"):
+        return _packed_f32(operands, PACKED[opcode], low, high)
+    return _packed_halves(operands, PACKED[opcode], low[0], high[0])
 
 
 Flags = tuple[list[bool], list[bool]]

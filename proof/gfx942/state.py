@@ -158,6 +158,12 @@ class Waves:
                         f"of wave {int(self.rows.wave[row])} ({len(lanes)} such lanes)"
                     )
 
+    def check_lanes(self, register: int, lanes: Any) -> None:
+        """Raise unless a vector register may be read in some lanes, active or not; `lanes` indexes [rows, 64]."""
+        state = self.vector_state[register]
+        if state == PENDING or (state == PARTIAL and not self.vector_written[register][lanes].all()):
+            self.check_vector(register, all_lanes=True)
+
     def before_vector_write(self, register: int, count: int = 1) -> None:
         """Raise if a load to one of these registers is outstanding."""
         for index in range(register, register + count):

@@ -13,25 +13,11 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from .costs import (
-    address_group,
-    is_accumulator_move,
-    is_conversion,
-    is_mfma,
-    is_multiply,
-    is_salu,
-    is_transcendental,
-    is_valu,
-    is_vector_load,
-    memory_bytes,
-    mfma_clocks,
-    valu_clocks,
-)
+from .costs import VALU, address_group, is_vector_load, kind, memory_bytes, mfma_clocks, valu_clocks
 from .flow import InFlight, WeightFlow, in_flight, renamed, weight_flow
 from .parser import Instruction, Kernel, parse_kernels
 
@@ -43,64 +29,30 @@ LDS_PER_CU, LDS_GRANULE = 65536, 512
 class Mix:
     """Instruction counts of one stretch of code, one wave."""
 
-    counts: dict[str, int]
+    counts: Counter[str]  # by opcode
+    kinds: Counter[str]  # of `costs.kind`
     vmcnt0_waits: int
 
     @classmethod
     def of(cls, code: list[Instruction]) -> Mix:
         waits = len([i for i in code if i.opcode == "s_waitcnt" and "vmcnt(0)" in i.text])
-        return cls(dict(Counter(i.opcode for i in code)), waits)
-
-    def _sum(self, wanted: Callable[[str], bool]) -> int:
-        return sum(n for op, n in self.counts.items() if wanted(op))
-
-    @property
-    def instructions(self) -> int:
-        return sum(self.counts.values())
+        return cls(Counter(i.opcode for i in code), Counter(kind(i.opcode) for i in code), waits)
 
     @property
     def mfma(self) -> int:
-        return self._sum(is_mfma)
+        return self.kinds["mfma"]
 
     @property
     def valu(self) -> int:
         """Vector ALU instructions without MFMA and accumulator moves."""
-        return self._sum(is_valu)
-
-    @property
-    def accumulator_moves(self) -> int:
-        return self._sum(is_accumulator_move)
-
-    @property
-    def multiplies(self) -> int:
-        return self._sum(is_multiply)
-
-    @property
-    def transcendentals(self) -> int:
-        return self._sum(is_transcendental)
-
-    @property
-    def conversions(self) -> int:
-        return self._sum(is_conversion)
-
-    @property
-    def salu(self) -> int:
-        return self._sum(is_salu)
-
-    @property
-    def waits(self) -> int:
-        return self.counts.get("s_waitcnt", 0)
-
-    @property
-    def barriers(self) -> int:
-        return self.counts.get("s_barrier", 0)
+        return sum(self.kinds[name] for name in VALU)
 
     @property
     def mfma_clocks(self) -> int:
         return sum(n * mfma_clocks(op) for op, n in self.counts.items())
 
     def valu_clocks(self, quarter_rate_multiply: bool) -> int:
-        return sum(n * valu_clocks(op, quarter_rate_multiply) for op, n in self.counts.items() if is_valu(op))
+        return sum(n * valu_clocks(op, quarter_rate_multiply) for op, n in self.counts.items() if kind(op) in VALU)
 
     def ratio(self, quarter_rate_multiply: bool) -> float | None:
         """VALU clocks per MFMA clock. Above 0.75 the vector unit bounds the SIMD: an MFMA takes an issue slot too."""
@@ -108,7 +60,7 @@ class Mix:
 
     def simd_bound(self, quarter_rate_multiply: bool) -> int:
         """Least clocks that one wave keeps its SIMD busy."""
-        issue = self.valu_clocks(quarter_rate_multiply) + 4 * (self.accumulator_moves + self.mfma)
+        issue = self.valu_clocks(quarter_rate_multiply) + 4 * (self.kinds["accumulator move"] + self.mfma)
         return max(issue, self.mfma_clocks)
 
     @property
@@ -144,12 +96,12 @@ class KernelStats:
         return self.flow.bytes / self.hot.mfma if self.hot.mfma else None
 
 
-def analyse(kernel: Kernel, trips: int = 1, weights: str | None = None, lds_bytes: int = 0) -> KernelStats:
-    """Count `kernel`; `weights` names the weights' resource (like "s[12:15]"), `lds_bytes` is dynamic LDS."""
+def analyse(kernel: Kernel, trips: int = 1, lds_bytes: int = 0) -> KernelStats:
+    """Count `kernel`; `lds_bytes` is dynamic LDS."""
     code = kernel.instructions
     first, last, loop = _hot_region(kernel)
     block = renamed(code)[first:last]
-    flow = weight_flow(block, loop, weights)
+    flow = weight_flow(block, loop)
     region = block if loop else _trim(block, flow.group)
     threads = _threads(kernel)
     lds = kernel.lds_bytes + lds_bytes
@@ -209,7 +161,7 @@ def _hot_region(kernel: Kernel) -> tuple[int, int, bool]:
     code = kernel.instructions
     mfma_before = [0]
     for instruction in code:
-        mfma_before.append(mfma_before[-1] + is_mfma(instruction.opcode))
+        mfma_before.append(mfma_before[-1] + (kind(instruction.opcode) == "mfma"))
     loops = [
         (kernel.labels[i.operands[0]], n + 1)
         for n, i in enumerate(code)
@@ -232,7 +184,7 @@ def _hot_region(kernel: Kernel) -> tuple[int, int, bool]:
 
 
 def _trim(block: list[Instruction], group: str | None) -> list[Instruction]:
-    mfmas = [n for n, i in enumerate(block) if is_mfma(i.opcode)]
+    mfmas = [n for n, i in enumerate(block) if kind(i.opcode) == "mfma"]
     if not mfmas:
         return block
     loads = (n for n, i in enumerate(block) if is_vector_load(i) and address_group(i) == group)
@@ -254,13 +206,14 @@ def report(stats: KernelStats) -> str:
     if stats.trips > 1:
         lines.append(f"  the rolled hot loop is counted {stats.trips} times")
     for title, mix in (("whole", stats.whole), (f"hot ({'loop' if stats.hot_is_loop else 'span'})", stats.hot)):
+        kinds = mix.kinds
         ratios = [f"{r:.3f}" if (r := mix.ratio(q)) is not None else "-" for q in (True, False)]
         lines += [
-            f"  {title}: {mix.instructions} instructions, MFMA {mix.mfma} = {mix.mfma_clocks} clocks, VALU {mix.valu}"
-            f" (multiply {mix.multiplies}, transcendental {mix.transcendentals}, convert {mix.conversions})"
+            f"  {title}: {mix.counts.total()} instructions, MFMA {mix.mfma} = {mix.mfma_clocks} clocks, VALU {mix.valu}"
+            f" (multiply {kinds['multiply']}, transcendental {kinds['transcendental']}, convert {kinds['conversion']})"
             f" = {mix.valu_clocks(True)} / {mix.valu_clocks(False)} clocks, VALU/MFMA {' / '.join(ratios)},"
-            f" accumulator moves {mix.accumulator_moves}, SALU {mix.salu}",
-            f"    waits {mix.waits} (vmcnt(0) {mix.vmcnt0_waits}), barriers {mix.barriers}, "
+            f" accumulator moves {kinds['accumulator move']}, SALU {kinds['scalar']}",
+            f"    waits {mix.counts['s_waitcnt']} (vmcnt(0) {mix.vmcnt0_waits}), barriers {mix.counts['s_barrier']}, "
             + ", ".join(f"{op} {n}" for op, n in mix.memory.items()),
         ]
     return "\n".join(lines)

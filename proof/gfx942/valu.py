@@ -8,30 +8,24 @@ import numpy as np
 
 from .errors import UnknownInstruction
 from .lanes import apply_dpp, sdwa_reader, sdwa_writer
-from .operands import Operand, Reader, parse_operand, reader, writer
-from .parser import Instruction, Kernel
+from .operands import Operand, Reader, reader, writer
+from .parser import Instruction
 from .state import READY, Array, Step, Waves
 from .valu_ops import OPS, SATURATED, Op
 
 _COPIES = {"v_mov_b32", "v_mov_b64"}
-_ACCUMULATE = {"v_fmac_f32": "v_fma_f32"}
-_WITH_LITERAL = {"v_fmamk_f32"}
 _OP_SEL = {"op_sel"}
 _SDWA = {"dst_sel", "dst_unused", "src0_sel", "src1_sel"}
 _DPP = {"quad_perm", "row_shr", "row_ror", "row_half_mirror", "row_bcast", "row_mask", "bank_mask", "bound_ctrl"}
 
 
-def decode_valu(instruction: Instruction, kernel: Kernel) -> Step | None:
+def plain(instruction: Instruction, operands: list[Operand]) -> Step | None:
     """The closure of a plain vector instruction, or None if the opcode is not in the table."""
-    opcode = instruction.opcode
-    operands = [parse_operand(text, kernel) for text in instruction.operands]
-    if opcode in _ACCUMULATE:
-        return _decode(instruction, OPS[_ACCUMULATE[opcode]], operands[0], [*operands[1:], operands[0]])
-    if opcode in _WITH_LITERAL:
-        return _decode(instruction, OPS["v_fma_f32"], operands[0], operands[1:])
-    if opcode not in OPS:
-        return None
-    return _decode(instruction, OPS[opcode], operands[0], operands[1:])
+    target, *sources = operands
+    if instruction.opcode == "v_fmac_f32":
+        sources.append(target)
+    op = OPS.get("v_fma_f32" if instruction.opcode in ("v_fmac_f32", "v_fmamk_f32") else instruction.opcode)
+    return _decode(instruction, op, target, sources) if op else None
 
 
 def check_modifiers(instruction: Instruction, allowed: set[str]) -> None:

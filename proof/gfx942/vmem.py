@@ -35,7 +35,7 @@ def decode_vmem(instruction: Instruction, kernel: Kernel, context: Context) -> S
     if data.kind != "vector" or data.count != max(1, size // 4):
         raise UnknownInstruction(f"{data.text} does not fit {instruction.opcode}")
     offset = int(instruction.modifiers.get("offset", "0"), 0)
-    address = address_of(instruction, space, rest, offset, context, action)
+    address = address_of(instruction, space, rest, offset)
     return (_load if action == "load" else _store)(context, address, size, data)
 
 

@@ -20,11 +20,10 @@ class Outstanding:
     kind: str  # "vm", "lds", "smem"
     vector: range = range(0)
     scalar: range = range(0)
-    lds: Any = None  # races.Access, kept until the instruction is waited for
-    more: list[Any] = field(default_factory=list)  # further LDS accesses of the same instruction
+    lds: list[Any] = field(default_factory=list)  # lds.LdsAccess, until the instruction is waited for; two of a read2
 
-    def accesses(self) -> list[Any]:
-        return [self.lds, *self.more] if self.lds is not None else []
+    def take(self, index: np.ndarray) -> Outstanding:
+        return Outstanding(self.kind, self.vector, self.scalar, [access.take(index) for access in self.lds])
 
 
 @dataclass
@@ -39,7 +38,7 @@ class WaitQueues:
 
     def outstanding_lds(self) -> list[Any]:
         """LDS accesses that were issued but not waited for."""
-        return [access for item in (*self.vm, *self.lgkm) for access in item.accesses()]
+        return [access for item in (*self.vm, *self.lgkm) for access in item.lds]
 
     def retire_vm(self, keep: int) -> list[Outstanding]:
         """Remove and return what is complete once at most `keep` vector memory instructions are outstanding."""
@@ -58,13 +57,4 @@ class WaitQueues:
         return done
 
     def take(self, index: np.ndarray) -> WaitQueues:
-        copies: dict[int, Outstanding] = {}
-
-        def copy(item: Outstanding) -> Outstanding:
-            if id(item) not in copies:
-                parts = [access.take(index) for access in item.accesses()]
-                lds = parts[0] if parts else None
-                copies[id(item)] = Outstanding(item.kind, item.vector, item.scalar, lds, parts[1:])
-            return copies[id(item)]
-
-        return WaitQueues([copy(item) for item in self.vm], [copy(item) for item in self.lgkm])
+        return WaitQueues([item.take(index) for item in self.vm], [item.take(index) for item in self.lgkm])

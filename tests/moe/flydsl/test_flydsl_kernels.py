@@ -241,7 +241,7 @@ def test_rows_that_a_block_lacks_are_not_multiplied(stage: int) -> None:
         given = layer.rows(count, hidden if stage == 1 else 256)
         run = device.stage1 if stage == 1 else device.stage2
         run(cfg, given, info_of(given, torch.ones(count)), layer.moe, route(ids, EXPERTS, 64))
-        counts.append(device.ran.counts["v_mfma_i32_16x16x32_i8"])
+        counts.append(device.ran["v_mfma_i32_16x16x32_i8"])
     assert counts[0] == counts[1] == counts[2] / 2 == counts[3] / 2 > 0
 
 

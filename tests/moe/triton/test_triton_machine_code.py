@@ -60,7 +60,7 @@ class MachineLauncher:
             # In small reductions and sorts Triton lets several waves compute, and write, the same value.
             redundant_writes=constants.get("MODE") not in EXCLUSIVE,
         )
-        self.instructions += sum(result.counts.values())
+        self.instructions += sum(result.values())
 
     def buffer(self, tensor: torch.Tensor) -> Any:
         if tensor.data_ptr() not in self.buffers:

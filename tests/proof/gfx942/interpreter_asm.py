@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from proof.gfx942 import Gfx942Device, Kernel, LaunchResult, Memory, parse_kernel
+from proof.gfx942 import Gfx942Device, Kernel, Memory, parse_kernel
 from proof.gfx942.schedule import Order
 
 LANES = np.arange(64)
@@ -87,7 +88,7 @@ def contiguous(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
 
 def run_workgroup(
     body: str, waves: int = 2, lds: int = 0, order: Order = "lockstep", **options: Any
-) -> tuple[npt.NDArray[np.generic], LaunchResult]:
+) -> tuple[npt.NDArray[np.generic], Counter[str]]:
     """Run `body` on one workgroup; it finds v1 = 4 * thread and stores v32 of each thread."""
     code = f"""
 	s_load_dwordx2 s[6:7], s[0:1], 0x0

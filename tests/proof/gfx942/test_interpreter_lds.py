@@ -9,6 +9,7 @@ import pytest
 from interpreter_asm import LANES, kernel, run_lanes, run_workgroup
 
 from proof.gfx942 import DataRace, Gfx942Device, Memory, MissingWait, OutOfBounds, UndefinedRead
+from proof.gfx942.lds import Lds
 
 ORDERS = ["lockstep", "roundrobin", "forward", "reverse", random.Random(11)]
 VALUE = (LANES * 0x01010101).astype(np.uint32)
@@ -228,15 +229,15 @@ def test_redundant_writes_do_not_excuse_a_reader(order):
         run_workgroup(code, waves=3, lds=256, order=order, redundant_writes=True)
 
 
-def test_orders_show_the_effect_of_a_race():
-    """Collected instead of raised, the race destroys one wave's data or the other's, or none's, by the order."""
+def test_orders_show_the_effect_of_a_race(monkeypatch):
+    """Overlooked, the race destroys one wave's data or the other's, or none's, by the order."""
+    monkeypatch.setattr(Lds, "_race", lambda *found: None)
     code = WRITE_AFTER_READ.format(barrier="s_nop 0")
     right = np.arange(128) + 5
     wrong = {}
     for order in ("lockstep", "forward", "reverse"):
-        values, launched = run_workgroup(code, waves=2, lds=512, order=order, races="collect")
+        values, _ = run_workgroup(code, waves=2, lds=512, order=order)
         wrong[order] = np.flatnonzero((values != right).reshape(2, 64).any(1)).tolist()
-        assert launched.races
     assert wrong == {"lockstep": [], "forward": [1], "reverse": [0]}
 
 

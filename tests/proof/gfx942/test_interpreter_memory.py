@@ -19,15 +19,15 @@ from proof.gfx942 import (
 
 
 def launch(body, source, result_words=64, grid=1, threads=64, result=None, rows=256, redundant_writes=False, **options):
-    """Run `body` with `source` in s[4:5] and a result buffer in s[6:7]; returns (result values, launch result)."""
+    """Run `body` with `source` in s[4:5] and a result buffer in s[6:7]; returns the result's values."""
     memory = Memory()
     given = memory.add(source, "source")
     out = memory.add(result, "result") if result is not None else memory.empty((result_words,), np.uint32, "result")
     code = kernel(POINTERS + body, **options)
-    done = Gfx942Device(memory, rows).launch(
+    Gfx942Device(memory, rows).launch(
         code, (grid, 1, 1), (threads, 1, 1), [given, out], redundant_writes=redundant_writes
     )
-    return memory.read(out, unwritten=0xEE), done
+    return memory.read(out, unwritten=0xEE)
 
 
 def test_global_loads_and_stores_of_every_width():
@@ -42,7 +42,7 @@ def test_global_loads_and_stores_of_every_width():
 	global_store_dword v2, v15, s[6:7] offset:1024
 	global_store_byte v2, v14, s[6:7] offset:1028
 	global_store_short v2, v15, s[6:7] offset:1030"""
-    result, _ = launch(body, data, 512)
+    result = launch(body, data, 512)
     assert (result[:256].view(np.uint8) == data.astype(np.uint8)).all()
     first, rest = 16 * LANES, result[256:].reshape(64, 4)
     half = ((first + 2) & 255) + 256 * ((first + 3) & 255)
@@ -59,7 +59,7 @@ def test_64_bit_addresses_and_negative_offsets():
 	global_load_dword v32, v[2:3], off offset:-60
 	s_waitcnt vmcnt(0)
 	global_store_dword v1, v32, s[6:7]"""
-    result, _ = launch(body, np.arange(64, dtype=np.uint32))
+    result = launch(body, np.arange(64, dtype=np.uint32))
     assert (result == 1).all()
 
 
@@ -92,7 +92,7 @@ def test_masked_load_defines_only_its_lanes():
 	{restore}
 	v_add_u32_e32 v32, 1, v20
 	global_store_dword v1, v32, s[6:7]"""
-    result, _ = launch(body.format(restore="s_nop 0"), np.arange(64, dtype=np.uint32), 4)
+    result = launch(body.format(restore="s_nop 0"), np.arange(64, dtype=np.uint32), 4)
     assert result.tolist() == [1, 2, 3, 4]
     with pytest.raises(UndefinedRead, match="lane 4"):
         launch(body.format(restore="s_mov_b64 exec, -1"), np.arange(64, dtype=np.uint32))
@@ -120,7 +120,7 @@ def test_scalar_loads():
 	s_add_u32 s20, s20, s25
 	v_mov_b32_e32 v32, s20
 	global_store_dword v1, v32, s[6:7]"""
-    result, _ = launch(body, np.arange(64, dtype=np.uint32))
+    result = launch(body, np.arange(64, dtype=np.uint32))
     assert (result == 4 + 7 + 9).all()
 
 
@@ -135,11 +135,10 @@ def resource(records: int, base: str = "s[4:5]", at: int = 20, stride: int = 0) 
 """
 
 
-def test_buffer_load_out_of_range_gives_zero_and_is_counted():
+def test_buffer_load_out_of_range_gives_zero():
     body = resource(100) + "buffer_load_dword v32, v1, s[20:23], 0 offen offset:4\ns_waitcnt vmcnt(0)\n"
-    result, done = launch(body + "global_store_dword v1, v32, s[6:7]", np.arange(1, 65, dtype=np.uint32))
+    result = launch(body + "global_store_dword v1, v32, s[6:7]", np.arange(1, 65, dtype=np.uint32))
     assert (result == np.where(LANES + 1 < 25, LANES + 2, 0)).all()
-    assert done.tallies["out_of_range_loads"] == 64 - 24
 
 
 def test_range_check_is_per_word():
@@ -147,22 +146,21 @@ def test_range_check_is_per_word():
     body += "buffer_load_dwordx4 v[32:35], v2, s[20:23], 0 offen\ns_waitcnt vmcnt(0)\n"
     body += "global_store_dwordx4 v2, v[32:35], s[6:7]"
     data = np.arange(1, 257, dtype=np.uint32)
-    result, _ = launch(body, data, 256)
+    result = launch(body, data, 256)
     assert (result == np.where(np.arange(256) < 254, data, 0)).all()
 
 
 @pytest.mark.parametrize("load", ["buffer_load_dword v1, v1, s[20:23], 0 offen", "global_load_dword v1, v1, s[4:5]"])
 def test_load_into_its_own_address_register(load):
     body = resource(256) + f"v_mov_b32_e32 v5, v1\n{load}\ns_waitcnt vmcnt(0)\nglobal_store_dword v5, v1, s[6:7]"
-    result, _ = launch(body, np.arange(64, dtype=np.uint32))
+    result = launch(body, np.arange(64, dtype=np.uint32))
     assert (result == LANES).all()
 
 
 def test_buffer_store_out_of_range_is_dropped():
     body = resource(40, "s[6:7]") + "buffer_store_dword v0, v1, s[20:23], 0 offen"
-    result, done = launch(body, np.zeros(4, np.uint32), 10)
+    result = launch(body, np.zeros(4, np.uint32), 10)
     assert (result == LANES[:10]).all()
-    assert done.tallies["out_of_range_stores"] == 54
 
 
 def test_range_check_that_depends_on_the_scalar_offset_is_an_error():
@@ -187,13 +185,13 @@ def test_two_workgroups_must_not_store_the_same_bytes():
     for rows in (1, 256):  # one workgroup after the other, and both in one batch
         with pytest.raises(DataRace, match="two workgroups"):
             launch(body, np.zeros(1, np.uint32), grid=2, rows=rows)
-    assert (launch(body, np.zeros(1, np.uint32), grid=2, redundant_writes=True)[0] == 1).all()
+    assert (launch(body, np.zeros(1, np.uint32), grid=2, redundant_writes=True) == 1).all()
     body = "v_mov_b32_e32 v32, s2\nglobal_store_dword v1, v32, s[6:7]"
     for rows in (1, 256):
         with pytest.raises(DataRace):
             launch(body, np.zeros(1, np.uint32), grid=2, rows=rows, redundant_writes=True)
     body = "s_lshl_b32 s3, s2, 8\nv_add_u32_e32 v2, s3, v1\nglobal_store_dword v2, v0, s[6:7]"
-    result, _ = launch(body, np.zeros(1, np.uint32), 192, grid=3)
+    result = launch(body, np.zeros(1, np.uint32), 192, grid=3)
     assert (result == np.tile(LANES, 3)).all()
 
 
@@ -216,8 +214,7 @@ def test_result_that_was_not_written_cannot_be_read():
     out = memory.empty((4,), np.float32, "out")
     with pytest.raises(UndefinedRead, match="out: 16 bytes"):
         memory.read(out)
-    memory.write(out, [1, 2, 3, 4])
-    assert memory.read(out).tolist() == [1, 2, 3, 4]
+    assert memory.read(out, unwritten=0).tolist() == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -235,5 +232,5 @@ def test_bad_launch(grid, block, arguments, match):
 
 def test_partial_last_wave_has_inactive_lanes():
     body = "global_store_dword v1, v0, s[6:7]"
-    result, done = launch(body, np.zeros(1, np.uint32), 100, threads=100)
-    assert (result == np.arange(100)).all() and done.waves == 2
+    result = launch(body, np.zeros(1, np.uint32), 100, threads=100)
+    assert (result == np.arange(100)).all()

@@ -114,9 +114,9 @@ def test_loop_counts_its_trips():
 	s_add_i32 s10, s10, 1
 	s_cmp_lt_i32 s10, 5
 	s_cbranch_scc1 .Lloop"""
-    values, result = run_workgroup(code, waves=3)
+    values, counts = run_workgroup(code, waves=3)
     assert (values == 15).all()
-    assert result.counts["s_cbranch_scc1"] == 15 and result.counts["s_mov_b32"] == 3
+    assert counts["s_cbranch_scc1"] == 15 and counts["s_mov_b32"] == 3
 
 
 DIVERGENT = """

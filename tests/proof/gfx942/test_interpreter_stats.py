@@ -16,8 +16,8 @@ LOOP = Path(__file__).with_name("counted.s").read_text()
 
 def test_rolled_loop():
     stats = analyse(kernel(LOOP), trips=10)
-    assert stats.hot_is_loop and stats.hot.instructions == 19 and stats.hot.mfma == 2
-    assert stats.hot.valu == 7 and stats.hot.multiplies == 1
+    assert stats.hot_is_loop and stats.hot.counts.total() == 19 and stats.hot.mfma == 2
+    assert stats.hot.valu == 7 and stats.hot.kinds["multiply"] == 1
     assert stats.hot.valu_clocks(True) == 6 * 4 + 16 and stats.hot.valu_clocks(False) == 7 * 4
     assert stats.hot.mfma_clocks == 32 and stats.hot.ratio(False) == 28 / 32
     assert stats.hot.simd_bound(True) == 40 + 8
@@ -27,16 +27,16 @@ def test_rolled_loop():
     assert stats.weight_bytes_per_mfma == 512
     assert stats.flight.maximum == 1024
     assert stats.flight.exposed_waits == 2
-    assert stats.whole.mfma == 21 and stats.whole.barriers == 10
-    assert stats.whole.transcendentals == 1 and stats.whole.conversions == 1
+    assert stats.whole.mfma == 21 and stats.whole.counts["s_barrier"] == 10
+    assert stats.whole.kinds["transcendental"] == 1 and stats.whole.kinds["conversion"] == 1
 
 
 def test_straight_line_kernel_is_cut_from_first_weight_load_to_last_mfma():
     body = LOOP.replace("	s_cbranch_scc1 .Lloop\n", "").replace(".Lloop:\n", "")
     stats = analyse(kernel(body))
     assert not stats.hot_is_loop and stats.trips == 1
-    assert stats.hot.mfma == 3 and stats.hot.transcendentals == 1
-    assert stats.whole.instructions == stats.hot.instructions + 2  # the first move and s_endpgm
+    assert stats.hot.mfma == 3 and stats.hot.kinds["transcendental"] == 1
+    assert stats.whole.counts.total() == stats.hot.counts.total() + 2  # the first move and s_endpgm
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_instruction_costs():
 
 def test_registers_of_both_files_and_the_printed_report(tmp_path, capsys):
     stats = analyse(kernel(LOOP + "\n	v_accvgpr_read_b32 v50, a6", agprs=8))
-    assert (stats.vgprs, stats.agprs) == (51, 7) and stats.whole.accumulator_moves == 1
+    assert (stats.vgprs, stats.agprs) == (51, 7) and stats.whole.kinds["accumulator move"] == 1
     text = report(stats)
     assert "VGPR 51 AGPR 7" in text and "unpack 6 VALU = 1.50 per 8 weights" in text
     path = tmp_path / "k.s"
