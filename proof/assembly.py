@@ -61,8 +61,7 @@ def _register() -> None:
     """Let FlyDSL compile the configurations of `proof.sums`."""
     from kimi_w4a8_eagle3.moe.flydsl.launcher import KERNELS  # optional: flydsl
 
-    from .sum_kernels import stage1_sums, stage2_given, stage2_sums
+    from .sum_kernels import stage1_sums, stage2_sums
 
     KERNELS[sums.Stage1Sums] = *KERNELS[sums.Stage1Config][:2], stage1_sums
     KERNELS[sums.Stage2Sums] = *KERNELS[sums.Stage2Config][:2], stage2_sums
-    KERNELS[sums.Stage2Given] = *KERNELS[sums.Stage2Config][:2], stage2_given

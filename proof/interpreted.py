@@ -7,17 +7,18 @@ Every batch runs with both tensor-parallel sizes and in its own order of waves:
 - up to 16 tokens have the same bits from the kernels for few and for many tokens,
 - a token with NaN is NaN, and the bits of the others stay.
 
-A layer has rows and blocks of zeros. Expert 0 of an MXFP4 layer has small shifts only, expert 4 those of 2 to 5: its
-tiles add shifted products. Expert 1 has 16 rows with the largest weights and shifts, and expert 2 shifts of 0 to 11.
+A layer has rows and blocks of zeros, and expert 1 has 16 rows with the largest weights and shifts. Expert 0 of an MXFP4
+layer has small shifts only, expert 4 those of 2 to 5: its tiles add shifted products. Expert 2 has shifts of 0 to 11.
 All other blocks have shifts of 0 to 7.
 """
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import replace
 from functools import cache
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,8 +28,8 @@ from numpy.typing import NDArray
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import run
 from kimi_w4a8_eagle3.moe.contract import MoeShape, PreparedMoe, QuarkMoeWeights
-from kimi_w4a8_eagle3.moe.flydsl.backend import Extent, FlydslBackend, FlydslCall
-from kimi_w4a8_eagle3.moe.flydsl.configs import KernelConfig, Stage2Config
+from kimi_w4a8_eagle3.moe.flydsl.backend import Extent, FlydslBackend, FlydslCall, Kernels, Tables
+from kimi_w4a8_eagle3.moe.flydsl.configs import Stage2Config
 from kimi_w4a8_eagle3.moe.flydsl.kernel_arguments import Stage1Arguments, Stage2Arguments
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend, integers, quantize_rows
 from kimi_w4a8_eagle3.quark.packing import MAX_SHIFT
@@ -46,27 +47,30 @@ FEW, SORTED = 16, {"AITER_FLYDSL_STAGE1_TILE_M": 16}  # most tokens of the kerne
 UNTOUCHED = -(1 << 30)  # fills the sums of slots that no rank computes
 FORMATS = {weights.name.lower(): weights for weights in (INT4, MXFP4)}
 CPU = torch.device("cpu")
+Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # x, router weights, expert ids
 
 
 @cache
-def _parsed(config: KernelConfig) -> Kernel:
+def parsed(config: Any) -> Kernel:
+    """Return a compiled kernel for the interpreter."""
     return parse_kernel(assembly(config))
 
 
 class InterpretedBackend(FlydslBackend):
-    """The FlyDSL backend on host memory, its kernels executed by the interpreter."""
+    """The FlyDSL backend on host memory, its kernels executed by the interpreter; ran: instructions of the last one."""
 
-    def __init__(self, gates: dict[str, Any], order: Any = "reverse") -> None:
+    def __init__(self, gates: dict[str, Any] | None = None, order: Any = "reverse") -> None:
         super().__init__(gates)
-        self.order = order
+        self.order, self.ran = order, Counter[str]()
 
-    def launch(self, config: KernelConfig, count: Extent, passed: object) -> None:
-        memory, kernel = Memory(), _parsed(cast(Any, config))
+    def launch(self, config: Any, count: Extent, passed: object) -> None:
+        memory, kernel = Memory(), parsed(config)
         given = [
             memory.share(_bytes(value), name, True) if isinstance(value, torch.Tensor) else value
             for name, value in vars(passed).items()
         ]
-        Gfx942Device(memory).launch(kernel, config.grid(count), (256, 1, 1), given, order=self.order)
+        grid = config.grid(count)
+        self.ran = Gfx942Device(memory).launch(kernel, grid, (256, 1, 1), given, order=self.order)
 
 
 def _bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
@@ -85,7 +89,7 @@ def layer_of(shape: MoeShape) -> QuarkMoeWeights:
     for codes, scales, shifts in ((layer.w13, layer.s13, layer.shift13), (layer.w2, layer.s2, layer.shift2)):
         codes[:, 5], scales[:, 5] = 0, 0.0
         stored = codes.view(torch.uint8)
-        stored[2, :, :16] = 0
+        stored[2, :, :16], stored[1, 16:32] = 0, 0x88
         if shifts is not None:
             stored[3, :, :16] = 0x88  # minus zero
             shifts[0] &= 3
@@ -102,8 +106,8 @@ def prepared(shape: MoeShape) -> tuple[PreparedMoe, PreparedMoe]:
     return ReferenceBackend().prepare(layer_of(shape)), FlydslBackend().prepare(layer_of(shape))
 
 
-def batch_of(shape: MoeShape, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return (x, router weights, expert ids); some slots are on no rank."""
+def batch_of(shape: MoeShape, tokens: int) -> Batch:
+    """Return a batch; some slots are on no rank."""
     x, router, ids = random_batch(shape, tokens, CPU)
     ids[tokens // 2 :: 7, 3] = -1
     return x, router, ids
@@ -132,36 +136,76 @@ def check_tokens(backend: InterpretedBackend, shape: MoeShape, tokens: int) -> N
         raise KimiError(f"NaN in token {broken} changes others", where=f"{tokens} tokens")
 
 
-def check_sums(backend: InterpretedBackend, shape: MoeShape, tokens: int) -> None:
+def call_of(backend: InterpretedBackend, shape: MoeShape, batch: Batch, kernels: Kernels | None = None) -> FlydslCall:
+    """Return a call of the layer with this shape; kernels: other ones than the backend takes for the batch."""
+    x, router, ids = batch
+    return FlydslCall(backend, kernels or backend.configs(shape, len(x)), x, prepared(shape)[1], router, ids)
+
+
+def check_sums(call: FlydslCall) -> None:
     """Raise KimiError unless both stages' sums are the contract's integers (`sums.py`).
 
-    Stage 2 runs in two launches of about half of the channels. The kernel that also adds the slots has no sums to read.
+    The kernel that also adds the slots has no sums to read.
     """
-    moe, (x, router, ids) = prepared(shape)[1], batch_of(shape, tokens)
-    x[:1] = 1.0  # a8 is 127: with expert 1 the largest sums
-    kernels: Any = backend.configs(shape, tokens)
-    call = FlydslCall(backend, kernels, x, moe, router, ids)
+    tables = check_stage1(call)
+    if isinstance(config := call.kernels["stage2"], Stage2Config):
+        check_stage2(call, tables, config)
+
+
+def check_stage1(call: FlydslCall) -> Tables:
+    """Check the sums of stage 1; return the tables of its rows."""
+    shape, moe = call.moe.shape, call.moe
+    _fill_largest(call.x, (call.ids == 1).any(1))
     rows, info, tables = call.route()
     out = torch.full((call.slots, 2 * shape.inter), UNTOUCHED, dtype=torch.int32)
-    stage1 = Stage1Arguments(rows, info, moe.w13, moe.s13, *tables, out=out, tokens=tokens)
-    backend.launch(sums_of(kernels["stage1"]), call.blocks, stage1)
-    _compare("stage 1", tokens, out, _exact(shape, 1, x.repeat_interleave(shape.top_k, 0), ids))
-    if not isinstance(kernels["stage2"], Stage2Config):
-        return
-    tile_n = min(kernels["stage2"].tile_n, shape.hidden // 2)
-    config, half = sums_of(replace(kernels["stage2"], tile_n=tile_n)), shape.hidden // 2 // tile_n * tile_n
-    h = torch.randn(call.slots, shape.inter, generator=torch.Generator().manual_seed(tokens))
-    h[: shape.top_k] = 1.0
+    given = Stage1Arguments(rows, info, moe.w13, moe.s13, *tables, out=out, tokens=call.tokens)
+    call.backend.launch(sums_of(call.kernels["stage1"]), call.blocks, given)
+    _compare("stage 1", call.tokens, out, exact_sums(shape, 1, call.x.repeat_interleave(shape.top_k, 0), call.ids))
+    return tables
+
+
+def _fill_largest(rows: torch.Tensor, of_expert_1: torch.Tensor) -> None:
+    """Make the INT8 of two rows 127 and -127: with the expert's weights they give the largest sums."""
+    for row, value in zip(of_expert_1.nonzero().flatten().tolist(), (1.0, -1.0), strict=False):
+        rows[row] = value
+
+
+def check_stage2(call: FlydslCall, tables: Tables, config: Stage2Config) -> None:
+    """Check the sums of stage 2 for rows of its own."""
+    shape = call.moe.shape
+    h = torch.randn(call.slots, shape.inter, generator=torch.Generator().manual_seed(call.tokens))
+    _fill_largest(h, call.ids.flatten() == 1)
+    found = run_stage2(call, tables, h, sums_of(config), torch.float32).slots
+    _compare("stage 2", call.tokens, found, exact_sums(shape, 2, h, call.ids).float())
+
+
+class Stage2Results(NamedTuple):
+    """Rows of the slots, UNTOUCHED for slots on no rank; INT8 rows, if the kernel keeps them, and their info."""
+
+    slots: torch.Tensor
+    kept: torch.Tensor
+    info: torch.Tensor
+
+
+def run_stage2(
+    call: FlydslCall, tables: Tables, h: torch.Tensor, config: Stage2Config, dtype: torch.dtype
+) -> Stage2Results:
+    """Run stage 2 on float32 rows in two launches, each of about half of the channels."""
+    hidden, moe = call.moe.shape.hidden, call.moe
+    config = replace(config, tile_n=min(config.tile_n, hidden // 2))
     kept, info = torch.zeros(h.shape, dtype=torch.int8), torch.zeros(call.slots, 2, dtype=torch.int32)
-    for column, columns in ((0, half), (half, shape.hidden - half)):
-        sums = torch.full((call.slots, columns), float(UNTOUCHED))
-        stage2 = Stage2Arguments(h, info, moe.w2, moe.s2, *tables, router, sums, kept, tokens, column, columns)
-        backend.launch(config, (call.blocks, columns), stage2)
-        _compare("stage 2", tokens, sums, _exact(shape, 2, h, ids)[:, column : column + columns].float())
+    half = hidden // 2 // config.tile_n * config.tile_n
+    found = []
+    for column, columns in ((0, half), (half, hidden - half)):
+        out = torch.full((call.slots, columns), float(UNTOUCHED)).to(dtype)
+        given = Stage2Arguments(h, info, moe.w2, moe.s2, *tables, call.weights, out, kept, call.tokens, column, columns)
+        call.backend.launch(config, (call.blocks, columns), given)
+        found.append(out)
+    return Stage2Results(torch.cat(found, 1), kept, info)
 
 
-def _exact(shape: MoeShape, stage: int, rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Return the sums int64 of each slot's row."""
+def exact_sums(shape: MoeShape, stage: int, rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Return the contract's sums int64 of each slot's row."""
     layer = layer_of(shape)
     codes, shifts = (layer.w13, layer.shift13) if stage == 1 else (layer.w2, layer.shift2)
     weights = integers(codes, shifts).double()  # holds the sums exactly
@@ -202,7 +246,7 @@ def forwards(
                 found = error(backend, shape, batch)
                 if batch:
                     check_tokens(backend, shape, batch)
-                    check_sums(backend, shape, batch)
+                    check_sums(call_of(backend, shape, batch_of(shape, batch)))
                 label = order if isinstance(order, str) else "random"
                 typer.echo(f"{name} tp {size} tokens {batch}: {found:.2e} ({label})")
                 if not found <= TOLERANCE:

@@ -9,9 +9,6 @@ from kimi_w4a8_eagle3.moe.flydsl.configs import WAVES, Stage1Config, Stage2Confi
 from kimi_w4a8_eagle3.moe.flydsl.launcher import stage1_kind, stage2_kind
 from kimi_w4a8_eagle3.moe.flydsl.layout import PAIR, TILE_N
 from kimi_w4a8_eagle3.moe.flydsl.stage1_prefill import ROW_TILES
-from kimi_w4a8_eagle3.moe.flydsl.stage2_quantize import Stage2Prefill
-
-from .sums import Stage2Sums
 
 
 class _Stage1:
@@ -56,21 +53,9 @@ class _Stage2:
             ops.store(out, exact, lane_at, at)
 
 
-class _Given(Stage2Prefill):
-    def start_rows(self) -> tuple[Any, ...]:
-        return ()
-
-    def int8_rows(self, slots: Any = (), loaded: Any = ()) -> list[Any]:
-        return self.rows_in_memory()
-
-
 def stage1_sums(cfg: Stage1Config) -> type:
     return type("Stage1Sums", (_DecodeSums if cfg.decode else _PrefillSums, stage1_kind(cfg)), {})
 
 
-def stage2_sums(cfg: Stage2Sums) -> type:
-    return type("Stage2Sums", (_Stage2, _Given if cfg.given else stage2_kind(cfg)), {})
-
-
-def stage2_given(cfg: Stage2Config) -> type:
-    return _Given
+def stage2_sums(cfg: Stage2Config) -> type:
+    return type("Stage2Sums", (_Stage2, stage2_kind(cfg)), {})

@@ -1,4 +1,4 @@
-"""Stage 1 and 2 that write their exact sums in place of results, and stage 2 of rows that are INT8 already."""
+"""Stage 1 and 2 that write their exact sums in place of results."""
 
 from __future__ import annotations
 
@@ -15,16 +15,7 @@ class Stage1Sums(Stage1Config):
 
 @dataclass(frozen=True)
 class Stage2Sums(Stage2Config):
-    """Writes float32 [slots, columns], the sums before they are scaled; given: of rows as `Stage2Given` takes them."""
-
-    given: bool = False
-
-
-@dataclass(frozen=True)
-class Stage2Given(Stage2Config):
-    """Takes INT8 rows and their info, and quantizes nothing."""
-
-    given: bool = True
+    """Writes float32 [slots, columns], the sums before they are scaled."""
 
 
 def sums_of(config: Any) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from .errors import UnknownInstruction
 from .operands import Decoder, Operand, Reader, reader, writer
 from .parser import Instruction
 from .state import PARTIAL, Array, Step, Waves
-from .valu import check_modifiers, source_readers
+from .valu import check_modifiers, copy_undefined, source_readers
 
 _CONDITIONS: dict[str, Callable[[Array, Array], Array]] = {
     "lt": lambda a, b: a < b,
@@ -101,14 +102,22 @@ def carry(subtract: bool, reverse: bool, carry_in: bool) -> Decoder:
 
 
 def mad_64(_: Instruction, operands: list[Operand]) -> Step:
-    carry_out = _mask_register(operands[1])
-    a, b, c = reader(operands[2], "u32"), reader(operands[3], "u32"), reader(operands[4], "u64")
-    write = writer(operands[0], "u64")
+    """Compilers also add 32-bit numbers with it: then the high halves of the addend and of the result are undefined."""
+    carry_out, target, addend = _mask_register(operands[1]), operands[0], operands[4]
+    a, b, c = reader(operands[2], "u32"), reader(operands[3], "u32"), reader(addend, "u64")
+    low, write = reader(replace(addend, count=1), "u32"), writer(target, "u64")
 
     def step(w: Waves) -> None:
-        addend = c(w)
-        total = a(w).astype(np.uint64) * b(w).astype(np.uint64) + addend
+        high = addend.register + 1
+        if addend.kind == "vector" and w.vector_state[high] == PARTIAL:
+            written = w.vector_written[high].copy()
+            added = low(w).astype(np.uint64) | w.u32[high].astype(np.uint64) << np.uint64(32)
+        else:
+            written, added = None, c(w)
+        total = a(w).astype(np.uint64) * b(w).astype(np.uint64) + added
         write(w, total, None)
-        w.write_lane_mask(carry_out, np.asarray(total < addend))
+        if written is not None and not written[w.exec].all():
+            copy_undefined(w, target.register + 1, w.u32[target.register + 1], written)
+        w.write_lane_mask(carry_out, np.asarray(total < added))
 
     return step

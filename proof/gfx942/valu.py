@@ -96,14 +96,14 @@ def _copy(target: Operand, source: Operand) -> Step:
                 values.append((w.u32[index].copy(), w.vector_written[index].copy()))
         for (index, _), (value, written) in zip(indices, values, strict=True):
             if written is not None and not written[w.exec].all():
-                _copy_undefined(w, index, value, written)
+                copy_undefined(w, index, value, written)
             else:
                 w.write_vector(index, w.u32, value)
 
     return step
 
 
-def _copy_undefined(w: Waves, index: int, value: Array, written: Array) -> None:
+def copy_undefined(w: Waves, index: int, value: Array, written: Array) -> None:
     w.before_vector_write(index)
     if w.vector_state[index] == READY:
         w.vector_written[index] = True

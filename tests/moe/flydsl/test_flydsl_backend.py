@@ -23,8 +23,7 @@ from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 from kimi_w4a8_eagle3.moe.tiles import buckets
 from kimi_w4a8_lab.kernels.tile_search import random_batch, random_layer
 
-SKIP = toolchain.flydsl_problem() or toolchain.linker_problem()
-pytestmark = [pytest.mark.kernels, pytest.mark.skipif(SKIP is not None, reason=f"FlyDSL kernels: {SKIP}")]
+pytestmark = pytest.mark.kernels
 
 KIMI = {tp: MoeShape(384, 7168, 2048 // tp, 8) for tp in (4, 8)}
 SMALL = MoeShape(num_experts=6, hidden=1024, inter=256, top_k=3)

@@ -18,13 +18,21 @@ from kimi_w4a8_eagle3.moe.flydsl.backend import W4A16_GATE, FlydslBackend
 from kimi_w4a8_eagle3.moe.reference import integers
 from kimi_w4a8_eagle3.quark.weight_format import MXFP4
 from kimi_w4a8_lab.kernels.tile_search import random_layer
+from proof.interpreted import (
+    TOLERANCE,
+    InterpretedBackend,
+    batch_of,
+    call_of,
+    check_sums,
+    check_tokens,
+    error,
+    prepared,
+    shape_of,
+)
 
 SKIP = toolchain.flydsl_problem() or toolchain.linker_problem()
-KERNELS = [pytest.mark.kernels, pytest.mark.skipif(SKIP is not None, reason=f"FlyDSL kernels: {SKIP}")]
 SMALL = MoeShape(2, 256, 128, 2, weights=MXFP4)
 PREFILL = {"AITER_FLYDSL_STAGE1_TILE_M": 64}
-if SKIP is None:
-    from proof.interpreted import TOLERANCE, InterpretedBackend, check_sums, check_tokens, error, prepared, shape_of
 
 
 def random_weights() -> QuarkMoeWeights:
@@ -88,23 +96,26 @@ def test_bad_requests_are_named() -> None:
         FlydslBackend({W4A16_GATE: "w2_bf16"}).configs(replace(SMALL, inter=256), 8)
 
 
-@pytest.mark.parametrize("kernels", [pytest.param(None, marks=[*KERNELS, pytest.mark.slow])])
+@pytest.mark.kernels
+@pytest.mark.slow
+@pytest.mark.skipif(SKIP is not None, reason=f"FlyDSL kernels: {SKIP}")
 class TestInterpreted:
     @pytest.mark.parametrize(
         ("tp", "tokens", "gates"), [(8, 2, {}), (8, 8, PREFILL), *extent([], [(8, 70, {})])], ids=str
     )
-    def test_forward_is_the_reference(self, kernels: None, tp: int, tokens: int, gates: dict[str, Any]) -> None:
+    def test_forward_is_the_reference(self, tp: int, tokens: int, gates: dict[str, Any]) -> None:
         assert error(InterpretedBackend(gates), shape_of("mxfp4", tp), tokens) < TOLERANCE
 
-    def test_nan_stays_in_its_token_and_bits_do_not_depend_on_the_kernels(self, kernels: None) -> None:
+    def test_nan_stays_in_its_token_and_bits_do_not_depend_on_the_kernels(self) -> None:
         check_tokens(InterpretedBackend({}), shape_of("mxfp4", 8), 2)
 
     @pytest.mark.parametrize(("tokens", "gates"), [(2, {}), (4, PREFILL)], ids=str)
-    def test_the_sums_are_the_contracts_integers(self, kernels: None, tokens: int, gates: dict[str, Any]) -> None:
+    def test_the_sums_are_the_contracts_integers(self, tokens: int, gates: dict[str, Any]) -> None:
         """Layers have the largest sums, tiles of every kind of shifts, and blocks and rows of zeros."""
-        check_sums(InterpretedBackend(gates), shape_of("mxfp4", 8), tokens)
+        shape = shape_of("mxfp4", 8)
+        check_sums(call_of(InterpretedBackend(gates), shape, batch_of(shape, tokens)))
 
-    def test_a_wrong_shift_is_found(self, kernels: None) -> None:
+    def test_a_wrong_shift_is_found(self) -> None:
         shape = shape_of("mxfp4", 8)
         codes = shape.hidden * shape.inter  # w13's have half a byte each
         with pytest.MonkeyPatch.context() as patched:
@@ -112,4 +123,4 @@ class TestInterpreted:
             altered = deepcopy(prepared(shape)[1])
             altered.w13[:, codes:] ^= 1
             with pytest.raises(KimiError, match="sums of stage 1 differ"):
-                check_sums(InterpretedBackend({}), shape, 2)
+                check_sums(call_of(InterpretedBackend(), shape, batch_of(shape, 2)))

@@ -18,38 +18,37 @@ from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.moe import dispatch
 from kimi_w4a8_eagle3.moe.contract import MoeShape
 from kimi_w4a8_eagle3.moe.flydsl import toolchain as toolchain
+from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
+from kimi_w4a8_eagle3.moe.flydsl.candidates import every_kernel
+from kimi_w4a8_eagle3.moe.flydsl.configs import FlydslTiles
 from kimi_w4a8_eagle3.moe.tiles import TABLE, read_rows
 from kimi_w4a8_lab.commands import tune_moe
 from kimi_w4a8_lab.kernels import stopwatch
 from kimi_w4a8_lab.kernels import tile_search as tune
+from kimi_w4a8_lab.kernels.flydsl_tiles import flydsl_measure, flydsl_space, refuse_fixed_tiles
 
-SKIP = toolchain.flydsl_problem() or toolchain.linker_problem()
-pytestmark = [pytest.mark.kernels, pytest.mark.skipif(SKIP is not None, reason=f"FlyDSL kernels: {SKIP}")]
-if SKIP is None:
-    from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
-    from kimi_w4a8_eagle3.moe.flydsl.candidates import every_kernel
-    from kimi_w4a8_eagle3.moe.flydsl.configs import FlydslTiles
-    from kimi_w4a8_lab.kernels.flydsl_tiles import flydsl_measure, flydsl_space, refuse_fixed_tiles
+pytestmark = pytest.mark.kernels
 
-    class Recording(FlydslBackend):
-        """Launches are recorded instead of made; `timer` turns those of one call into a time."""
 
-        def __init__(self, gates: Any = None) -> None:
-            super().__init__(gates)
-            self.launched: list[Any] = []
-            self.timed: list[list[Any]] = []
+class Recording(FlydslBackend):
+    """Launches are recorded instead of made; `timer` turns those of one call into a time."""
 
-        def unsupported(self, shape: MoeShape, device: torch.device) -> str | None:
-            return self.shape_problem(shape)
+    def __init__(self, gates: Any = None) -> None:
+        super().__init__(gates)
+        self.launched: list[Any] = []
+        self.timed: list[list[Any]] = []
 
-        def launch(self, config: Any, count: int, *args: Any) -> None:
-            self.launched.append(config)
+    def unsupported(self, shape: MoeShape, device: torch.device) -> str | None:
+        return self.shape_problem(shape)
 
-        def timer(self, function: Callable[[], object]) -> float | None:
-            self.launched.clear()
-            function()
-            self.timed.append(list(self.launched))
-            return cost(self.launched)
+    def launch(self, config: Any, count: int, *args: Any) -> None:
+        self.launched.append(config)
+
+    def timer(self, function: Callable[[], object]) -> float | None:
+        self.launched.clear()
+        function()
+        self.timed.append(list(self.launched))
+        return cost(self.launched)
 
 
 KIMI = {tp: MoeShape(384, 7168, 2048 // tp, 8) for tp in (4, 8)}

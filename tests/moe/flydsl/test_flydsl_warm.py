@@ -21,19 +21,16 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.gates import read_gates
 from kimi_w4a8_eagle3.moe.contract import MoeShape, PreparedMoe
+from kimi_w4a8_eagle3.moe.flydsl import layout
 from kimi_w4a8_eagle3.moe.flydsl import toolchain as toolchain
+from kimi_w4a8_eagle3.moe.flydsl import warm as flydsl_warm
+from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
+from kimi_w4a8_eagle3.moe.flydsl.configs import Stage1Config
+from kimi_w4a8_eagle3.moe.flydsl.objects import KernelManifest, source_hash
 from kimi_w4a8_eagle3.quark.weight_format import MXFP4
 from kimi_w4a8_eagle3.recipe.launch import load_recipe
 
-SKIP = toolchain.flydsl_problem() or toolchain.linker_problem()
-pytestmark = [pytest.mark.kernels, pytest.mark.skipif(SKIP is not None, reason=f"FlyDSL kernels: {SKIP}")]
-if SKIP is None:
-    pytest.importorskip("triton")
-    from kimi_w4a8_eagle3.moe.flydsl import layout
-    from kimi_w4a8_eagle3.moe.flydsl import warm as flydsl_warm
-    from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
-    from kimi_w4a8_eagle3.moe.flydsl.configs import Stage1Config
-    from kimi_w4a8_eagle3.moe.flydsl.objects import KernelManifest, source_hash
+pytestmark = pytest.mark.kernels
 
 KIMI = MoeShape(384, 7168, 256, 8)
 SERVED = (1, 8, 160, 10240)

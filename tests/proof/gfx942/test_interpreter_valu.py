@@ -88,6 +88,15 @@ def test_64_bit_instruction(code, expected):
     assert hex((int(high[0]) << 32) | int(low[0])) == hex(expected & 0xFFFFFFFFFFFFFFFF)
 
 
+def test_a_32_bit_sum_by_the_64_bit_instruction_has_an_undefined_high_half():
+    code = "s_mov_b64 exec, 3\nv_mov_b32_e32 v21, 1\ns_mov_b64 exec, -1\nv_mov_b32_e32 v20, 7\n"
+    code += "v_mad_u64_u32 v[20:21], s[20:21], v10, 5, v[20:21]\n"
+    assert (run_lanes(code, [LANES], ["v20"])[0] == 5 * LANES + 7).all()
+    with pytest.raises(UndefinedRead, match="lane 2 of wave 0"):
+        run_lanes(code, [LANES], ["v21"])
+    assert (run_lanes(code + "s_mov_b64 exec, 3\nv_mov_b32_e32 v32, v21", [LANES], ["s20"])[0] == 0).all()
+
+
 def test_carry_chain_adds_64_bit_numbers():
     """V_ADD_CO_U32 writes the carry per lane, V_ADDC_CO_U32 takes it (CDNA3 ISA 12.9, VOP2)."""
     code = "v_add_co_u32_e32 v32, vcc, v10, v12\nv_addc_co_u32_e32 v33, vcc, v11, v13, vcc"
