@@ -43,7 +43,7 @@ TESTS = {
     "speed/statistics": ("speed/test_statistics.py",),
     "engine/metrics": ("engine/test_metrics.py",),
     "base/counters": ("engine/test_metrics.py",),
-    "ops/window": ("ops/test_acceptance_window.py",),
+    "ops/window": ("ops/test_window.py",),
     "engine/startup_check": ("engine/test_startup_check.py", "ops/test_canary.py"),
     "engine/watchdog": ("engine/test_watchdog.py",),
     "fleet/identity": ("fleet/test_identity.py",),

@@ -54,14 +54,14 @@ class Registrar:
         self._expected: Identity | None = None
         self._admitted: set[str] = set()  # weights beside the expected ones
         self._checks: dict[str, _Checked] = {}
-        self._workers: dict[str, str] = {}
+        self._workers = frozenset[str]()
         self._passed = threading.Condition()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="registrar", daemon=True)
 
     def registered(self) -> frozenset[str]:
         """Return the base URLs that the router listed at the last pass."""
-        return frozenset(self._workers)
+        return self._workers
 
     def wait_until(self, condition: Callable[[frozenset[str]], bool], timeout_s: float) -> bool:
         """Wait until the registered URLs meet a condition; return False after the timeout."""
@@ -75,9 +75,9 @@ class Registrar:
     def reconcile(self) -> None:
         """Run one pass; nothing changes when the router does not answer."""
         try:
-            self._mend(self._control)
+            self._mend()
         except httpx.HTTPError:
-            self._workers = {}
+            self._workers = frozenset()
         with self._passed:
             self._passed.notify_all()
 
@@ -95,25 +95,21 @@ class Registrar:
         while not self._end.wait(INTERVAL_S):
             self.reconcile()
 
-    def _mend(self, control: RouterControl) -> None:
+    def _mend(self) -> None:
         wanted = self._wanted()
         self._checks = {url: check for url, check in self._checks.items() if url in wanted}
-        listed = control.workers()
+        listed = self._control.workers()
         accepted = {url for url in sorted(wanted) if self._accepts(url, url in listed)}
         if not accepted and not listed:
             self._expected = None  # the next replica sets the identity anew
         for url in sorted(listed.keys() - accepted):
-            control.remove(listed[url])
+            self._control.remove(listed[url])
         for url in sorted(accepted - listed.keys()):
-            control.add(url)
-        self._announce_changes(listed)
-
-    def _announce_changes(self, listed: dict[str, str]) -> None:
-        for url in sorted(listed.keys() - self._workers.keys()):
-            self._events("router", "registered", url)
-        for url in sorted(self._workers.keys() - listed.keys()):
-            self._events("router", "removed", url)
-        self._workers = listed
+            self._control.add(url)
+        for event, urls in (("registered", listed.keys() - self._workers), ("removed", self._workers - listed.keys())):
+            for url in sorted(urls):
+                self._events("router", event, url)
+        self._workers = frozenset(listed)
 
     def _accepts(self, url: str, is_listed: bool) -> bool:
         """Return True if the replica answers and has the expected identity; a slow one keeps its place."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from rich.console import Console
@@ -16,6 +17,8 @@ from .checks import ServeOptions, require_ports
 from .registrar import RouterKeeper
 from .router import RouterEndpoint
 from .serve import Terminated, observed, signals_raise
+
+_LOST_S = 3600.0  # for which a replica that is gone is shown
 
 
 def route_foreground(
@@ -54,8 +57,10 @@ def router_view(router: RouterKeeper) -> FleetView:
     known: dict[str, ReplicaState] = {}
 
     def replicas() -> Sequence[ReplicaState]:
-        """Return one state per replica that was ever registered, so that a lost one stays visible."""
+        """Return one state per replica, so that a lost one stays visible; not for ever, as pods get new addresses."""
         registered = router.registrar.registered()
+        for url in [url for url, state in known.items() if not state.ready and time.time() - state.since > _LOST_S]:
+            del known[url]
         for url in sorted(registered - known.keys()):
             known[url] = ReplicaState(url.removeprefix("http://"), url, progress_timeout_s=0)
         for url, state in known.items():

@@ -26,7 +26,7 @@ from ..base.run_dir import EventLog
 from ..door.settings import is_loopback
 from ..engine.client import EngineClient
 from ..engine.process import free_port
-from ..ops.replica_state import CanaryWatch, FleetView, Phase, ReplicaState
+from ..ops.replica_state import FleetView, Phase, ReplicaState, canaries
 from ..recipe.launch import Launch
 from ..recipe.schema import Options
 from .checks import ServeOptions, renewed
@@ -279,31 +279,29 @@ def observed(options: ServeOptions, port: int, view: FleetView, key: str | None 
     # A router alone knows no replica at first and never a recipe.
     timeout_s = max((state.progress_timeout_s for state in view.replicas()), default=Options().progress_timeout_s)
     connect = partial(EngineClient, api_key=key, timeout_s=timeout_s)
-    with OpsServer(options.ops_host, ops_port, view) as ops, CanaryWatch(view, ops.acceptance, connect):
+    with OpsServer(options.ops_host, ops_port, view) as ops, canaries(view, ops.acceptance, connect):
         yield
 
 
 @contextmanager
-def follow(path: Path, write: Callable[[str], object] = sys.stdout.write) -> Iterator[None]:
-    """Copy what is appended to a log to stdout while the block runs."""
+def follow(path: Path) -> Iterator[None]:
+    """Copy a log, which the engine may not have begun yet, to stdout while the block runs."""
     done = threading.Event()
 
+    path.touch(0o600)
+
     def copy() -> None:
-        with path.open(errors="replace") as file:
+        with suppress(OSError), path.open(errors="replace") as file:  # stdout may be a file on a full disk
             while True:
                 ended = done.is_set()
                 for line in file:
-                    write(line)
+                    sys.stdout.write(line)
                 sys.stdout.flush()
                 if ended:
                     return
                 done.wait(0.2)
 
-    def copy_while_possible() -> None:
-        with suppress(OSError):  # stdout may be a file on a full disk; the log itself continues
-            copy()
-
-    thread = threading.Thread(target=copy_while_possible, name="log", daemon=True)
+    thread = threading.Thread(target=copy, name="log", daemon=True)
     thread.start()
     try:
         yield
@@ -339,12 +337,9 @@ def signals_raise(drain: bool = False, on_hangup: Callable[[], None] | None = No
         draining = begins_drain
         raise Terminated(number)
 
-    def hangup(_number: int, _: FrameType | None) -> None:
-        if on_hangup is not None:
-            on_hangup()
-
-    handlers = {signal.SIGTERM: end, signal.SIGINT: end} | ({signal.SIGHUP: hangup} if on_hangup else {})
-    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    previous = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    if on_hangup is not None:
+        previous[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda *_: on_hangup())
     try:
         yield
     finally:

@@ -33,92 +33,13 @@ from ..engine.metrics import FAILED_REQUESTS, NAN_LOGITS, Acceptance
 from ..machine.hardware import gpu_loads
 from .fleet_metrics import fleet_families, seconds_since_progress
 from .replica_state import FleetView, Phase, ReplicaState
-from .window import AcceptanceWindow, Figures, FiguresWindow, spec_steps
-
-TIMEOUT_S = 1.5  # in total; a busy engine answers in tens of milliseconds, a stopped one never
-
-Families = tuple[Metric, ...]
-
-
-async def scrape(client: httpx.AsyncClient, url: str | None, timeout_s: float) -> Families | None:
-    """Read the families at `url`; None without a URL, or when no valid exposition came in time."""
-    if url is None:
-        return None
-    try:
-        response = await asyncio.wait_for(client.get(url), timeout_s)
-        response.raise_for_status()
-        return await asyncio.to_thread(parse, response.text)  # takes tens of milliseconds, which probes must not wait
-    except (httpx.HTTPError, httpx.InvalidURL, asyncio.TimeoutError, ValueError):
-        return None
-
-
-async def scrape_all(client: httpx.AsyncClient, urls: Mapping[str, str], timeout_s: float) -> dict[str, Families]:
-    """Read expositions by name; a process that does not answer is left out and does not delay the others."""
-    answers = await asyncio.gather(*(scrape(client, url, timeout_s) for url in urls.values()))
-    return {name: families for name, families in zip(urls, answers, strict=True) if families is not None}
-
-
-class FleetObserver:
-    """Reads engines and router. One task calls `sample` every few seconds.
-
-    timeout_s: time limit for a process before it is left out. The event loop's thread alone reads the view; other
-    threads do the parsing and merging.
-    """
-
-    def __init__(self, view: FleetView, timeout_s: float = TIMEOUT_S) -> None:
-        self._view = view
-        self._timeout_s = timeout_s
-        self._windows: dict[str, AcceptanceWindow] = {}
-        self._loads: dict[str, FiguresWindow] = {}
-
-    def acceptance(self, replica: str) -> Acceptance | None:
-        """Return a replica's acceptance over the last minute; None when no verify step fell in it. Thread-safe."""
-        window = self._windows.get(replica)
-        return None if window is None else window.acceptance(time.monotonic())
-
-    def figures(self, replica: str) -> Figures | None:
-        """Return a replica's load over the last seconds; None when it does not answer. Thread-safe."""
-        window = self._loads.get(replica)
-        return None if window is None else window.figures(time.monotonic())
-
-    async def sample(self, client: httpx.AsyncClient) -> None:
-        """Add the engines' current counters to the windows."""
-        replicas = self._view.replicas()
-        expositions = await scrape_all(client, _urls(replicas), self._timeout_s)
-        await asyncio.to_thread(self._add, replicas, expositions)
-
-    async def exposition(self, client: httpx.AsyncClient) -> bytes:
-        """Read and merge the expositions of replicas, router and supervisor now."""
-        replicas = self._view.replicas()
-        router, engines = await asyncio.gather(
-            scrape(client, self._view.router_metrics_url, self._timeout_s),
-            scrape_all(client, _urls(replicas), self._timeout_s),
-        )
-        return await asyncio.to_thread(self._merged, replicas, engines, router or ())
-
-    def _add(self, replicas: Sequence[ReplicaState], expositions: Mapping[str, Families]) -> None:
-        now = time.monotonic()
-        for replica in replicas:
-            if replica.name in expositions:
-                window = self._windows.setdefault(replica.name, AcceptanceWindow(replica.num_draft_tokens))
-                reading = Reading.of(expositions[replica.name])
-                window.add(now, spec_steps(reading))
-                self._loads.setdefault(replica.name, FiguresWindow()).add(now, reading)
-                replica.alarms = sum(reading.total(name) or 0.0 for name in (NAN_LOGITS, FAILED_REQUESTS))
-
-    def _merged(self, replicas: Sequence[ReplicaState], engines: Mapping[str, Families], router: Families) -> bytes:
-        recent = {replica.name: self.acceptance(replica.name) for replica in replicas}
-        sources = [Exposition(tuple(fleet_families(self._view.recipe, replicas, recent, engines)))]
-        sources += [Exposition(families, {"replica": name}) for name, families in engines.items()]
-        return render(merge([*sources, Exposition(router)]))
-
-
-def _urls(replicas: Sequence[ReplicaState]) -> dict[str, str]:
-    return {replica.name: f"{replica.base_url}/metrics" for replica in replicas}
-
+from .window import Window
 
 logger = logging.getLogger(__name__)
 
+Families = tuple[Metric, ...]
+
+TIMEOUT_S = 1.5  # in total; a busy engine answers in tens of milliseconds, a stopped one never
 SAMPLE_INTERVAL_S = 5.0
 PAGE = Path(__file__).with_name("live.html")
 # The page is one file: it loads nothing from another host, and no other page may show it in a frame.
@@ -128,15 +49,18 @@ _PAGE_POLICY = (
 )
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 5.0
-# Phases by distance from serving. The nearest one is reported for a fleet without a ready replica.
 _WITHOUT_ENGINE = (Phase.STARTING, Phase.DOWN)  # what was read before is of an engine that is gone
+# Phases by distance from serving. The nearest one is reported for a fleet without a ready replica.
 _NEAREST_FIRST = (Phase.READY, Phase.CHECKING, Phase.STARTING, Phase.DRAINING, Phase.STALLED, Phase.DOWN)
 
 
 class OpsServer:
     """Serves probes and metrics of a fleet from a thread of this process.
 
-    It only reads the view; the supervisor sets the phases. Used as a context manager, or with start() and stop().
+    It only reads the view; the supervisor sets the phases. The event loop's thread alone reads the view; other threads
+    do the parsing and merging. Used as a context manager, or with start() and stop().
+
+    scrape_timeout_s: time limit for a process before it is left out.
     """
 
     def __init__(
@@ -149,7 +73,7 @@ class OpsServer:
     ) -> None:
         self.host, self.port = host, port
         self._view = view
-        self._observer = FleetObserver(view, scrape_timeout_s)
+        self._windows: dict[str, Window] = {}  # by replica
         self._sample_interval_s, self._scrape_timeout_s = sample_interval_s, scrape_timeout_s
         routes = [
             Route("/", self._page),
@@ -174,8 +98,9 @@ class OpsServer:
         return http_url(self.host, self.port)
 
     def acceptance(self, replica: str) -> Acceptance | None:
-        """Return a replica's acceptance over the last minute; None when no verify step fell in it."""
-        return self._observer.acceptance(replica)
+        """Return a replica's acceptance over the last minute; None when no verify step fell in it. Thread-safe."""
+        window = self._windows.get(replica)
+        return None if window is None else window.acceptance(time.monotonic())
 
     def start(self) -> None:
         """Start and return once the endpoint answers; raise KimiError when the port is taken."""
@@ -223,16 +148,44 @@ class OpsServer:
             sampling.cancel()
 
     async def _keep_sampling(self) -> None:
-        """Keep the acceptance windows filled, even if no scraper reads /metrics."""
+        """Keep the windows filled, even if no scraper reads /metrics."""
         while True:
             await asyncio.sleep(self._sample_interval_s)
             await self._sample()
 
     async def _sample(self) -> None:
+        """Add the engines' current counters to the windows."""
+        replicas = self._view.replicas()
         try:
-            await self._observer.sample(self._client)
+            await asyncio.to_thread(self._add, replicas, await self._scrape_all(replicas))
         except Exception:  # one malformed exposition must not end the sampling
             logger.exception("the metrics could not be sampled")
+
+    def _add(self, replicas: Sequence[ReplicaState], expositions: Mapping[str, Families]) -> None:
+        now = time.monotonic()
+        for gone in self._windows.keys() - {replica.name for replica in replicas}:
+            del self._windows[gone]
+        for replica in replicas:
+            if replica.name in expositions:
+                reading = Reading.of(expositions[replica.name])
+                self._windows.setdefault(replica.name, Window(replica.num_draft_tokens)).add(now, reading)
+                replica.alarms = sum(reading.total(name) or 0.0 for name in (NAN_LOGITS, FAILED_REQUESTS))
+
+    async def _scrape(self, url: str | None) -> Families | None:
+        """Read the families at `url`; None without a URL, or when no valid exposition came in time."""
+        if url is None:
+            return None
+        try:
+            response = await asyncio.wait_for(self._client.get(url), self._scrape_timeout_s)
+            response.raise_for_status()
+            return await asyncio.to_thread(parse, response.text)  # takes tens of milliseconds; probes must not wait
+        except (httpx.HTTPError, httpx.InvalidURL, asyncio.TimeoutError, ValueError):
+            return None
+
+    async def _scrape_all(self, replicas: Sequence[ReplicaState]) -> dict[str, Families]:
+        """Read the engines by name; one that does not answer is left out and does not delay the others."""
+        answers = await asyncio.gather(*(self._scrape(f"{replica.base_url}/metrics") for replica in replicas))
+        return {one.name: found for one, found in zip(replicas, answers, strict=True) if found is not None}
 
     async def _page(self, _: Request) -> Response:
         return HTMLResponse(PAGE.read_text(), headers={"Content-Security-Policy": _PAGE_POLICY})
@@ -247,7 +200,18 @@ class OpsServer:
         return JSONResponse({"ready": ready, **_summary(replicas)}, 200 if ready else 503)
 
     async def _metrics(self, _: Request) -> Response:
-        return Response(await self._observer.exposition(self._client), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+        """Read and merge the expositions of replicas, router and supervisor now."""
+        replicas = self._view.replicas()
+        router = self._scrape(self._view.router_metrics_url)
+        found, engines = await asyncio.gather(router, self._scrape_all(replicas))
+        text = await asyncio.to_thread(self._merged, replicas, engines, found or ())
+        return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+    def _merged(self, replicas: Sequence[ReplicaState], engines: Mapping[str, Families], router: Families) -> bytes:
+        recent = {replica.name: self.acceptance(replica.name) for replica in replicas}
+        sources = [Exposition(tuple(fleet_families(self._view.recipe, replicas, recent, engines)))]
+        sources += [Exposition(families, {"replica": name}) for name, families in engines.items()]
+        return render(merge([*sources, Exposition(router)]))
 
     async def _status(self, _: Request) -> Response:
         replicas = self._view.replicas()
@@ -264,8 +228,8 @@ class OpsServer:
         return JSONResponse(body)
 
     def _status_of(self, replica: ReplicaState) -> dict[str, Any]:
-        recent = self.acceptance(replica.name)
-        figures = self._observer.figures(replica.name) if replica.phase not in _WITHOUT_ENGINE else None
+        recent, window = self.acceptance(replica.name), self._windows.get(replica.name)
+        figures = window.figures(time.monotonic()) if window and replica.phase not in _WITHOUT_ENGINE else None
         canary = None if replica.canary is None else {**asdict(replica.canary), "at": replica.canary_at}
         return {
             "name": replica.name,

@@ -12,7 +12,8 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -144,35 +145,28 @@ class CanaryPolicy:
         return suspicious and since_last_s >= self.retry_s
 
 
-class CanaryWatch:
-    """One thread per replica, as a context manager around the time that the replicas are supervised.
+@contextmanager
+def canaries(
+    view: FleetView, recent: Recent, connect: Connect = EngineClient, policy: CanaryPolicy = CanaryPolicy()
+) -> Iterator[None]:
+    """Run a canary for each replica, in a thread of its own, inside the block.
 
     recent: returns a replica's acceptance over the last minute, by its name (`OpsServer.acceptance`).
     connect: makes a client of an engine, with a key if the engine needs one.
     """
+    end = threading.Event()
 
-    def __init__(
-        self, view: FleetView, recent: Recent, connect: Connect = EngineClient, policy: CanaryPolicy = CanaryPolicy()
-    ) -> None:
-        self._recent, self._connect, self._policy = recent, connect, policy
-        self._end = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._watch, args=(state,), name=f"canary-{state.name}", daemon=True)
-            for state in view.replicas()
-        ]
+    def watch(state: ReplicaState) -> None:
+        canary = Canary(state, connect, policy)
+        while not end.wait(policy.poll_s):
+            canary.step(recent(state.name), time.time())
 
-    def __enter__(self) -> CanaryWatch:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end.set()  # a running canary request ends with its engine
-
-    def _watch(self, state: ReplicaState) -> None:
-        canary = Canary(state, self._connect, self._policy)
-        while not self._end.wait(self._policy.poll_s):
-            canary.step(self._recent(state.name), time.time())
+    for state in view.replicas():
+        threading.Thread(target=watch, args=(state,), name=f"canary-{state.name}", daemon=True).start()
+    try:
+        yield
+    finally:
+        end.set()  # a running canary request ends with its engine
 
 
 class Canary:

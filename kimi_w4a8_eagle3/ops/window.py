@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
 from ..base.prometheus import Reading
 from ..engine.metrics import Acceptance, acceptance_from_histograms
 
+SPAN_S, ACCEPTANCE_SPAN_S = 10.0, 60.0  # of the figures and of the acceptance; live.html names them
+_MODES = ("decode", "prefill_cache", "prefill_compute")
 SPEC_STEPS = "kimi_spec_steps_total"  # the plugin's counter: verify steps by accepted drafts
 Steps = tuple[float, ...]  # [k]: verify steps that accepted k drafts
 
@@ -18,38 +21,9 @@ def spec_steps(reading: Reading) -> Steps:
     return tuple(steps.get(accepted, 0.0) for accepted in range(max(steps, default=-1) + 1))
 
 
-def increase(now: Steps, before: Steps) -> Steps:
-    """Return the steps since `before`; all of them if a count fell, because the engine restarted from zero."""
-    gained = tuple(late - early for late, early in zip_longest(now, before, fillvalue=0.0))
-    return now if min(gained, default=0.0) < 0 else gained
-
-
-class AcceptanceWindow:
-    """Sum of the increases between samples, for those whose later sample lies in the window.
-
-    One thread adds, any thread reads.
-    """
-
-    def __init__(self, num_draft_tokens: int | None, span_s: float = 60.0) -> None:
-        self._num_draft_tokens, self._span_s = num_draft_tokens, span_s
-        self._last: Steps | None = None
-        self._added: tuple[tuple[float, Steps], ...] = ()
-
-    def add(self, now: float, steps: Steps) -> None:
-        """Take a sample at `now` seconds (monotonic). The first one only sets the starting point."""
-        if self._last is not None:
-            recent = (pair for pair in self._added if pair[0] > now - self._span_s)
-            self._added = (*recent, (now, increase(steps, self._last)))
-        self._last = steps
-
-    def acceptance(self, now: float) -> Acceptance | None:
-        """Return the acceptance of the requests that finished in the window; None if no verify step fell in it."""
-        recent = [[round(count) for count in steps] for at, steps in self._added if at > now - self._span_s]
-        return acceptance_from_histograms(recent, self._num_draft_tokens or max([2, *map(len, recent)]))
-
-
-SPAN_S = 10.0  # live.html names it
-_MODES = ("decode", "prefill_cache", "prefill_compute")
+def increase(now: Sequence[float], before: Sequence[float]) -> Steps:
+    """Return what was counted since `before`, one by one."""
+    return tuple(late - early for late, early in zip_longest(now, before, fillvalue=0.0))
 
 
 @dataclass(frozen=True)
@@ -77,17 +51,24 @@ class _Sample:
     kv_in_use: float
     tokens: tuple[float, ...]  # by mode
     times: tuple[tuple[float, ...], ...]  # seconds and counts of both histograms
+    steps: Steps
+
+    def restarted_since(self, before: _Sample) -> bool:
+        """True if a counter fell, because the engine counts from zero again."""
+        return any(
+            gained < 0 for gained in (*increase(self.tokens, before.tokens), *increase(self.steps, before.steps))
+        )
 
 
-class FiguresWindow:
+class Window:
     """Samples of one engine. One thread adds, any thread reads."""
 
-    def __init__(self, span_s: float = SPAN_S) -> None:
-        self._span_s = span_s
+    def __init__(self, num_draft_tokens: int | None = None) -> None:
+        self._num_draft_tokens = num_draft_tokens
         self._samples: tuple[_Sample, ...] = ()
 
     def add(self, now: float, reading: Reading) -> None:
-        """Take a sample at `now` seconds (monotonic)."""
+        """Take a sample at `now` seconds (monotonic). The first one of an engine only sets the starting point."""
         sample = _Sample(
             now,
             int(reading.total("sglang:num_running_reqs") or 0),
@@ -96,27 +77,42 @@ class FiguresWindow:
             tuple(reading.total("sglang:realtime_tokens_total", mode=mode) or 0.0 for mode in _MODES),
             # SGLang counts an answer that is not streamed as one late first token.
             (_times(reading, "time_to_first_token", is_streaming="true"), _times(reading, "inter_token_latency")),
+            spec_steps(reading),
         )
         kept = self._samples
-        while len(kept) > 1 and kept[1].at <= now - self._span_s:  # the last one before the window begins it
+        while len(kept) > 1 and kept[1].at <= now - ACCEPTANCE_SPAN_S:  # the last one before the window begins it
             kept = kept[1:]
-        if kept and any(new < old for new, old in zip(sample.tokens, kept[-1].tokens, strict=True)):
-            kept = ()  # the engine restarted and counts from zero
+        if kept and sample.restarted_since(kept[-1]):
+            kept = ()
         self._samples = (*kept, sample)
+
+    def acceptance(self, now: float) -> Acceptance | None:
+        """Return the acceptance over the last minute; None if no verify step fell in it."""
+        if (ends := self._ends(now, ACCEPTANCE_SPAN_S)) is None:
+            return None
+        gained = [round(count) for count in increase(ends[1].steps, ends[0].steps)]
+        return acceptance_from_histograms([gained], self._num_draft_tokens or max(2, len(gained)))
 
     def figures(self, now: float) -> Figures | None:
         """Return the figures; None before the first sample and when the engine has not answered for a while."""
-        samples = self._samples
-        if not samples or samples[-1].at <= now - self._span_s:
+        if (ends := self._ends(now, SPAN_S)) is None:
             return None
-        first, last = samples[0], samples[-1]
-        decoded, cached, computed = (new - old for new, old in zip(last.tokens, first.tokens, strict=True))
-        gained = [(late[0] - early[0], late[1] - early[1]) for late, early in zip(last.times, first.times, strict=True)]
+        first, last = ends
+        decoded, cached, computed = increase(last.tokens, first.tokens)
+        gained = [increase(late, early) for late, early in zip(last.times, first.times, strict=True)]
         # Means, because the histograms' buckets are too wide for medians.
         ttft, tpot = (1000 * seconds / count if count > 0 else None for seconds, count in gained)
         rate = decoded / (last.at - first.at) if last.at > first.at else None
         share = cached / (cached + computed) if cached + computed else None
         return Figures(last.running, last.queued, last.kv_in_use, rate, share, ttft, tpot)
+
+    def _ends(self, now: float, span_s: float) -> tuple[_Sample, _Sample] | None:
+        """Return the last sample and the one `span_s` or a little more before it; None if the last one is too old."""
+        samples = self._samples
+        if not samples or samples[-1].at <= now - span_s:
+            return None
+        begin = samples[-1].at - span_s
+        return next((sample for sample in reversed(samples) if sample.at <= begin), samples[0]), samples[-1]
 
 
 def _times(reading: Reading, name: str, **labels: str) -> tuple[float, ...]:

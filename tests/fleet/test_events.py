@@ -1,13 +1,15 @@
-"""Each event is one line, and a full disk does not end the fleet."""
+"""Each event is one line, a full disk does not end the fleet, and the engine's log is shown."""
 
 import io
 import json
+import time
 from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
 
 from kimi_w4a8_eagle3.base.run_dir import EVENTS, WANTED, EventLog
+from kimi_w4a8_eagle3.fleet.serve import follow
 
 
 def test_one_json_line_and_one_line_for_a_person(tmp_path):
@@ -44,3 +46,16 @@ def test_after_a_full_disk_the_next_event_has_a_line_of_its_own(tmp_path, monkey
     path.write_text('{"time": 1, "sour')
     events("router", "kept", "")
     assert json.loads(path.read_text().splitlines()[-1])["event"] == "kept"
+
+
+def test_a_log_is_copied_that_begins_after_the_copying(tmp_path, capsys):
+    """The engine makes its log when it starts, which is later."""
+    log = tmp_path / "server.log"
+    with follow(log):
+        time.sleep(0.1)
+        with log.open("a") as file:
+            file.write("first\n")
+        time.sleep(0.3)
+        with log.open("a") as file:
+            file.write("last\n")
+    assert capsys.readouterr().out == "first\nlast\n"

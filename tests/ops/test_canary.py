@@ -1,6 +1,7 @@
 """The canary's schedule and its phase changes; tests/e2e/test_ops.py runs it against a real engine."""
 
 import json
+import threading
 from itertools import count
 
 import pytest
@@ -10,7 +11,7 @@ from support.waiting import until
 
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.metrics import Acceptance
-from kimi_w4a8_eagle3.ops.replica_state import Canary, CanaryPolicy, CanaryWatch, Phase
+from kimi_w4a8_eagle3.ops.replica_state import Canary, CanaryPolicy, Phase, canaries
 
 GOOD, BAD = Acceptance(3.5, 0.8, 1000), Acceptance(1.0, 0.0, 200)
 
@@ -92,12 +93,12 @@ def test_a_kind_that_always_fails_takes_the_replica_out_and_then_ends_it(status:
         if (status, fails) != (500, 99):
             assert (state.phase, state.broken) == (Phase.READY, "")
             state.num_draft_tokens, state.least_accept_length = 4, 1.8
-            with CanaryWatch(HandmadeFleet([state]), lambda _: None, policy=policy) as watch:
+            with canaries(HandmadeFleet([state]), lambda _: None, policy=policy):
                 until(lambda: "must be above 1.8 in 400 verify steps" in state.reason)
                 histogram[:] = [20, 25, 25, 30]
                 until(lambda: state.reason == "the canary's answers are right again")
             assert state.ready and len(state.history) == 3
-            until(lambda: not watch._threads[0].is_alive())
+            until(lambda: not any(thread.name == "canary-0" for thread in threading.enumerate()))
             return
         assert (state.phase, state.broken, next(tries)) == (Phase.CHECKING, "", 3)
         canary.step(None, state.since + 1)

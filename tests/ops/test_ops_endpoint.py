@@ -1,5 +1,6 @@
 """The ops endpoint over real exporters on loopback: probes, one exposition, and processes that do not answer."""
 
+import re
 import socket
 import subprocess
 import threading
@@ -19,6 +20,7 @@ from kimi_w4a8_eagle3.engine.metrics import Acceptance
 from kimi_w4a8_eagle3.engine.process import free_port
 from kimi_w4a8_eagle3.ops.endpoint import OpsServer
 from kimi_w4a8_eagle3.ops.replica_state import Phase
+from kimi_w4a8_eagle3.ops.window import ACCEPTANCE_SPAN_S, SPAN_S
 
 
 class Exporter:
@@ -172,6 +174,22 @@ def test_status_is_the_same_as_json(exporters: list[Exporter]) -> None:
     found = status["replicas"][0]
     assert (found["phase"], found["reason"], found["restarts"]["rolling"]) == ("draining", "it leaves", 1)
     assert found["canary"] is None and found["acceptance"] is None
+
+
+def test_status_and_the_live_page_show_the_figures(exporters: list[Exporter]) -> None:
+    url = exporters[0].base_url  # of the second, too, so that there are figures of the time before it went
+    fleet = HandmadeFleet([replica("0", url), replica("1", url, Phase.DOWN, "it went away")])
+    with serve(fleet) as ops:
+        status = httpx.get(f"{ops.base_url}/status").json()
+        page = httpx.get(f"{ops.base_url}/")
+    assert page.text.count(f"{SPAN_S:.0f} s") == 3 and f"{ACCEPTANCE_SPAN_S:.0f} s" in page.text
+    alive, gone = status["replicas"]
+    assert (alive["name"], alive["phase"], alive["figures"]["running"]) == ("0", "ready", 2)
+    assert (gone["name"], gone["phase"], gone["figures"]) == ("1", "down", None)
+    assert gone["history"][-1]["reason"] == "it went away" and isinstance(status["gpus"], list)
+    assert page.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert not re.search(r"https?://|innerHTML|//cdn", page.text)  # one file, and values are never markup
 
 
 def test_a_taken_port_is_an_error_and_stop_frees_the_port() -> None:
