@@ -92,7 +92,7 @@ access=:ro
 gpu=1
 case $1 in
   fetch | trust) access='' gpu='' ;;
-  route | check | plan | top) gpu='' ;;
+  route | check | plan) gpu='' ;;
   serve) ;;
   *) access='' ;;
 esac

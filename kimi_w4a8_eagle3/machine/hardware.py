@@ -126,33 +126,25 @@ def _read_device(node: Path, sysfs: Path) -> Device | None:
         return None  # a CPU node
     domain, location = properties.get("domain", 0), properties.get("location_id", 0)
     pci = f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
+    numa = int(_text(sysfs / "bus/pci/devices" / pci / "numa_node") or -1)
     banks = [_read_properties(bank / "properties") for bank in sorted((node / "mem_banks").glob("*"))]
     return Device(
         arch=_arch(properties.get("gfx_target_version", 0)),
         compute_units=properties["simd_count"] // SIMDS_PER_CU,
         pci=pci,
-        numa_node=_read_numa_node(sysfs / "bus/pci/devices" / pci / "numa_node"),
+        numa_node=numa if numa >= 0 else None,  # -1: the firmware does not report it
         hbm_bytes=sum(bank.get("size_in_bytes", 0) for bank in banks),
     )
 
 
 def _read_properties(path: Path) -> dict[str, int]:
-    if not path.is_file():
-        return {}
-    pairs = (line.split(maxsplit=1) for line in path.read_text().splitlines())
+    pairs = (line.split(maxsplit=1) for line in _text(path).splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].strip().isdigit()}
 
 
 def _arch(version: int) -> str:
     """Convert 90402 to gfx942: major, minor, stepping have two decimal digits each; stepping is written in hex."""
     return f"gfx{version // 10000}{version // 100 % 100}{version % 100:x}"
-
-
-def _read_numa_node(path: Path) -> int | None:
-    if not path.is_file():
-        return None
-    node = int(path.read_text())
-    return node if node >= 0 else None  # -1: the firmware does not report it
 
 
 class BaseImage(BaseModel):

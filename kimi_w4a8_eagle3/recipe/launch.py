@@ -296,7 +296,7 @@ def _improve(args: Args, recipe: Recipe, notes: list[Finding]) -> None:
 def _path(checkpoint: RecipeCheckpoint) -> str:
     """Return the engine's model path: a Hub id, a directory, or the folder of a built-in model."""
     if not checkpoint.repo.startswith("builtin:"):
-        return checkpoint.repo
+        return checkpoint.repo if checkpoint.on_hub else str(Path(checkpoint.repo).expanduser())
 
     checkpoints: Mapping[str, Callable[[], Path]] = require_laptop("checkpoints", checkpoint.repo)
     if checkpoint.repo not in checkpoints:

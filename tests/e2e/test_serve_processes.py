@@ -15,6 +15,7 @@ import httpx
 import numpy as np
 import psutil
 import pytest
+import tomllib
 from safetensors.torch import load_file, save_file
 from support import supervisor
 from support.repository import ROOT
@@ -89,7 +90,7 @@ def scheduler_of(family: list[psutil.Process]) -> psutil.Process:
     return next(p for p in family if "scheduler" in " ".join([p.name(), *p.cmdline()]))
 
 
-def test_a_key_is_asked_for_and_shown_nowhere_and_ctrl_c_ends_everything(serve, tmp_path):
+def test_a_key_is_asked_for_and_shown_nowhere_and_ctrl_c_ends_everything(serve, tmp_path, monkeypatch):
     key = "a-key-for-this-test"
     (tmp_path / "key").write_text(f"{key}\n")
     (tmp_path / "key").chmod(0o600)
@@ -105,10 +106,14 @@ def test_a_key_is_asked_for_and_shown_nowhere_and_ctrl_c_ends_everything(serve, 
     assert {name: answer.status_code for name, answer in answers.items()} == {"none": 401, "wrong": 401, "right": 200}
     assert "needs a key" in answers["none"].json()["error"]["message"]
     assert httpx.get(f"http://127.0.0.1:{kimi.ops_port}/ready", timeout=60).status_code == 200
-    check = ["check", str(tiny.target_path()), "--record", str(tmp_path / "answers.json")]
-    check += ["--base-url", f"http://127.0.0.1:{kimi.port}", "--api-key-file", str(tmp_path / "key")]
+    monkeypatch.chdir(tmp_path)
+    check = ["check", str(tiny.target_path()), "--record", "answers.json"]
+    check += ["--base-url", f"http://127.0.0.1:{kimi.port}/v1", "--api-key-file", str(tmp_path / "key")]
     done = CliRunner().invoke(app, check)
-    assert done.exit_code == 0 and weights_digest(tiny.target_path()) in done.output, done.output
+    pinned = {"repo": str(tiny.target_path()), "sha256": weights_digest(tiny.target_path())}
+    assert tomllib.loads(done.stdout) == {"model": {**pinned, "answers": str(tmp_path / "answers.json")}}, done.output
+    (log,) = tmp_path.glob("runs/*/server.log")
+    assert " ".join(log.read_text().split()[:20]) in kimi.text  # not on a terminal, so the engine's log is shown
     files = [tmp_path / "answers.json", ROOT / "launch/answers/tiny.json"]
     recorded, known = (json.loads(file.read_text()) for file in files)
     assert [recorded[part] for part in ("prompts", "answers")] == [known[part] for part in ("prompts", "answers")]

@@ -12,7 +12,7 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.finding import Finding, Severity
 from kimi_w4a8_eagle3.gates import read_gates
 from kimi_w4a8_eagle3.machine.aiter_regime import Regime
-from kimi_w4a8_eagle3.machine.hardware import GIB, Device, Machine, gpu_by_name
+from kimi_w4a8_eagle3.machine.hardware import GIB, Device, Machine
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, recipe_names, render, unmet_requirements
 from kimi_w4a8_lab.base.server_under_test import Target
 from kimi_w4a8_lab.predict.machine_model import Cluster
@@ -143,15 +143,6 @@ def test_deterministic_answers_take_other_kernels_and_say_why() -> None:
     assert any("--attention-backend triton" in note.found and "refuses AITER's" in note.found for note in launch.notes)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "message"),
-    [("agent", "hung in EAGLE's verify step"), ("tiny:plain", "does not fit the recipe 'tiny:plain'")],
-)
-def test_no_deterministic_recipe_that_cannot_start(recipe: str, message: str) -> None:
-    with pytest.raises(KimiError, match=message):
-        render(load_recipe(recipe), ["options.deterministic=true"], machine=MI325X)
-
-
 def test_a_draft_with_the_one_stage_all_reduce_is_for_those_who_ask_for_it() -> None:
     asked = ["options.deterministic=true", 'options.accept_faults=["eagle-custom-all-reduce"]']
     launch = render(load_recipe("agent"), asked, machine=MI325X)
@@ -186,19 +177,9 @@ def test_other_spellings_of_an_argument_replace_it() -> None:
     assert "--tp" not in launch.argv and launch.model == "/models/x"
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (["port"], "cannot read the setting 'port'"),
-        (["options.speculatio=x"], "unknown key 'options.speculatio'; did you mean 'speculation'?"),
-        (["hardwar.gpus=1"], "unknown key 'hardwar'; did you mean 'hardware'?"),
-        (["engine.x=1"], "engine"),
-    ],
-)
-def test_a_wrong_setting_is_refused(settings: list[str], message: str) -> None:
-    with pytest.raises(KimiError) as caught:
-        render(load_recipe("eagle3"), settings, machine=NO_GPU)
-    assert message in caught.value.what
+def test_a_folder_below_the_home_is_given_to_the_engine_whole() -> None:
+    found = render(load_recipe("eagle3"), ["model.repo=~/kimi", "draft.repo=~/draft"], machine=NO_GPU)
+    assert (found.model, found.draft) == (str(Path.home() / "kimi"), str(Path.home() / "draft"))
 
 
 @pytest.mark.parametrize("value", ["1e5", "0123", "2.10", '{"a": 1}', "1_000"])
@@ -305,11 +286,6 @@ def test_the_pool_is_the_largest_that_is_safe(
     assert any(told in note.found for note in launch.notes)
 
 
-def test_a_gpu_too_small_is_an_error_before_anything_is_loaded() -> None:
-    with pytest.raises(KimiError, match="no room for the KV cache"):
-        render(load_recipe("eagle3"), ["tp-size=2"], machine=NO_GPU, gpu=gpu_by_name("mi300x"))
-
-
 @pytest.mark.parametrize("name", SERVED)
 def test_shell_text_can_be_pasted(name: str) -> None:
     text = render(load_recipe(name), ["served-model-name=a b"], machine=NO_GPU).shell()
@@ -341,27 +317,6 @@ def test_adaptive_steps_come_with_a_table_that_fits_the_recipe(tmp_path: Path) -
     mine = [adaptive, f"speculative-adaptive-config={of_your_own}", "speculative-num-steps=2"]
     own = render(load_recipe("eagle3"), mine, machine=MI325X).argv
     assert value_of(own, "speculative-adaptive-config") == str(of_your_own)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "settings", "table", "message"),
-    [
-        ("w4a8", [], None, "does not fit the recipe 'w4a8'"),
-        ("eagle3", ["speculative-num-steps=2"], None, "up to 3 draft steps, the recipe to 2"),
-        ("eagle3", [], '{"1": {"candidate_steps": [3, 7]}}', "up to 7 draft steps, the recipe to 3"),
-        ("eagle3", [], "{}", "not a table of draft steps"),
-        ("eagle3", [], '{"1": [3]}', "not a table of draft steps"),
-        ("eagle3", ["speculative-adaptive-config=/nowhere.json"], None, "No such file"),
-    ],
-)
-def test_adaptive_steps_that_cannot_be_are_refused(
-    recipe: str, settings: list[str], table: str | None, message: str, tmp_path: Path
-) -> None:
-    if table is not None:
-        (tmp_path / "table.json").write_text(table)
-        settings = [*settings, f"speculative-adaptive-config={tmp_path / 'table.json'}"]
-    with pytest.raises(KimiError, match=message):
-        render(load_recipe(recipe), ["options.speculation=adaptive", *settings], machine=MI325X)
 
 
 def test_a_cpu_recipe_needs_lscpu_which_sglang_runs(monkeypatch: pytest.MonkeyPatch) -> None:
