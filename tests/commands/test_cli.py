@@ -12,6 +12,7 @@ from support.scripted_server import scripted_server, whole
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.cli import app, load, run, tables
+from kimi_w4a8_eagle3.engine.process import free_port
 from kimi_w4a8_eagle3.recipe.schema import load_recipe, recipe_names
 
 COMPLETIONS = [
@@ -118,6 +119,25 @@ BAD |= {
     "chat hi --base-url http://[::1": "not an address: Invalid port",
     f"chat hi --base-url http://{'a' * 300}.com": "the server does not answer: ",
     "route --worker http://[::1 --port 9": "cannot read the replica 'http://[::1'",
+    "route": "give exactly one of --worker and --workers-dns",
+    "route -w http://a:1 --workers-dns replicas:9527": "give exactly one of --worker and --workers-dns",
+    "route -w http://a:1 -w http://a:1": "a replica is listed twice",
+    "route -w http://a:1 --set router.policy=random": "--set needs a recipe",
+    "route -w http://a:1 --recipe tny": "unknown recipe 'tny'; did you mean 'tiny'",
+    "route -w http://a:1 --recipe tiny --set router.policy=fastest": "router.policy: ",
+    "route -w http://a:1 --port 39527 --ops-port 39527": "port 39527 is the API's, too\n  where:    --ops-port",
+    "route -w http://a:1 --port PORT": "port PORT on 127.0.0.1 cannot be used",
+    "route -w http://a:1 --port FREE --ops-port PORT": "port PORT on 127.0.0.1 cannot be used",
+    "serve tiny --replicas 2 --port PORT": "port PORT on 127.0.0.1 cannot be used",
+    "serve tiny --replicas 2 --port FREE --ops-port PORT": "port PORT on 127.0.0.1 cannot be used",
+    "serve eagle3 --dry-run --set env.AITER_FLYDSL_STAGE2_TILE_K=100": "AITER_FLYDSL_STAGE2_TILE_K='100' is not",
+    "serve eagle3 --dry-run --set env.AITER_FLYDSL_STAGE2_TILEK=256": "unknown kernel gate AITER_FLYDSL_STAGE2_TILEK;",
+    "serve eagle3 --dry-run --set env.KIMI_DOOR_NATVE=open": "unknown variable KIMI_DOOR_NATVE; did you mean",
+    "serve eagle3 --dry-run --set tp-size=1.5": "--tp-size 1.5 is not a valid value\n",
+    "serve eagle3 --dry-run --gpu mi99": "unknown GPU 'mi99'",
+    "serve eagle3 --dry-run --api-key-file .": "the key file cannot be read: Is a directory",
+    "serve eagle3 --dry-run --model nowhere": "there is no folder nowhere\n  where:    --model",
+    "serve eagle3 --dry-run --draft nowhere": "there is no folder nowhere\n  where:    --draft",
     "report loop": "no run is here",
     "check . --base-url http://127.0.0.1:1": "no server is asked without --record",
     "check . --api-key-file key": "no server is asked without --record",
@@ -148,8 +168,10 @@ def test_bad_input_is_one_message_and_leaves_nothing(words, tmp_path, monkeypatc
     for name in ("pipe", "pipe.toml"):
         os.mkfifo(tmp_path / name)  # without a writer, so that a reader would wait for one
     with scripted_server(lambda *_: whole({"data": [{"id": "m"}]})) as server, pytest.raises(SystemExit):
-        run(lambda: app(words.replace("URL", server.base_url).split()))
-    assert capsys.readouterr().err.startswith(f"kimi-w4a8: {BAD[words]}")
+        port = server.base_url.rpartition(":")[2]  # that is taken
+        line = words.replace("URL", server.base_url).replace("PORT", port).replace("FREE", str(free_port()))
+        run(lambda: app(line.split()))
+    assert capsys.readouterr().err.startswith(f"kimi-w4a8: {BAD[words].replace('PORT', port)}")
     assert {path.name for path in tmp_path.rglob("*")} == {*files, "loop", "pipe", "pipe.toml"}
 
 

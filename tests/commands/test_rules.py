@@ -78,6 +78,8 @@ def test_a_table_can_be_had_as_json(name: str) -> None:
         ["serve", "no-such-recipe", "--dry-run"],
         ["serve", "tiny", "--dry-run", "--set", "port"],
         ["serve", "tiny", "--dry-run", "--docker"],
+        ["serve", "tiny", "--replicas", "0"],
+        ["serve", "tiny", "--replicas", "two"],
         ["serve", "tiny", "--dry-run", "--set", "optons.speculation=adaptive"],
         ["plan", "tiny"],
         ["plan", "eagle3", "--gpu", "mi99"],

@@ -97,24 +97,6 @@ def test_a_machine_without_the_gpus_is_refused_before_the_start() -> None:
     assert "kimi-w4a8 serve tiny" in result.exception.remedy
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["-r", "eagle3", "--set", "env.AITER_FLYDSL_STAGE2_TILE_K=100"], "'100' is not allowed"),
-        (["-r", "eagle3", "--set", "env.AITER_FLYDSL_STAGE2_TILEK=256"], "did you mean 'AITER_FLYDSL_STAGE2_TILE_K'"),
-        (["-r", "eagle3", "--gpu", "mi99"], "unknown GPU"),
-        (["-r", "eagle3", "--api-key-file", "."], "the key file cannot be read: Is a directory"),
-        (["-r", "eagle3", "--set", "tp-size=1.5"], "expected: a whole number"),
-        (["-r", "eagle3", "--model", "/nonexistent"], "there is no folder /nonexistent"),
-        (["-r", "eagle3", "--draft", "/nonexistent"], "--draft"),
-        (["-r", "eagle3", "--set", "env.KIMI_DOOR_NATVE=open"], "did you mean 'KIMI_DOOR_NATIVE'"),
-    ],
-)
-def test_a_mistake_is_found_by_the_dry_run(arguments: list[str], message: str) -> None:
-    result = serve(*arguments, "--dry-run")
-    assert result.exit_code != 0 and message in str(result.exception)
-
-
 @pytest.mark.parametrize("recipe", ["tiny", "eagle3"])
 def test_the_usual_options_of_a_server(recipe: str) -> None:
     words = ["--host", "0.0.0.0", "--port", "8123", "--tp", "4", "--served-model-name", "kimi"]

@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -127,59 +128,59 @@ def test_a_passing_refusal_of_the_storage_is_tried_again(hub, repo, bring):
     assert [request.status for request in hub.gets(SHARD)] == [429, 429, 503, 403, 200]
 
 
-def test_a_rate_limit_of_the_hub_is_an_error_with_advice(hub, bring):
-    hub.faults["api"] = [Fault(status=429, headers={"retry-after": "0"}, times=None)]
-    with pytest.raises(KimiError, match=r"limits the request rate of org/model at main \(HTTP 429\)") as error:
-        bring()
-    assert "a token raises the limit" in error.value.remedy
+NOW = {"retry-after": "0"}
+# By fault: what it is of, the message, and its remedy.
+REFUSALS = {
+    "rate limit": ("api", Fault(status=429, headers=NOW, times=None), "limits the request rate of org/model at main "
+                   "(HTTP 429)", "a token raises the limit"),
+    "no progress": (SHARD, Fault(status=500, times=None), "the Hub answers HTTP 500", "complete files are kept"),
+    "login page": ("api", Fault(status=200, body=b"<html>"), "malformed answer", "a proxy or a login page"),
+    "vanished file": ("config.json", Fault(status=404, times=None), "the Hub has no org/model at main (HTTP 404)",
+                      "check spelling"),
+}  # fmt: skip
 
 
-def test_a_file_without_progress_gives_up(hub, bring, wanted):
-    hub.faults[SHARD] = [Fault(cut=5000), Fault(status=500, times=None)]
-    with pytest.raises(KimiError, match=r"the Hub answers HTTP 500") as error:
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_the_hub_refuses_has_a_remedy(name, hub, bring, wanted):
+    of, fault, message, remedy = REFUSALS[name]
+    hub.faults[of] = [Fault(cut=5000), fault] if of == SHARD else [fault]
+    with pytest.raises(KimiError) as error:
         bring()
-    assert "complete files are kept" in error.value.remedy
+    assert message in error.value.what and remedy in error.value.remedy
     assert not list(wanted.folder.glob("blobs/*.incomplete"))
 
 
 @pytest.mark.parametrize(
-    ("changes", "token", "expected"),
+    ("changes", "revision", "token", "expected"),
     [
-        ({"token": TOKEN}, None, "HTTP 401): no token is set"),
-        ({"token": "hf_other"}, TOKEN, "HTTP 401): the token was refused"),
-        ({"gated": True}, TOKEN, "HTTP 403"),
+        ({"token": TOKEN}, "main", None, "HTTP 401): no token is set"),
+        ({"token": "hf_other"}, "main", TOKEN, "HTTP 401): the token was refused"),
+        ({"gated": True}, "main", None, "HTTP 403"),
+        ({}, "v9", None, "no org/model at v9 (HTTP 404)"),
     ],
-    ids=["no token", "wrong token", "gated"],
+    ids=["no token", "wrong token", "gated", "unknown revision"],
 )
-def test_refused_access(changes, token, expected, hub, repo, bring, wanted, monkeypatch):
+def test_refused_access(changes, revision, token, expected, hub, repo, wanted, monkeypatch):
     if token:
         monkeypatch.setenv("HF_TOKEN", token)
     for name, value in changes.items():
         setattr(repo, name, value)
     with pytest.raises(KimiError) as error:
-        bring()
+        fetch(replace(wanted, revision=revision), quiet)
     assert expected in error.value.what and "HF_TOKEN" in error.value.remedy
     assert not wanted.folder.exists()
 
 
-def test_unknown_revision_and_unknown_repository(hub, tmp_path, monkeypatch):
-    with pytest.raises(KimiError, match=r"no org/model at v9 \(HTTP 404\)"):
-        list_files(NAME, "v9")
+def test_an_unknown_repository(hub, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     with pytest.raises(KimiError, match=r"no org/no-such-model at main \(HTTP 404\)"):
         list_files("org/no-such-model", "main")
 
 
-def test_a_login_page_in_the_hubs_place_is_said_plainly(hub, bring):
-    hub.faults["api"] = [Fault(status=200, body=b"<html>")]
-    with pytest.raises(KimiError, match="malformed answer"):
-        bring()
-
-
-def test_a_file_that_vanishes_between_listing_and_download(hub, repo, bring):
-    hub.faults["config.json"] = [Fault(status=404, times=None)]
-    with pytest.raises(KimiError, match=r"the Hub has no org/model at main \(HTTP 404\)"):
-        bring()
+def test_a_hub_that_goes_away_during_the_transfer_is_unreachable(hub, repo, bring):
+    hub.faults[SHARD] = [Fault(cut=5000, then=lambda: (hub._hub.server_close(), hub._storage.server_close()))]
+    with pytest.raises(KimiError, match="cannot reach the Hub"):
+        bring(jobs=1)
 
 
 def test_unreachable_host(tmp_path):
@@ -187,16 +188,6 @@ def test_unreachable_host(tmp_path):
     assert done.returncode == 1
     assert "cannot reach the Hub" in done.stderr and "Traceback" not in done.stderr
     assert "--offline" in done.stderr
-
-
-def test_a_hub_that_goes_away_during_the_transfer_is_unreachable(hub, repo, bring):
-    def close() -> None:
-        hub._hub.server_close()
-        hub._storage.server_close()
-
-    hub.faults[SHARD] = [Fault(cut=5000, then=close)]
-    with pytest.raises(KimiError, match="cannot reach the Hub"):
-        bring(jobs=1)
 
 
 @pytest.mark.parametrize("endpoint", ["http://user:{token}@127.0.0.1:9", "http://127.0.0.1:9"])
