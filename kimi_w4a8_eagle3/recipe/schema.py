@@ -229,6 +229,8 @@ def _resolve(path: Path, depth: int) -> dict[str, Any]:
     parent = _resolve(beside if beside.is_file() else _find(parent_name, f"{path}, extends"), depth + 1)
     parent.pop("summary", None)
     parent.get("hardware", {}).pop("verified", None)
+    for name in (*table.get("args", {}), *(_ENV + name for name in table.get("env", {}))):  # replace its improvements
+        parent.get("improve", {}).pop(name, None)
     return _merge(parent, table)
 
 

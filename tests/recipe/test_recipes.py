@@ -151,8 +151,11 @@ def test_a_draft_with_the_one_stage_all_reduce_is_for_those_who_ask_for_it() -> 
 
 
 def test_a_recipe_of_ones_own_extends_a_packaged_one(tmp_path: Path) -> None:
-    recipe = load_recipe(write(tmp_path, 'extends = "eagle3"\nsummary = "mine"\n[args]\nport = 1234'))
+    args, env = "[args]\nport = 1234\nmax-running-requests = 32\n", "[env]\nHIP_FORCE_DEV_KERNARG = 0"
+    recipe = load_recipe(write(tmp_path, f'extends = "agent"\nsummary = "mine"\n{args}{env}'))
     assert recipe.args["port"] == 1234 and recipe.args["tp-size"] == 8 and recipe.name == "mine"
+    argv = render(recipe, [], machine=MI325X).argv  # the file's value, although `agent` improves this argument
+    assert value_of(argv, "max-running-requests") == "32" and recipe.environment["HIP_FORCE_DEV_KERNARG"] == "0"
 
 
 def test_settings_and_trailing_arguments_win_and_are_shown() -> None:
