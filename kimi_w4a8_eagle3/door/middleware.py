@@ -57,6 +57,7 @@ def describe(settings: DoorSettings, host: str) -> str:
 
 
 _OVERRIDES = b"x-override-"
+_BROWSER, _PROXY = {b"origin", b"sec-fetch-site"}, {b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"}
 
 
 class InternalKey:
@@ -198,12 +199,15 @@ class Door:
         raise Refusal(f"{path} is for the operator of this server; {remedy}", status=403)
 
     def _may_administer(self, headers: Mapping[bytes, bytes]) -> bool:
-        """Accept the admin key, or an open door and no browser: any web page can make a browser call loopback."""
+        """Accept the admin key, or an open door and no browser: any web page can make a browser call loopback.
+
+        A proxy also makes strangers' requests come from loopback, so `auto` refuses those that name one.
+        """
         if self._is_admin(headers):
             return True
-        from_browser = b"origin" in headers or b"sec-fetch-site" in headers
+        outside = _BROWSER | _PROXY if self._settings.policy == "auto" else _BROWSER
         client_key = self._settings.api_key
-        return self._admin_open and not from_browser and (client_key is None or _sent(headers, client_key))
+        return self._admin_open and not outside & headers.keys() and (client_key is None or _sent(headers, client_key))
 
     def _is_admin(self, headers: Mapping[bytes, bytes]) -> bool:
         keys = (self._settings.admin_key, self._internal and self._internal.value)

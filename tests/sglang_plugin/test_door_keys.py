@@ -91,6 +91,8 @@ OPERATORS = {
     "admin-key": (KEYS, "127.0.0.1", bearer(ADMIN_KEY), 200),
     "web-page": (DoorSettings(), "127.0.0.1", {"Origin": "https://example.org"}, 403),
     "web-page-get": (DoorSettings(), "127.0.0.1", {"Sec-Fetch-Site": "cross-site"}, 403),
+    "through-a-proxy": (DoorSettings(), "127.0.0.1", {"X-Forwarded-For": "203.0.113.9"}, 403),
+    "open-through-a-proxy": (DoorSettings(policy="open"), "127.0.0.1", {"X-Forwarded-For": "203.0.113.9"}, 200),
 }
 
 
