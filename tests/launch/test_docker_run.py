@@ -24,9 +24,10 @@ def lines_of(page: str) -> list[list[str]]:
 
 def test_the_lines_of_the_pages_work_with_relative_names(caller: Host) -> None:
     lines = lines_of("README.md")
-    assert [words[0] for words in lines] == ["doctor", "fetch", "trust", "accept", "up"]
+    assert [words[0] for words in lines] == ["doctor", "fetch", "trust", "trust", "accept", "up"]
+    assert [words for words in lines if words not in lines_of("docs/first-hour.md")] == [["doctor"]]
     others = [words for words in lines_of("docs/mi325x.md") if words not in lines]
-    assert others == [["trust", "-r", "agent", "--yes"]]
+    assert others == [["plan", "agent", "--gpu", "mi325x"]]
     for words in (*lines, *others, ["serve", "agent"]):
         done = caller.run(*words, **RELATIVE)
         assert (done.returncode, done.stderr) == (0, ""), words

@@ -249,7 +249,7 @@ def test_no_page_recommends_a_layout_that_gains_less_than_the_rule() -> None:
     columns = zip(*(row.split(" | ") for row in rows), strict=True)
     gaining = {one.recipe for one, gains in zip(LAYOUTS[1:], columns, strict=True) if "**" in "".join(gains)}
     layouts_of_recipes = {one.recipe for one in LAYOUTS} - {"agent"}
-    table = (DOCS / "mi325x.md").read_text().split("## Which recipe")[1].split("\n## ")[0]
+    table = (DOCS / "mi325x.md").read_text().split("## Choose a recipe")[1].split("\n## ")[0]
     taken = {name for row in table.splitlines() if row.startswith("|") for name in re.findall(r"`([\w-]+)`", row)}
     assert taken & layouts_of_recipes == gaining - {"agent"}
     for recipe in layouts_of_recipes - gaining:
