@@ -52,7 +52,7 @@ LINES: tuple[tuple[str, str, str], ...] = (
     (r"kubectl apply -k .*", "launch/test_k8s_manifests.py::test_the_objects_are_valid_for_kubernetes", CLUSTER),
     (r"kubectl .*", "", CLUSTER),
     (r"sbatch .*", "launch/test_sbatch.py::test_the_command_lines_are_ours", CLUSTER),
-    (r"(bench/con\d+|eval/gsm8k)\.sh( URL( --api-key-file FILE)?| --recipe \S+)?", "launch/test_host_scripts.py::test_what_is_run", GPU),
+    (r"(bench/con\d+|eval/gsm8k)\.sh( URL| --\S+ \S+)*", "launch/test_host_scripts.py::test_what_is_run", GPU),
     (r"launch/vllm\.sh \S+", "launch/test_vllm.py::test_the_container_runs_the_same_command_in_the_right_image", GPU),
     (r"vllm bench serve .*", "launch/test_vllm.py::test_vllms_own_parser_accepts_every_command", GPU),
     (r"rocprofv3 .*", "", GPU),
