@@ -199,10 +199,7 @@ class Door:
         raise Refusal(f"{path} is for the operator of this server; {remedy}", status=403)
 
     def _may_administer(self, headers: Mapping[bytes, bytes]) -> bool:
-        """Accept the admin key, or an open door and no browser: any web page can make a browser call loopback.
-
-        A proxy also makes strangers' requests come from loopback, so `auto` refuses those that name one.
-        """
+        """Accept the admin key, or an open door and no browser or proxy: both bring strangers' requests to loopback."""
         if self._is_admin(headers):
             return True
         outside = _BROWSER | _PROXY if self._settings.policy == "auto" else _BROWSER
