@@ -41,11 +41,11 @@ def check(
     if record is not None:
         if base_url is None:
             raise UsageError("no server was named", where="--record", expected="--base-url URL")
+        pinned = {"repo": str(model.absolute()), "sha256": weights_digest(model), "answers": str(record.absolute())}
         with EngineClient(base_url.rstrip("/").removesuffix("/v1"), client_key(key_file, os.environ)) as client:
             answers = startup_check.recorded(client, startup_check.require_answers(client))
         write_atomic(record, json.dumps(answers) + "\n")
-        lines = {"repo": str(model.absolute()), "sha256": weights_digest(model), "answers": str(record.absolute())}
-        typer.echo("\n".join(["[model]", *(f"{name} = {json.dumps(text)}" for name, text in lines.items())]))
+        typer.echo("\n".join(["[model]", *(f"{name} = {json.dumps(text)}" for name, text in pinned.items())]))
         return
     if base_url or key_file:
         raise UsageError("no server is asked without --record", "--base-url, --api-key-file", "--record FILE with them")

@@ -27,7 +27,7 @@ from ..door.settings import is_loopback
 from ..engine.client import EngineClient
 from ..engine.process import free_port
 from ..ops.replica_state import FleetView, Phase, ReplicaState, canaries
-from ..recipe.launch import Launch
+from ..recipe.launch import Launch, missing_gpus
 from ..recipe.schema import Options
 from .checks import ServeOptions, renewed
 from .registrar import RouterKeeper
@@ -61,7 +61,11 @@ def serve_foreground(front: Launch, options: ServeOptions) -> int:
     router = None
     if not alone:
         settings = front.recipe.router.resolved(front.recipe.prefix_cache)
-        router = RouterKeeper(RouterEndpoint(front.host, front.port), settings, partial(ready_urls, replicas), events)
+
+        def ready() -> frozenset[str]:
+            return frozenset(replica.state.base_url for replica in replicas if replica.state.ready)
+
+        router = RouterKeeper(RouterEndpoint(front.host, front.port), settings, ready, events)
     fleet = Fleet(front.name, replicas, events, router, partial(renewed, preflight=options.preflight))
     where = logs[0] if alone else events.folder
     engines = "1 engine" if alone else f"{len(launches)} engines"
@@ -85,11 +89,6 @@ def serve_foreground(front: Launch, options: ServeOptions) -> int:
     return 0
 
 
-def ready_urls(replicas: Sequence[Replica]) -> frozenset[str]:
-    """Return the addresses of the replicas that take requests now."""
-    return frozenset(replica.state.base_url for replica in replicas if replica.state.ready)
-
-
 def replica_launches(front: Launch) -> list[Launch]:
     """Return the launches of the recipe's replicas; `front` holds the address and settings that clients see.
 
@@ -99,15 +98,11 @@ def replica_launches(front: Launch) -> list[Launch]:
     """
     if front.recipe.options.replicas == 1:
         return [front]
-    devices, count = front.machine.devices, front.recipe.options.replicas
-    gpus = front.tensor_parallel if devices else 0
-    if gpus * count > len(devices):
-        raise KimiError(
-            f"{count} replicas of {gpus} GPUs need {count * gpus}, this machine has {len(devices)}",
-            where="--replicas",
-            remedy="start fewer replicas, or run several nodes behind `kimi-w4a8 route`",
-        )
-    return [_replica(front, number * gpus, gpus) for number in range(count)]
+    gpus = front.tensor_parallel if front.machine.devices and front.recipe.hardware.gpus else 0
+    if gpus and (missing := missing_gpus(front.recipe, front.machine)):
+        remedy = "start fewer replicas, or run several nodes behind `kimi-w4a8 route`"
+        raise KimiError(missing, "--replicas", remedy=remedy)
+    return [_replica(front, number * gpus, gpus) for number in range(front.recipe.options.replicas)]
 
 
 def _replica(front: Launch, first: int, gpus: int) -> Launch:

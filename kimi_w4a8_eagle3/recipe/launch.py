@@ -261,6 +261,8 @@ def prepare(
     for section, folder in checkpoints.items():
         if folder and not folder.is_dir():
             raise UsageError(f"there is no folder {folder}", where=f"--{section}", expected="a checkpoint's folder")
+        if folder and getattr(recipe, section) is None:
+            raise UsageError(f"the recipe {recipe.name!r} has no draft", where="--draft", expected="one with a draft")
         if folder:
             recipe = with_settings(recipe, {f"{section}.repo": str(folder.resolve()), f"{section}.revision": "main"})
     launch = render(recipe, settings, extra, gpu=gpu_by_name(gpu) if gpu else None)

@@ -54,9 +54,14 @@ def test_only_the_router_reaches_a_replica():
     assert [launch.env.get("KIMI_DOOR_NATIVE") for launch in beyond] == [None] * 3
 
 
+def test_replicas_on_a_cpu_have_no_gpus_and_may_be_more() -> None:
+    replicas = place("tiny", 9, Machine(GPUS[:8]))
+    assert len(replicas) == 9 and not any("base-gpu-id" in replica.args for replica in replicas)
+
+
 @pytest.mark.parametrize(("count", "gpus"), [(2, 8), (3, 16), (2, 15)])
 def test_more_replicas_than_gpus_are_refused(count, gpus):
-    with pytest.raises(KimiError, match=f"{count} replicas of 8 GPUs need {8 * count}, this machine has {gpus}"):
+    with pytest.raises(KimiError, match=f"{count} engines of 8 GPUs need {8 * count}, this machine has {gpus}"):
         place("eagle3-opt", count, Machine(GPUS[:gpus]))
 
 
