@@ -19,13 +19,13 @@ class _PipeConsole(Console):
         return options
 
 
-def table_console(*, soft_wrap: bool = False) -> Console:
+def table_console() -> Console:
     """Return standard output. In a file or pipe, tables are ASCII and as wide as needed, unless COLUMNS is set.
 
     Without a terminal Rich assumes 80 columns, which would cut tables in log files.
     """
-    console = Console(highlight=False, soft_wrap=soft_wrap)
+    console = Console(highlight=False)
     if console.is_terminal:
         return console
     width = None if "COLUMNS" in os.environ else _LOG_WIDTH
-    return _PipeConsole(highlight=False, soft_wrap=soft_wrap, width=width)
+    return _PipeConsole(highlight=False, width=width)

@@ -29,11 +29,11 @@ def shortage(folder: Path, needed: int, elsewhere: str, free: int | None = None)
     return KimiError(what, str(folder), f"{(needed + RESERVE) / 1e9:.1f} GB free", f"free space, or {elsewhere}")
 
 
-def write_atomic(path: Path, content: str | bytes, like: Path | None = None) -> None:
+def write_atomic(path: Path, content: str | bytes) -> None:
     """Replace `path` by `content` (text as UTF-8) through a temporary file of its own in the same folder.
 
-    Mode and owner are those of `like`, by default of the replaced file; a new file gets the usual ones. Raises OSError,
-    and then the temporary file is removed and `path` is unchanged.
+    Mode and owner are those of the replaced file; a new file gets the usual ones. Raises OSError, and then the
+    temporary file is removed and `path` is unchanged.
     """
     data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
@@ -42,10 +42,9 @@ def write_atomic(path: Path, content: str | bytes, like: Path | None = None) -> 
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())  # a rename may reach the disk before the bytes do
-        model = path if like is None else like
         with suppress(FileNotFoundError):
-            status = model.stat()
-            shutil.copymode(model, temporary)
+            status = path.stat()
+            shutil.copymode(path, temporary)
             with suppress(PermissionError):
                 os.chown(temporary, status.st_uid, status.st_gid)
         temporary.replace(path)

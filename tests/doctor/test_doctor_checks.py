@@ -222,31 +222,21 @@ def test_every_problem_has_a_remedy(tmp_path):
     assert all(result.remedy for result in report.results if result.severity.value in ("warn", "fail"))
 
 
-@pytest.mark.parametrize(("text", "faults"), [("6.4.3-1", {"fault rocm-old": "warn"}), ("7.0.0", {}), ("nightly", {})])
-def test_rocm_versions(tmp_path, text, faults):
-    machine = mi325x(tmp_path)
-    fetch_pretended(machine)
-    write(tmp_path, {"opt/rocm/.info/version": text})
-    assert problems(examine(machine, EAGLE3)) == faults
-
-
 @pytest.mark.parametrize(
-    ("version", "expected"),
+    ("sglang", "rocm", "expected"),
     [
-        (SGLANG_PINNED, {}),
-        (f"{SGLANG_PINNED}.post1", {}),
-        (f"{SGLANG_PINNED}.dev20260920+gc610c40399", {"fault sglang-untried": "warn"}),
-        (SGLANG_NEWEST, {}),
-        ("0.5.10rc0", {"fault sglang-before-0-5-16": "fail"}),
-        ("0.5.17", {"fault sglang-0-5-16": "fail"}),
-        ("0.6.0", {"fault sglang-untried": "warn"}),
-        (None, {"sglang": "fail"}),
+        (SGLANG_NEWEST, "7.0.0", {}),
+        (SGLANG_PINNED, "nightly", {}),
+        (f"{SGLANG_PINNED}.dev20260920+gc610c40399", "7.2.0-43", {"fault sglang-untried": "warn"}),
+        ("0.5.17", "7.2.0-43", {"fault sglang-0-5-16": "fail"}),
+        (None, "6.4.3-1", {"sglang": "fail", "fault rocm-old": "warn"}),
     ],
 )
-def test_a_release_of_sglang_gets_one_message(tmp_path, version, expected):
-    packages = {k: v for k, v in PACKAGES.items() if k != "sglang"} | ({"sglang": version} if version else {})
-    machine = mi325x(tmp_path, packages=packages)
+def test_the_known_faults_of_releases_are_reported(tmp_path, sglang, rocm, expected):
+    packages = {name: version for name, version in PACKAGES.items() if name != "sglang"}
+    machine = mi325x(tmp_path, packages=packages | ({"sglang": sglang} if sglang else {}))
     fetch_pretended(machine)
+    write(tmp_path, {"opt/rocm/.info/version": rocm})
     assert problems(examine(machine, EAGLE3)) == expected
 
 

@@ -1,20 +1,30 @@
-"""launch/docker-run.sh beside a `docker` that treats names and users as Docker does (`fake_docker.py`)."""
+"""launch/docker-run.sh: its line, and what a `docker` does that treats names and users as Docker (`fake_docker.py`)."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
 import subprocess
+from pathlib import Path
 
 import pytest
-from support.docker_host import AS_ROOT, RELATIVE, ROOT, RUN, Host, caller, host, ordinary
+from support.docker_host import AS_ROOT, RELATIVE, ROOT, RUN, Host, caller, host, ordinary, own_groups
+
+from kimi_w4a8_eagle3.base.errors import KimiError, on_host
 
 __all__ = ["caller", "ordinary"]  # fixtures
 
 
 def docker_run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([RUN, *arguments], env={**os.environ, **environment}, capture_output=True, text=True)
+
+
+def printed(*words: str, **environment: str) -> tuple[list[str], set[tuple[str, str]]]:
+    """Words of the docker line that --print shows, and each with the one after it."""
+    found = shlex.split(docker_run("--print", *words, **environment).stdout)
+    return found, set(itertools.pairwise(found))
 
 
 def lines_of(page: str) -> list[list[str]]:
@@ -100,7 +110,7 @@ def test_files_that_arguments_name_get_in_under_the_hosts_path(ordinary: Host) -
 @AS_ROOT
 def test_what_lies_below_root_has_another_path_inside() -> None:
     """The container's user cannot enter the image's /root."""
-    words = shlex.split(docker_run("--print", "serve", RUNS="/root/runs", MODELS="/root/m").stdout)
+    words, _ = printed("serve", RUNS="/root/runs", MODELS="/root/m")
     assert {"/root/m/hub:/host/root/m/hub:ro", "/root/runs:/host/root/runs", "HF_HOME=/host/root/m"} <= set(words)
 
 
@@ -182,3 +192,78 @@ def test_what_docker_refuses_has_a_command(ordinary: Host, says: str, command: s
     program.write_text(f'#!/bin/sh\necho "{says}" >&2\nexit 1\n')
     result = ordinary.run("serve")
     assert result.returncode == 1 and f"first run: {command}" in result.stderr
+
+
+def test_the_docker_line_has_what_eight_gpus_need() -> None:
+    words, pairs = printed("serve", "--recipe", "eagle3-opt", MODELS="/data/models", RUNS="/data/my runs", NAME="k")
+    assert words[:2] == ["docker", "run"] and words[-4:] == ["kimi-w4a8-eagle3", "serve", "--recipe", "eagle3-opt"]
+    assert {("--device", "/dev/kfd"), ("--device", "/dev/dri"), ("--ipc", "host"), ("--ulimit", "memlock=-1")} <= pairs
+    folders = "/data/models/hub:/data/models/hub:ro", "/data/my runs:/data/my runs"
+    assert {*(("--volume", folder) for folder in folders), ("--name", "k")} <= pairs
+
+
+def test_nothing_of_the_image_can_be_written_and_no_capability_is_left() -> None:
+    words, pairs = printed("serve", CONFIG="/c")
+    assert "--read-only" in words and "--cap-add" not in words
+    assert {("--cap-drop", "ALL"), ("--security-opt", "no-new-privileges:true"), ("--volume", "/c:/c:ro")} <= pairs
+    (tmpfs,) = [after for word, after in pairs if word == "--tmpfs"]
+    assert tmpfs.startswith("/tmp:") and "exec" in tmpfs.split(":")[1].split(",")  # docker's default is noexec
+
+
+def test_the_check_of_the_read_only_root_has_the_containers_writable_places() -> None:
+    _, pairs = printed("serve", MODELS="/models", RUNS="/runs", CONFIG="/trust")
+    volumes = {after.partition(":")[2].replace("/hub", "") for word, after in pairs if word == "--volume"}
+    script = (ROOT / "launch/check-readonly.sh").read_text()
+    for volume in volumes:
+        target, _, mode = volume.partition(":")
+        bind = "--ro-bind" if mode == "ro" else "--bind"
+        assert re.search(rf'(?<![\w-]){bind} "\$base/\w+" {target}\s', script), volume
+    written = set(re.findall(r'(?<![\w-])--bind "\$base/\w+" (\S+)', script))
+    assert written == {volume for volume in volumes if not volume.endswith(":ro")}
+
+
+def test_fetch_and_trust_may_write_what_serve_only_reads_and_need_no_gpu() -> None:
+    for command in ("fetch", "trust"):
+        words, _ = printed(command, MODELS="/m", CONFIG="/c")
+        assert "/m/hub:/m/hub" in words and "/c:/c" in words and "--device" not in words
+
+
+def test_keys_come_as_files() -> None:
+    _, pairs = printed("serve", API_KEY_FILE="/k/api", ADMIN_KEY_FILE="/k/admin")
+    for kind in ("api", "admin"):
+        inside, name = f"/run/secrets/kimi-{kind}-key", f"KIMI_{kind.upper()}_KEY_FILE"
+        assert {("--volume", f"/k/{kind}:{inside}:ro"), ("--env", f"{name}={inside}")} <= pairs
+    assert "KIMI_API_KEY_FILE" not in docker_run("--print", "serve").stdout
+
+
+def test_groups_are_those_of_the_device_nodes_and_of_an_ordinary_caller() -> None:
+    words, _ = printed("doctor")
+    groups = [int(after) for word, after in itertools.pairwise(words) if word == "--group-add"]
+    nodes = [Path("/dev/kfd"), *Path("/dev/dri").glob("renderD*")]
+    expected = {node.stat().st_gid for node in nodes if node.exists()}
+    if os.geteuid() != 0:  # root's container runs as the image's user
+        expected |= own_groups()
+    assert groups == sorted(expected)
+
+
+def test_only_fetch_is_given_the_token_and_by_name() -> None:
+    fetched = docker_run("--print", "fetch", HF_TOKEN="hf_secret")
+    assert "--env HF_TOKEN " in fetched.stdout and "hf_secret" not in fetched.stdout + fetched.stderr
+    for command in ("serve", "route", "bench", "doctor", "trust"):
+        assert "HF_TOKEN" not in docker_run("--print", command, HF_TOKEN="hf_secret").stdout
+    assert "HF_TOKEN" not in (ROOT / "launch/compose.yaml").read_text()
+
+
+def test_no_command_is_an_error() -> None:
+    assert docker_run().returncode == 2
+    assert docker_run("--print").returncode == 2
+
+
+def test_a_message_in_the_container_names_the_hosts_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    words, _ = printed("serve", "agent")
+    (variable,) = [word for word in words if word.startswith("KIMI_COMMAND=")]
+    monkeypatch.setenv(*variable.split("=", 1))
+    message = str(KimiError("it is not here", remedy="kimi-w4a8 fetch -r agent, or `kimi-w4a8 trust`"))
+    assert f"to do:    {RUN} fetch -r agent, or `{RUN} trust`" in message
+    monkeypatch.delenv("KIMI_COMMAND")
+    assert on_host("kimi-w4a8 fetch") == "kimi-w4a8 fetch"

@@ -15,7 +15,7 @@ from support.null_server import null_server
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.commands import trust as trust_command
+from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.recipe.arguments import Args, parse_arguments
 from kimi_w4a8_eagle3.recipe.launch import Launch, Recipe, load_recipe, render
 from kimi_w4a8_eagle3.recipe.schema import RecipeCheckpoint
@@ -267,35 +267,28 @@ def test_where_the_record_lies(monkeypatch, tmp_path):
 
 
 def test_kimi_trust_shows_then_records(folder, tmp_path, monkeypatch, cache):
-    import typer
-
     monkeypatch.setenv("KIMI_TRUSTED_CODE", str(tmp_path / "r" / "code.json"))
     monkeypatch.setenv("COLUMNS", "250")
-    app = typer.Typer()
-    app.command()(trust_command.trust)
-    runner = CliRunner()
-    shown = runner.invoke(app, [str(folder)])
-    assert shown.exit_code == 1 and "words.py" in shown.output and "new" in shown.output
-    assert not (tmp_path / "r").exists()
-    assert runner.invoke(app, [str(folder), "--yes"]).exit_code == 0
-    assert runner.invoke(app, [str(folder)]).exit_code == 0
+
+    def trust(*words: str) -> tuple[int, str]:
+        done = CliRunner().invoke(app, ["trust", *words])
+        return done.exit_code, done.stdout
+
+    def accepted() -> set[bool]:
+        return {file["accepted"] for file in json.loads(trust(str(folder), "--json")[1])}
+
+    code, shown = trust(str(folder))
+    assert code == 1 and "words.py" in shown and "new" in shown
+    assert accepted() == {False} and trust(str(folder), "--json")[0] == 1 and not (tmp_path / "r").exists()
+    assert trust(str(folder), "--yes")[0] == trust(str(folder))[0] == 0
+    assert accepted() == {True} and trust(str(folder), "--json")[0] == 0
     require_trusted(launch_of(str(folder)), cache=cache)  # reads the same record
     (folder / "helper.py").write_bytes(helper("changed"))
-    changed = runner.invoke(app, [str(folder)])
-    assert changed.exit_code == 1 and "changed" in changed.output
-    builtin = runner.invoke(app, ["--recipe", "tiny"])
-    assert builtin.exit_code == 0 and "contain no Python code" in builtin.output
-
-
-def test_json_records_and_ends_as_the_table_does(folder, tmp_path, monkeypatch):
-    import typer
-
-    monkeypatch.setenv("KIMI_TRUSTED_CODE", str(tmp_path / "code.json"))
-    app = typer.Typer()
-    app.command()(trust_command.trust)
-    for options, code, accepted in ([], 1, False), (["--yes"], 0, True), ([], 0, True):
-        shown = CliRunner().invoke(app, [str(folder), "--json", *options])
-        assert shown.exit_code == code and {file["accepted"] for file in json.loads(shown.stdout)} == {accepted}
+    code, shown = trust(str(folder))
+    assert code == 1 and "changed" in shown
+    assert trust(str(folder), "--json", "--yes")[0] == 0 and accepted() == {True}
+    code, shown = trust("--recipe", "tiny")
+    assert code == 0 and "contain no Python code" in shown
 
 
 def test_kimi_check_reports_code_that_serve_would_refuse(folder, tmp_path):
