@@ -13,58 +13,39 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import psutil
 
+from ..base.errors import KimiError
 from ..base.http import trusted
-from ..base.prometheus import Reading
+from .metrics import read_once
 
 logger = logging.getLogger(__name__)
 
 # SGLang counts some on every decode step and prefill batch, others per finished request; any that moves is progress.
 TOKEN_COUNTERS = ("sglang:realtime_tokens_total", "sglang:generation_tokens_total", "sglang:prompt_tokens_total")
-RUNNING, QUEUED = ("sglang:num_running_reqs",), ("sglang:num_queue_reqs",)
 PROBE_TIMEOUT_S = 30.0  # SGLang itself ends a health check after 20 s
 
 
-@dataclass(frozen=True)
-class Sample:
-    """One reading of /metrics: tokens processed so far, requests running and queued."""
-
-    tokens: float
-    running: float
-    queued: float
-
-    @classmethod
-    def parse(cls, text: str) -> Sample:
-        """Sum the series of all ranks and modes; a metric that is absent counts as zero."""
-        reading = Reading.parse(text)
-        return cls(*(sum(reading.total(name) or 0.0 for name in names) for names in (TOKEN_COUNTERS, RUNNING, QUEUED)))
-
-
 class Progress:
-    """Time of the engine's last progress. Pure: the caller passes samples and the time in seconds."""
+    """Time of the engine's last progress. Pure: the caller passes counts and the time in seconds."""
 
     def __init__(self, timeout_s: float, now: float) -> None:
         self.timeout_s = timeout_s
         self.last = now
-        self.sample: Sample | None = None
+        self._tokens: float | None = None
 
-    def advanced(self, sample: Sample | None, now: float) -> bool:
-        """Take a sample (None: the server did not answer); return True when tokens moved since the last one.
+    def advanced(self, tokens: float | None, now: float) -> bool:
+        """Take the tokens so far (None: the server did not answer); return True when they moved since the last time.
 
         A counter that fell was reset by a restart, which is progress too.
         """
-        if sample is None:
+        if tokens is None or tokens == self._tokens:
             return False
-        moved = self.sample is None or sample.tokens != self.sample.tokens
-        self.sample = sample
-        if moved:
-            self.last = now
-        return moved
+        self._tokens, self.last = tokens, now
+        return True
 
     def stalled(self, now: float) -> bool:
         """Return True when nothing moved for the timeout."""
@@ -106,25 +87,37 @@ class Watchdog:
         self._thread.join(timeout=5.0)  # it may be inside its last request
 
     def _run(self) -> None:
-        progress = Progress(self._timeout_s, time.monotonic())
+        progress, load = Progress(self._timeout_s, time.monotonic()), "/metrics did not answer"
         probe_after = self._timeout_s / 2  # an idle server generates a probe token at most this often
         timeout_s = min(PROBE_TIMEOUT_S, max(self._timeout_s, 1.0))
-        with httpx.Client(base_url=self._base_url, timeout=timeout_s, verify=trusted()) as client:
-            while not self._end.wait(self._poll_s):
-                advanced = progress.advanced(_read_metrics(client), time.monotonic())
-                due = time.monotonic() - progress.last >= probe_after
-                if not advanced and due and _answers_health_check(client):
-                    advanced, progress.last = True, time.monotonic()
-                if advanced:
-                    self._on_progress(progress.last)
-                elif progress.stalled(time.monotonic()):
-                    self._report(progress)
-                    return
+        while not self._end.wait(self._poll_s):
+            tokens = None
+            with suppress(KimiError):
+                reading = read_once(self._base_url, timeout_s)  # its series are of all ranks and modes
+                tokens = sum(reading.total(name) or 0.0 for name in TOKEN_COUNTERS)
+                running, queued = (reading.total(f"sglang:num_{kind}_reqs") or 0.0 for kind in ("running", "queue"))
+                load = f"{tokens:.0f} tokens so far, {running:.0f} requests running, {queued:.0f} queued"
+            advanced = progress.advanced(tokens, time.monotonic())
+            due = time.monotonic() - progress.last >= probe_after
+            if not advanced and due and self._generates(timeout_s):
+                advanced, progress.last = True, time.monotonic()
+            if advanced:
+                self._on_progress(progress.last)
+            elif progress.stalled(time.monotonic()):
+                self._report(load)
+                return
 
-    def _report(self, progress: Progress) -> None:
+    def _generates(self, timeout_s: float) -> bool:
+        try:
+            url = f"{self._base_url}/health_generate"
+            return httpx.get(url, timeout=timeout_s, verify=trusted()).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def _report(self, load: str) -> None:
         if self._end.is_set():  # a stopping engine looks like a stall
             return
-        logger.error("%s", _describe(progress))
+        logger.error("%s: no progress for %.0f s; %s", time.strftime("%Y-%m-%d %H:%M:%S"), self._timeout_s, load)
         if self._pid is not None:
             logger.error("%d processes print their stacks into the engine's log", ask_for_stacks(self._pid))
         self._on_stall()
@@ -143,33 +136,6 @@ def ask_for_stacks(pid: int) -> int:
                 process.send_signal(signal.SIGUSR1)
                 asked += 1
     return asked
-
-
-def _read_metrics(client: httpx.Client) -> Sample | None:
-    try:
-        response = client.get("/metrics")
-        response.raise_for_status()
-        return Sample.parse(response.text)
-    except (httpx.HTTPError, ValueError):
-        return None
-
-
-def _answers_health_check(client: httpx.Client) -> bool:
-    try:
-        return client.get("/health_generate").status_code == 200
-    except httpx.HTTPError:
-        return False
-
-
-def _describe(progress: Progress) -> str:
-    at = time.strftime("%Y-%m-%d %H:%M:%S")
-    sample = progress.sample
-    if sample is None:
-        return f"{at}: no progress for {progress.timeout_s:.0f} s; /metrics did not answer"
-    return (
-        f"{at}: no progress for {progress.timeout_s:.0f} s; {sample.tokens:.0f} tokens so far, "
-        f"{sample.running:.0f} requests running, {sample.queued:.0f} queued"
-    )
 
 
 def _catches(pid: int, number: signal.Signals) -> bool:

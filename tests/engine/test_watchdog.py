@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import pytest
 from support.loopback import answering
 
-from kimi_w4a8_eagle3.engine.watchdog import Progress, Sample, Watchdog, _catches, ask_for_stacks
+from kimi_w4a8_eagle3.engine.watchdog import Progress, Watchdog, _catches, ask_for_stacks
 
 METRICS = """\
 # HELP sglang:realtime_tokens_total tokens
@@ -62,19 +62,14 @@ def stalled() -> threading.Event:
     return threading.Event()
 
 
-def test_metrics_of_all_ranks_and_modes_are_summed() -> None:
-    assert Sample.parse(METRICS.format(decode=7.0)) == Sample(tokens=107.0, running=2.0, queued=1.0)
-    assert Sample.parse("") == Sample(0.0, 0.0, 0.0)
-
-
 def test_progress_is_a_counter_that_moved() -> None:
     progress = Progress(timeout_s=10, now=0)
-    assert progress.advanced(Sample(5, 1, 0), now=1)
-    assert not progress.advanced(Sample(5, 1, 0), now=9)
+    assert progress.advanced(5, now=1)
+    assert not progress.advanced(5, now=9)
     assert not progress.stalled(now=10.9)
     assert progress.stalled(now=11)
-    assert progress.advanced(Sample(6, 1, 0), now=12) and not progress.stalled(now=21)
-    assert progress.advanced(Sample(0, 0, 0), now=22)  # restarted
+    assert progress.advanced(6, now=12) and not progress.stalled(now=21)
+    assert progress.advanced(0, now=22)  # restarted
     assert not progress.advanced(None, now=25)
     progress.last = 31  # the engine answered a health check
     assert not progress.stalled(now=40) and progress.stalled(now=41)
