@@ -1,4 +1,4 @@
-"""The door's own answers, what it removes from the engine's answers, and the form of errors."""
+"""The door's own answers, and the form of errors."""
 
 from __future__ import annotations
 
@@ -66,33 +66,6 @@ def _content(scope: Scope, refusal: Refusal) -> bytes:
         error["type"] = _ANTHROPIC.get(refusal.status, kind)
         return json.dumps({"type": "error", "error": error}).encode()
     return json.dumps({"error": {**error, "param": refusal.param, "code": refusal.code}}).encode()
-
-
-def only(names: tuple[str, ...], send: Send) -> Send:
-    """Wrap `send` to pass only these members of a JSON object; an answer other than 200 passes whole."""
-    start: MutableMapping[str, Any] = {}
-    parts: list[bytes] = []
-
-    async def filtered(message: MutableMapping[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            start.update(message)
-            return
-        parts.append(message.get("body", b""))
-        if message.get("more_body", False):
-            return
-        body = b"".join(parts)
-        if start["status"] == HTTPStatus.OK:
-            try:
-                answer = json.loads(body)
-                body = json.dumps({name: answer[name] for name in names if name in answer}).encode()
-            except (ValueError, TypeError):
-                body = b"{}"
-            kept = [(name, value) for name, value in start["headers"] if name.lower() != b"content-length"]
-            start["headers"] = [*kept, (b"content-length", str(len(body)).encode())]
-        await send(start)
-        await send({"type": "http.response.body", "body": body})
-
-    return filtered
 
 
 def with_vendors_errors(scope: Scope, send: Send) -> Send:

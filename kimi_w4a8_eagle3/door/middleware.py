@@ -15,28 +15,18 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
+from starlette.responses import JSONResponse
+
 from .access import CHECKED, COMPUTED, GENERATING, SERVER_INFO, Access, classify, serves
 from .admission import Admission
 from .alive import WITH_SIGNS, WaitingClient
-from .answers import App, Receive, Refusal, Scope, Send, answer, only, with_vendors_errors
+from .answers import App, Receive, Refusal, Scope, Send, answer, with_vendors_errors
 from .bodies import BodyReader
 from .computed import Computed
 from .large import THREAD_BYTES, THREADS, WORKER_BYTES, WORKER_OBJECTS, large_request, threads
 from .rules import Admitted, RequestRules
 from .settings import DoorSettings, is_loopback
 from .shares import ANSWER_S, Places, Shares, Take, current_client
-
-# The public part of /server_info, which sglang-router reads without a key when it registers a worker.
-_PUBLIC_INFO = (
-    "model_path",
-    "served_model_name",
-    "tokenizer_path",
-    "tp_size",
-    "dp_size",
-    "version",
-    "speculative_algorithm",
-    "speculative_num_draft_tokens",
-)
 
 
 def describe(settings: DoorSettings, host: str) -> str:
@@ -76,7 +66,8 @@ class Door:
 
     host: the address that the engine is bound to; loopback without any key is open (settings.DoorSettings). admission:
     the workers that check large bodies and pictures. shares: of the clients in memory and time. routes: the application
-    whose routes tell an unlisted endpoint from an unknown path. internal: None without a warm-up.
+    whose routes tell an unlisted endpoint from an unknown path. public_info: what /server_info answers to callers other
+    than the operator, for whom SGLang would ask its schedulers. internal: None without a warm-up.
     """
 
     def __init__(
@@ -89,6 +80,7 @@ class Door:
         admission: Admission,
         shares: Shares,
         routes: Any,
+        public_info: Mapping[str, Any],
         internal: InternalKey | None = None,
     ) -> None:
         self._app = app
@@ -98,6 +90,7 @@ class Door:
         self._rules = rules
         self._admission = admission
         self._routes = routes
+        self._public_info = JSONResponse(public_info)
         self._internal = internal
         self._bodies = BodyReader(settings.max_body_bytes, shares.waiting)
         self._computed = Computed(app)
@@ -127,8 +120,9 @@ class Door:
             return
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         self._admit(path, headers, scope)
-        if path in SERVER_INFO and not self._may_administer(headers):
-            send = only(_PUBLIC_INFO, send)
+        if path in SERVER_INFO and scope["method"] == "GET" and not self._may_administer(headers):
+            await self._public_info(scope, receive, send)
+            return
         if path in COMPUTED:
             await self._computed.answer(path, scope, send)
             return

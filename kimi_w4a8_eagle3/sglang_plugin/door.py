@@ -42,6 +42,11 @@ FEATURE = Feature(
     environ={"SGLANG_GRAMMAR_MAX_POLL_ITERATIONS": "2000"},
 )
 _internal = InternalKey()
+# The public part of /server_info, which sglang-router reads without a key when it registers a worker.
+_PUBLIC_INFO = (
+    "model_path", "served_model_name", "tokenizer_path", "tp_size", "dp_size", "speculative_algorithm",
+    "speculative_num_draft_tokens",
+)  # fmt: skip
 
 
 def features() -> tuple[Feature, ...]:
@@ -71,7 +76,8 @@ def guard_http_server(
 
 
 def _stand_in_front(server_args: ServerArgs, tokenizer_manager: TokenizerManager) -> None:
-    from sglang.srt.entrypoints import http_server  # SGLang's import order: complete once it serves
+    import sglang  # SGLang's import order: complete once it serves
+    from sglang.srt.entrypoints import http_server
     from uvicorn.protocols.http.auto import AutoHTTPProtocol  # start-up: only the HTTP server needs it
 
     if (number := getattr(server_args, "tokenizer_worker_num", 1)) != 1:
@@ -98,8 +104,10 @@ def _stand_in_front(server_args: ServerArgs, tokenizer_manager: TokenizerManager
     tokenizer_manager.kimi_admission = admission
     bound_headers(AutoHTTPProtocol)
     app.add_middleware(EventLoopWatch)
+    arguments = server_args.resolved_dict()
+    info = {**{name: arguments[name] for name in _PUBLIC_INFO}, "version": sglang.__version__}
     checks = {"settings": settings, "rules": rules, "admission": admission, "shares": shares}
-    app.add_middleware(Door, host=host, routes=app, internal=_internal, **checks)
+    app.add_middleware(Door, host=host, routes=app, public_info=info, internal=_internal, **checks)
     logger.info("door: %s", describe(settings, host))
 
 

@@ -11,13 +11,15 @@ PROGRAM = """
 import asyncio, json, os
 from types import SimpleNamespace
 import httpx, sglang
+from sglang.srt.server_args import ServerArgs
 from sglang.srt.entrypoints import http_server
 from sglang.srt.plugins.hook_registry import HookRegistry
 from kimi_w4a8_eagle3.door import access as lists, fields
 from kimi_w4a8_eagle3.sglang_plugin import door, door_models, request_guard
 
+resolved = ServerArgs(model_path="kimi", tokenizer_path="tokens", served_model_name="k").resolved_dict
 arguments = SimpleNamespace(host="0.0.0.0", tokenizer_worker_num=1, grpc_port=None, api_key=None, admin_api_key=None,
-                            tool_call_parser="kimi_k2")
+                            tool_call_parser="kimi_k2", resolved_dict=resolved)
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 manager = TokenizerManager.__new__(TokenizerManager)
 manager.context_len = 8192
@@ -44,10 +46,11 @@ async def ask():
     async with httpx.AsyncClient(transport=transport, base_url="http://engine") as client:
         closed = {path: (await client.post(path, json={})).status_code for path in paths if access[path] == "admin"}
         nowhere = (await client.get("/nowhere")).status_code
+        info = (await client.get("/server_info")).json()
         pickled = await client.post("/v1/completions", json={"prompt": "x", "custom_logit_processor": "gASV"})
-        return closed, nowhere, [pickled.status_code, pickled.json()["error"]["param"]]
+        return closed, nowhere, info, [pickled.status_code, pickled.json()["error"]["param"]]
 
-closed, nowhere, pickled = asyncio.run(ask())
+closed, nowhere, info, pickled = asyncio.run(ask())
 print(json.dumps({
     "version": sglang.__version__,
     "hooked": sorted({*door.FEATURE.names, request_guard.VALIDATE} & HookRegistry._patched),
@@ -58,6 +61,7 @@ print(json.dumps({
     "administrative_but_open": [path for path, level in levels.items() if level not in (None, "normal")
                                 and access[path] != "admin"],
     "nowhere": nowhere,
+    "info": info,
     "proxies": os.environ["FORWARDED_ALLOW_IPS"],
     "pickled": pickled,
     "refused_fields": {path: sorted(model.known - fields.OPEN[path]) for path, model in models.items()},
@@ -79,6 +83,10 @@ def test_the_door_stands_in_front_of_everything(newest: bool) -> None:
     ]
     assert facts["pickled"] == [400, "custom_logit_processor"]
     assert facts["nowhere"] == 404
+    assert facts["info"] == {
+        "model_path": "kimi", "served_model_name": "k", "tokenizer_path": "tokens", "tp_size": 1, "dp_size": 1,
+        "speculative_algorithm": None, "speculative_num_draft_tokens": None, "version": VERSIONS[newest],
+    }  # fmt: skip
     assert facts["proxies"] == ""  # uvicorn reads it when it starts, and then trusts no X-Forwarded-For
 
 
@@ -140,6 +148,7 @@ def test_every_field_that_is_allowed_exists(newest: bool) -> None:
 
 BROKEN = """
 import contextlib, importlib, json, os, sys
+from collections import defaultdict
 from types import SimpleNamespace
 from unittest import mock
 import sglang.srt.plugins as plugins
@@ -177,6 +186,7 @@ LOADING = {
     "a key file that is not there": mock.patch.dict(os.environ, {"KIMI_ADMIN_KEY_FILE": "/nowhere/key"}),
 }
 USUAL = dict(host="127.0.0.1", tokenizer_worker_num=1, grpc_port=None, api_key=None, admin_api_key=None)
+USUAL["resolved_dict"] = lambda: defaultdict(str)
 manager = TokenizerManager.__new__(TokenizerManager)
 manager.context_len = 8192
 manager.tokenizer = None

@@ -63,7 +63,8 @@ class Engine:
         return {"ok": "yes"}
 
     async def server_info(self) -> dict[str, Any]:
-        return {"model_path": "weights", "served_model_name": "m", "tp_size": 8, "api_key": "secret", "host": "h"}
+        self.seen.append("/server_info")
+        return {"model_path": "weights", "api_key": "secret", "host": "h"}
 
     async def stream(self, request: Request) -> StreamingResponse:
         assert request.client is not None
@@ -89,7 +90,7 @@ def guarded(
     rules = RequestRules(settings, dict.fromkeys(CHECKED, ANYTHING), ANYTHING, context=100)
     shares = Shares(BODIES * settings.max_body_bytes)
     named: Any = {"settings": settings, "host": host, "rules": rules, "admission": admission, "shares": shares}
-    return Door(engine.app, **named, routes=engine.app, internal=internal)
+    return Door(engine.app, **named, routes=engine.app, public_info={"model_path": "weights"}, internal=internal)
 
 
 def ask(door: Door, method: str, path: str, **request: Any) -> httpx.Response:
