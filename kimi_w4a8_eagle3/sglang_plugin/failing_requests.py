@@ -21,7 +21,16 @@ from datetime import timedelta
 from http import HTTPStatus
 from inspect import signature
 from traceback import walk_tb
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from sglang.srt.disaggregation import utils as disaggregation
+from sglang.srt.distributed.parallel_state import get_attn_tp_group
+from sglang.srt.managers.io_struct import AbortReq
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
+from sglang.srt.managers.utils import GenerationBatchResult, is_health_check_generate_req
+from sglang.srt.mem_cache import common as mem_cache
+from sglang.srt.runtime_context import get_parallel
 
 from .failing_outputs import OF_CONTENT, reason_of
 from .hooks import Feature
@@ -32,10 +41,10 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.managers.scheduler_components.output_streamer import _GenerationStreamAccumulator
-    from sglang.srt.managers.utils import GenerationBatchResult
     from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache
 
 logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
@@ -44,6 +53,9 @@ _PROCESSOR = f"{_RESULTS}.batch_result_processor.SchedulerBatchResultProcessor"
 _CHECKER = f"{_RESULTS}.invariant_checker.SchedulerInvariantChecker"
 _POOLS = "sglang.srt.mem_cache"
 
+_OF_THE_MACHINE = (  # AcceleratorError: since torch 2.8
+    torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError), torch.distributed.DistError,
+)  # fmt: skip
 _OF_THE_DEVICE = ("HIP error", "CUDA error", "hipError", "cudaError")
 _RANKS_AGREE_S = 10.0  # if all ranks fail, they do so within one forward pass
 _MAX_FAILED_BATCHES = 50  # in a row; long before, the supervisor's canary tells bad requests from a broken engine
@@ -75,12 +87,10 @@ def take_in(
 ) -> None:
     """Drop a request that raises while it is in no batch and has no KV yet."""
     _schedulers[:] = [scheduler]
-    try:
-        original(scheduler, recv_req, **named)
-    except OF_CONTENT as error:
-        # A session keeps track of its requests; the door refuses sessions.
-        if recv_req.session_params is not None or not _request_failed(error):
-            raise
+    _, error = _tried(original, scheduler, recv_req, **named)
+    if error is not None:
+        if recv_req.session_params is not None:  # a session keeps track of its requests; the door refuses sessions
+            raise error
         for queue in (scheduler.waiting_queue, scheduler.grammar_manager.grammar_queue):
             queue[:] = [req for req in queue if req.rid != recv_req.rid]
         _log(error, [recv_req.rid], "it was received", "intake")
@@ -94,13 +104,10 @@ def take_in(
 )
 def own_part(original: Callable[..., object], *args: object, **named: object) -> object:
     """End the request whose own part of a result raises: its stop checks or its logprobs."""
-    try:
-        return original(*args, **named)
-    except OF_CONTENT as error:
-        if not _request_failed(error):
-            raise
+    result, error = _tried(original, *args, **named)
+    if error is not None:
         _fail(next(value for value in (*args, *named.values()) if hasattr(value, "finished_reason")), error)
-        return None
+    return result
 
 
 @FEATURE.around(f"{_RESULTS}.output_streamer._GenerationStreamAccumulator.accept")
@@ -111,14 +118,11 @@ def accept(original: Callable[..., None], rows: _GenerationStreamAccumulator, *,
     """
     if not _failed(req):
         before = len(rows.rids)
-        try:
-            original(rows, req=req)
+        _, error = _tried(original, rows, req=req)
+        if error is None:
             return
-        except OF_CONTENT as error:
-            if not _request_failed(error):
-                raise
-            _take_back(rows, before)
-            _fail(req, error)
+        _take_back(rows, before)
+        _fail(req, error)
     if req.finished():
         req.finished_output = True
         _answer(_schedulers[-1], req, req.finished_reason.to_json())
@@ -127,12 +131,7 @@ def accept(original: Callable[..., None], rows: _GenerationStreamAccumulator, *,
 @FEATURE.around(f"{_BATCH}.prepare_for_extend", f"{_BATCH}.prepare_for_decode")
 def prepare(original: Callable[..., None], batch: ScheduleBatch, *args: object, **named: object) -> None:
     """Keep the error of a batch that cannot be built for `run_batch`."""
-    try:
-        original(batch, *args, **named)
-    except OF_CONTENT as error:
-        if not _request_failed(error):
-            raise
-        batch.kimi_error = error
+    _, batch.kimi_error = _tried(original, batch, *args, **named)
 
 
 @FEATURE.around(f"{_RESULTS}.dp_attn.SchedulerDPAttnAdapter.prepare_mlp_sync_batch")
@@ -161,16 +160,15 @@ def run_batch(
     """
     error = vars(batch).pop("kimi_error", None)  # set by `prepare`
     if error is None:
-        try:
-            return original(scheduler, batch, *args, **named)
-        except OF_CONTENT as raised:
-            if not _request_failed(raised):
-                raise
-            if _dp_groups() > 1:
-                raise
-            error = raised
+        result, error = _tried(original, scheduler, batch, *args, **named)
+        if error is None:
+            return result
+        if get_parallel().attn_dp_size > 1:
+            raise error
     _end_batch(scheduler, batch, error, "their batch ran")
-    return _no_result()
+    ended = GenerationBatchResult(grammar_advanced=True)  # for the overlap loop, which reads results one step later
+    ended.kimi_ended = True
+    return ended
 
 
 @FEATURE.around(f"{_SCHEDULER}.process_batch_result")
@@ -181,14 +179,11 @@ def process_batch_result(
     if getattr(result, "kimi_ended", False):
         scheduler.maybe_send_health_check_signal()
         return
-    try:
-        original(scheduler, batch, result)
-    except OF_CONTENT as error:
-        if not _request_failed(error):
-            raise
-        _end_batch(scheduler, batch, error, "their results were processed")
-    else:
+    _, error = _tried(original, scheduler, batch, result)
+    if error is None:
         _failures.passed(batch)
+    else:
+        _end_batch(scheduler, batch, error, "their results were processed")
 
 
 @FEATURE.after(f"{_PROCESSOR}._accept_grammar_tokens", f"{_PROCESSOR}._apply_prefill_grammar")
@@ -197,11 +192,19 @@ def refuse_dead_grammar(_: object, __: object, req: Req, *___: object, **____: o
 
     SGLang 0.5.20 aborts such a request without a status, and the client takes that for an answer.
     """
-    from sglang.srt.managers.schedule_batch import FINISH_ABORT  # SGLang's import order: hooks load before it
-
     if isinstance(req.to_finish, FINISH_ABORT) and req.to_finish.status_code is None:
         why = "no token can follow what the grammar of this request demands"
         req.to_finish = FINISH_ABORT(why, HTTPStatus.BAD_REQUEST, "BadRequestError")
+
+
+def _tried(call: Callable[..., Result], *args: object, **named: object) -> tuple[Result | None, Exception | None]:
+    """Return the call's result, or the error of a request's content; errors that must end the engine are raised."""
+    try:
+        return call(*args, **named), None
+    except OF_CONTENT as error:
+        if not _request_failed(error):
+            raise
+        return None, error
 
 
 def _end_batch(scheduler: Scheduler, batch: ScheduleBatch, error: Exception, when: str) -> None:
@@ -219,15 +222,12 @@ def _end_batch(scheduler: Scheduler, batch: ScheduleBatch, error: Exception, whe
 
 
 def _end(scheduler: Scheduler, req: Req, error: Exception) -> None:
-    # SGLang's import order: hooks load before what they change
-    from sglang.srt.disaggregation.utils import prepare_abort
-
     finished = req.finished()
     if finished and req.finished_output:
         return
     answered = _whole_answer(scheduler, req)
     if not answered:
-        prepare_abort(req, reason_of(error)["message"], reason_of(error)["status_code"])
+        disaggregation.prepare_abort(req, reason_of(error)["message"], reason_of(error)["status_code"])
     req.to_finish = None
     req.finished_output = True
     scheduler._release_aborted_request(req)
@@ -243,11 +243,9 @@ def _end(scheduler: Scheduler, req: Req, error: Exception) -> None:
 
 def _release_kv(req: Req, tree: BasePrefixCache) -> None:
     """Release a request's KV and its lock on the prefix cache, which keeps nothing of it."""
-    # SGLang's import order: hooks load before what they change
-    from sglang.srt.mem_cache.common import release_kv_cache
-
-    keep = "checkpoint" if "checkpoint" in signature(release_kv_cache).parameters else "is_insert"  # 0.5.23, 0.5.20
-    release_kv_cache(req, tree, **{keep: False})
+    release = mem_cache.release_kv_cache
+    keep = "checkpoint" if "checkpoint" in signature(release).parameters else "is_insert"  # 0.5.23, 0.5.20
+    release(req, tree, **{keep: False})
 
 
 def _unlock(req: Req, tree: BasePrefixCache) -> None:
@@ -271,17 +269,12 @@ def _whole_answer(scheduler: Scheduler, req: Req) -> bool:
 
 def _answer(scheduler: Scheduler, req: Req | TokenizedGenerateReqInput, reason: dict[str, Any]) -> None:
     """Send the reason to the process that holds the client's connection. A health check gets no answer: it failed."""
-    from sglang.srt.managers.io_struct import AbortReq  # SGLang's import order: hooks load before what they change
-    from sglang.srt.managers.utils import is_health_check_generate_req
-
     if not is_health_check_generate_req(req):
         scheduler.ipc_channels.send_to_tokenizer.send_output(AbortReq(rid=req.rid, finished_reason=reason), req)
 
 
 def _is_simple(scheduler: Scheduler, batch: ScheduleBatch) -> bool:
     """Return True for the kind of engine that the recipes start, whose state these hooks know how to clean up."""
-    from sglang.srt.runtime_context import get_parallel  # SGLang's import order: hooks load before what they change
-
     special = (
         scheduler.disaggregation_mode.name != "NULL",
         get_parallel().pp_size > 1,
@@ -292,13 +285,6 @@ def _is_simple(scheduler: Scheduler, batch: ScheduleBatch) -> bool:
         any(req.beam_group is not None or req.session is not None for req in batch.reqs),
     )
     return not any(special)
-
-
-def _dp_groups() -> int:
-    """Return the number of groups of ranks that run batches of their own: 1 without DP attention."""
-    from sglang.srt.runtime_context import get_parallel  # SGLang's import order: hooks load before what they change
-
-    return int(get_parallel().attn_dp_size)
 
 
 def _require_pool_adds_up(scheduler: Scheduler, error: Exception) -> None:
@@ -314,11 +300,7 @@ def _require_pool_adds_up(scheduler: Scheduler, error: Exception) -> None:
 
 def _request_failed(error: BaseException) -> bool:
     """Return False for errors of the machine, of the pools or of one rank, which must end the engine."""
-    import torch  # start-up: only a failing batch needs torch
-
-    accelerator = getattr(torch, "AcceleratorError", torch.OutOfMemoryError)  # since torch 2.8
-    of_the_machine = (torch.OutOfMemoryError, accelerator, torch.distributed.DistError)
-    if isinstance(error, of_the_machine) or any(text in str(error) for text in _OF_THE_DEVICE):
+    if isinstance(error, _OF_THE_MACHINE) or any(text in str(error) for text in _OF_THE_DEVICE):
         return False
     return not _in_pools(error) and _all_ranks_failed()
 
@@ -334,14 +316,11 @@ def _all_ranks_failed() -> bool:
 
     A rank that continued alone would leave the others waiting.
     """
-    import torch.distributed as dist  # start-up: only a failing batch needs torch
-    from sglang.srt.distributed.parallel_state import get_attn_tp_group
-
     group = get_attn_tp_group()
     if group.world_size == 1:
         return True
     try:
-        dist.monitored_barrier(group.cpu_group, timeout=timedelta(seconds=_RANKS_AGREE_S))
+        torch.distributed.monitored_barrier(group.cpu_group, timeout=timedelta(seconds=_RANKS_AGREE_S))
     except RuntimeError as error:
         logger.error("only this rank failed, so the engine cannot go on: %s", error)
         return False
@@ -350,15 +329,11 @@ def _all_ranks_failed() -> bool:
 
 def _fail(req: Req, error: Exception) -> None:
     """Let SGLang end the request in its next check, or change the reason if the request had just finished."""
-    # SGLang's import order: hooks load before what they change
-    from sglang.srt.disaggregation.utils import prepare_abort
-    from sglang.srt.managers.schedule_batch import FINISH_ABORT
-
     _log(error, [req.rid], "its result was processed", "result")
     req.kimi_failed = True
     reason = reason_of(error)
     if req.finished():
-        prepare_abort(req, reason["message"], reason["status_code"])
+        disaggregation.prepare_abort(req, reason["message"], reason["status_code"])
     else:
         req.to_finish = FINISH_ABORT(reason["message"], reason["status_code"], reason["err_type"])
 
@@ -376,20 +351,8 @@ def _take_back(rows: _GenerationStreamAccumulator, count: int) -> None:
                 del rows_of_field[count:]
 
 
-def _no_result() -> GenerationBatchResult:
-    """Return a placeholder result for a batch that ended, for the overlap loop that reads results one step later."""
-    # SGLang's import order: hooks load before what they change
-    from sglang.srt.managers.utils import GenerationBatchResult
-
-    result = GenerationBatchResult(grammar_advanced=True)
-    result.kimi_ended = True
-    return result
-
-
 def _log(error: Exception, rids: list[str], when: str, place: str) -> None:
     """Log the error in each rank, and count the requests once."""
-    from sglang.srt.distributed.parallel_state import get_attn_tp_group  # SGLang's import order: hooks load before it
-
     if get_attn_tp_group().rank_in_group == 0:
         count(len(rids), place, error)
     logger.error("%d request(s) end with HTTP 500, which raised while %s: %s", len(rids), when, rids, exc_info=error)
