@@ -34,6 +34,7 @@ Function = TypeVar("Function", bound=Callable[..., object])
 HookKind = Literal["before", "after", "around", "replace"]  # the values of SGLang's HookType
 
 missing_features: list[str] = []  # optional features and tested sources that this process serves without
+_KINDS = ("property", "classmethod", "staticmethod")
 _targets: set[str] = set()  # of all hooks that this process registered
 
 
@@ -150,31 +151,26 @@ def known_interfaces() -> Mapping[str, Mapping[str, Interface]]:
 
 def interface_of(name: str) -> Interface | None:
     """Return the interface of a dotted name; None if the release lacks it."""
-    if (found := _find(name)) is None:
-        return None
-    kind, function, source = found
-    if isinstance(function, type):
+    return None if (source := _source(name)) is None else _interface(name, source)
+
+
+def _interface(name: str, source: str) -> Interface:
+    (top,) = ast.parse(f"if True:\n{source}" if source[:1] == " " else source).body
+    function = top.body[0] if isinstance(top, ast.If) else top
+    if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
         return Interface("class", _digest(name, source))
-    marks = f"{kind} " * (kind in ("property", "classmethod", "staticmethod"))
-    marks += "async " * (inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function))
-    return Interface(f"{marks}{_parameters(function)} -> {_returns(source)}", _digest(name, source))
+    kinds = [kind for kind in map(ast.unparse, function.decorator_list) if kind in _KINDS]
+    words = [*kinds, *["async"] * isinstance(function, ast.AsyncFunctionDef), f"({_parameters(function.args)})"]
+    return Interface(f"{' '.join(words)} -> {_returns(function)}", _digest(name, source))
 
 
-def _find(name: str) -> tuple[str, Callable[..., object], str] | None:
-    """Return the kind of a dotted name, its function or class, and the source of that."""
-    owner, _, attribute = name.rpartition(".")
+def _source(name: str) -> str | None:
+    """Return the source of a function or class, below its hooks; None if the release lacks it."""
     try:
-        function = inspect.unwrap(pkgutil.resolve_name(name))
-        kind = type(inspect.getattr_static(pkgutil.resolve_name(owner), attribute)).__name__
-    except (ImportError, AttributeError):
+        found = pkgutil.resolve_name(name)
+        return inspect.getsource(inspect.unwrap(found.fget if isinstance(found, property) else found))
+    except (ImportError, AttributeError, OSError, TypeError):
         return None
-    function = function.fget if isinstance(function, property) else function
-    if not callable(function):
-        return None
-    try:
-        return kind, function, inspect.getsource(function)
-    except (OSError, TypeError):
-        return kind, function, ""  # no known function is without a source
 
 
 def _digest(name: str, source: str) -> str:
@@ -183,29 +179,18 @@ def _digest(name: str, source: str) -> str:
     return blake2b("\n".join(filter(None, lines)).encode(), digest_size=4).hexdigest() if own else ""
 
 
-def _parameters(function: Callable[..., object]) -> inspect.Signature:
-    plain = inspect.signature(function).replace(return_annotation=inspect.Signature.empty)
-    parameters = [
-        parameter.replace(annotation=parameter.empty, default=_default(parameter.default))
-        for parameter in plain.parameters.values()
-        if parameter.name not in ("self", "cls")  # a bound method has none, and the function that a hook wraps has one
-    ]
-    return plain.replace(parameters=parameters)
+def _parameters(given: ast.arguments) -> str:
+    """Return the parameters with their defaults, without annotations."""
+    for node in ast.walk(given):
+        if isinstance(node, ast.arg):
+            node.annotation = None
+    return ast.unparse(given)
 
 
-def _default(value: object) -> object:
-    """Return a default as it stands in a signature; one without a lasting text as the name of its type."""
-    return value if value is None or isinstance(value, bool | int | float | str | type) else type(value)
-
-
-def _returns(source: str) -> str:
+def _returns(function: ast.AST) -> str:
     """Return what a function gives back: `3 values`, `a value or nothing`, `yields`."""
-    try:
-        (top,) = ast.parse(f"if True:\n{source}" if source[:1] == " " else source).body
-    except (SyntaxError, ValueError):
-        return "?"
     found = set()
-    for node in _own_nodes(top.body[0] if isinstance(top, ast.If) else top):
+    for node in _own_nodes(function):
         if isinstance(node, ast.Yield | ast.YieldFrom):
             found.add("yields")
         elif isinstance(node, ast.Return):
@@ -228,13 +213,13 @@ def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
 def _unknown(name: str) -> str | None:
     """Return the name and what is unknown about it; None if all is well."""
     known = known_interfaces().get(name, {}).values()
-    if (place := _find(name)) is None:
+    if (source := _source(name)) is None:
         return name
-    digest = _digest(name, place[2])
+    digest = _digest(name, source)
     if not known or (digest and digest in {one.source for one in known}):
         return None  # the same source is called in the same way
-    found = interface_of(name)
-    if found is None or found in known:
+    found = _interface(name, source)
+    if found in known:
         return None
     calls = sorted({one.call for one in known})
     if found.call not in calls:
