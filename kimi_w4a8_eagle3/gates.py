@@ -10,70 +10,31 @@ import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from .base.errors import KimiError
 from .base.nearest import nearest
 from .base.toml import tomllib
+from .base.variable import Variable
 from .door.settings import VARIABLES as DOOR_VARIABLES
 
 _FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-GateKind = Literal["bool", "int", "float", "choice", "text"]
-
-# AITER and FlyDSL compare with exactly these spellings; "TRUE" would be read as false.
-TRUE = ("1", "true", "True", "YES", "yes")
-FALSE = ("0", "false", "False", "NO", "no")
-
 OUR_BACKENDS = ("flydsl", "triton", "reference")  # in order of preference
 
 
 @dataclass(frozen=True)
-class Gate:
-    """One environment variable.
+class Gate(Variable):
+    """A variable that steers a kernel.
 
-    allowed: valid values, empty for any. minimum: the smallest valid number. always: our backends' fixed value.
-    backends: the MoE backends of this package that honour it; None when it does not concern them.
+    always: our backends' fixed value. backends: the MoE backends of this package that honour it; None when it does not
+    concern them.
     """
 
-    name: str
-    kind: GateKind
-    default: Any
-    reader: str
-    effect: str
-    allowed: tuple[Any, ...] = ()
-    minimum: float | None = None
+    reader: str = ""
+    effect: str = ""
+    default: Any = None
     backends: tuple[str, ...] | None = None
     always: Any = None
-
-    def parse(self, text: str) -> Any:
-        """Return the typed value of `text`; raise KimiError when it is not allowed."""
-        value = self._convert(text)
-        if (self.allowed and value not in self.allowed) or (self.minimum is not None and value < self.minimum):
-            raise self._refused(text)
-        return value
-
-    @property
-    def expected(self) -> str:
-        """The allowed values in words."""
-        if self.kind == "bool":
-            return "0 or 1"
-        if self.allowed:
-            return ", ".join(str(value) for value in self.allowed)
-        least = "" if self.minimum is None else f" >= {self.minimum:g}"
-        return {"int": "a whole number", "float": "a number", "choice": "", "text": "any text"}[self.kind] + least
-
-    def _convert(self, text: str) -> Any:
-        if self.kind == "bool":
-            if text not in (*TRUE, *FALSE):
-                raise self._refused(text)
-            return text in TRUE
-        try:
-            return {"int": int, "float": float}.get(self.kind, str)(text)
-        except ValueError:
-            raise self._refused(text) from None
-
-    def _refused(self, text: str) -> KimiError:
-        return KimiError(f"{self.name}={text!r} is not allowed", where="environment", expected=self.expected)
 
 
 # Tiles with a FlyDSL kernel of ours: stage 1 as (m, n, k), stage 2 in every combination that fits the shape.
@@ -97,7 +58,7 @@ def tile_gate(stage: int, axis: str) -> str:
 def _tile(stage: int, axis: str, effect: str, aiter: tuple[int, ...] = ()) -> Gate:
     """Return the gate of a tile axis. aiter: tiles that only AITER has kernels for; our backend refuses them."""
     allowed = tuple(sorted({*_TILES[stage][axis], *aiter}))
-    return Gate(tile_gate(stage, axis), "int", None, _TILE_READER, effect, allowed, backends=("flydsl",))
+    return Gate(tile_gate(stage, axis), "int", allowed, reader=_TILE_READER, effect=effect, backends=("flydsl",))
 
 
 def _from_file() -> Iterator[Gate]:
@@ -105,7 +66,7 @@ def _from_file() -> Iterator[Gate]:
     for reader, gates in _FILE["readers"].items():
         for name, given in gates.items():
             values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
-            yield Gate(name, reader=reader, **{"kind": "bool", "default": None, **values})
+            yield Gate(name, reader=reader, **{"kind": "bool", **values})
 
 
 TABLE: tuple[Gate, ...] = (

@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
 from ..base.errors import KimiError
 from ..base.nearest import nearest
+from ..base.variable import Variable
 
 Policy = Literal["auto", "open", "closed", "off"]
 Native = Literal["closed", "keyless", "open"]
-Switch = Literal["off", "on"]
 ValueChoice = Literal["any", "moonshot"]
 
 API_KEY = "KIMI_API_KEY"
@@ -26,21 +26,20 @@ ADMIN_KEY = "KIMI_ADMIN_KEY"
 FILE_SUFFIX = "_FILE"  # KIMI_API_KEY_FILE names a file that holds the key
 
 _MIN_KEY = 8
-VARIABLES = (
-    "KIMI_DOOR",
-    "KIMI_DOOR_NATIVE",
-    "KIMI_DOOR_STOP_REGEX",
-    "KIMI_DOOR_VALUES",
-    "KIMI_MAX_BODY_BYTES",
-    "KIMI_MAX_PROMPT_TOKENS",
-    "KIMI_MAX_CONCURRENT_REQUESTS",
-    "KIMI_MAX_SEQUENCES",
-    "KIMI_MAX_MASK_MS",
-    API_KEY,
-    API_KEY + FILE_SUFFIX,
-    ADMIN_KEY,
-    ADMIN_KEY + FILE_SUFFIX,
-)
+# By the field of DoorSettings.
+_FIELDS = {
+    "policy": Variable("KIMI_DOOR", "choice", get_args(Policy)),
+    "native": Variable("KIMI_DOOR_NATIVE", "choice", get_args(Native)),
+    "stop_regex": Variable("KIMI_DOOR_STOP_REGEX", "choice", ("off", "on")),
+    "values": Variable("KIMI_DOOR_VALUES", "choice", get_args(ValueChoice)),
+    "max_body_bytes": Variable("KIMI_MAX_BODY_BYTES", "int", minimum=1),
+    "max_prompt_tokens": Variable("KIMI_MAX_PROMPT_TOKENS", "int", minimum=1),
+    "max_concurrent": Variable("KIMI_MAX_CONCURRENT_REQUESTS", "int", minimum=1),
+    "max_sequences": Variable("KIMI_MAX_SEQUENCES", "int", minimum=1),
+    "max_mask_ms": Variable("KIMI_MAX_MASK_MS", "int", minimum=1),
+}
+_KEYS = tuple(name + suffix for name in (API_KEY, ADMIN_KEY) for suffix in ("", FILE_SUFFIX))
+VARIABLES = (*(variable.name for variable in _FIELDS.values()), *_KEYS)
 # A misspelt limit would be no limit. Variables KIMI_API* belong to other programs, too.
 _OURS = ("KIMI_DOOR", "KIMI_MAX_", "KIMI_ADMIN_")
 
@@ -87,22 +86,10 @@ def read_door(environ: Mapping[str, str]) -> DoorSettings:
     for name in environ:
         if name.startswith(_OURS) and name not in VARIABLES:
             raise KimiError(f"unknown variable {name}{nearest(name, VARIABLES)}", where="environment")
-    policy = cast(Policy, _choice(environ, "KIMI_DOOR", get_args(Policy)))
-    usual = DoorSettings()
-    settings = DoorSettings(
-        api_key=read_key(environ, API_KEY),
-        admin_key=read_key(environ, ADMIN_KEY),
-        policy=policy,
-        max_body_bytes=_count(environ, "KIMI_MAX_BODY_BYTES") or usual.max_body_bytes,
-        max_prompt_tokens=_count(environ, "KIMI_MAX_PROMPT_TOKENS"),
-        max_concurrent=_count(environ, "KIMI_MAX_CONCURRENT_REQUESTS"),
-        max_sequences=_count(environ, "KIMI_MAX_SEQUENCES") or usual.max_sequences,
-        native=cast(Native, _choice(environ, "KIMI_DOOR_NATIVE", get_args(Native))),
-        max_mask_ms=_count(environ, "KIMI_MAX_MASK_MS") or usual.max_mask_ms,
-        stop_regex=_choice(environ, "KIMI_DOOR_STOP_REGEX", get_args(Switch)) == "on",
-        values=cast(ValueChoice, _choice(environ, "KIMI_DOOR_VALUES", get_args(ValueChoice))),
-    )
-    if policy == "off" and (settings.api_key or settings.admin_key):
+    given = {field: variable.parse(text) for field, variable in _FIELDS.items() if (text := environ.get(variable.name))}
+    given["stop_regex"] = given.get("stop_regex") == "on"
+    settings = DoorSettings(read_key(environ, API_KEY), read_key(environ, ADMIN_KEY), **given)
+    if settings.policy == "off" and (settings.api_key or settings.admin_key):
         raise KimiError(
             "KIMI_DOOR=off, but a key is set that would not be checked",
             where="environment",
@@ -126,7 +113,7 @@ def read_key(environ: Mapping[str, str], name: str) -> str | None:
 
 def without_keys() -> dict[str, str]:
     """Return variables that remove all keys from the environment of an engine that only its starter uses."""
-    return {name + suffix: "" for name in (API_KEY, ADMIN_KEY) for suffix in ("", FILE_SUFFIX)}
+    return dict.fromkeys(_KEYS, "")
 
 
 def key_file_environment(path: Path, name: str = API_KEY) -> dict[str, str]:
@@ -180,20 +167,3 @@ def _usable(key: str, where: str) -> str:
         expected=f"one line of at least {_MIN_KEY} visible ASCII characters without spaces",
         remedy="openssl rand -hex 32",
     )
-
-
-def _choice(environ: Mapping[str, str], name: str, allowed: tuple[str, ...]) -> str:
-    """Return the variable's value, which must be one of `allowed`; by default the first of them."""
-    value = environ.get(name) or allowed[0]
-    if value not in allowed:
-        raise KimiError(f"{name}={value!r} is not allowed", where="environment", expected=", ".join(allowed))
-    return value
-
-
-def _count(environ: Mapping[str, str], name: str) -> int | None:
-    text = environ.get(name)
-    if not text:
-        return None
-    if not text.isascii() or not text.isdigit() or int(text) == 0:
-        raise KimiError(f"{name}={text!r} is not allowed", where="environment", expected="a whole number above 0")
-    return int(text)

@@ -168,7 +168,7 @@ def _source(name: str) -> str | None:
     """Return the source of a function or class, below its hooks; None if the release lacks it."""
     try:
         found = pkgutil.resolve_name(name)
-        return inspect.getsource(inspect.unwrap(found.fget if isinstance(found, property) else found))
+        return inspect.getsource(inspect.unwrap(getattr(found, "fget", found)))  # of a property
     except (ImportError, AttributeError, OSError, TypeError):
         return None
 
