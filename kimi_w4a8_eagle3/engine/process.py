@@ -281,7 +281,7 @@ class EngineServer:
             return
         try:
             for child in psutil.Process(self._process.pid).children(recursive=True):
-                self._children.setdefault(child.pid, child)
+                self._children[child.pid] = child  # the system may give the number of one that ended to another one
         except psutil.NoSuchProcess:
             return
         if self._belongings is not None and time.monotonic() >= self._look_again:

@@ -60,6 +60,8 @@ def test_children_of_a_crashed_engine_are_ended(tmp_path):
     running.start()
     running.wait_ready(280)
     child = child_of(running.log_path)
+    running._children[child] = before = psutil.Process(child)
+    before._ident = (child, 0.0)  # a helper that has ended, and whose number the system gave to another child
     running.poll()
     os.kill(running.pid, signal.SIGKILL)
     assert gone(running.pid)
