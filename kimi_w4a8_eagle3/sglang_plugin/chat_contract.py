@@ -10,6 +10,9 @@ from collections.abc import AsyncGenerator, Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from pydantic.fields import FieldInfo
+from sglang.srt.entrypoints.openai import protocol
+
 from ..chat.calls import number_calls
 from ..chat.reader import is_json
 from .answer_parsers import PARSER
@@ -100,9 +103,6 @@ def count_thinking(usage: UsageInfo, *args: object, **named: object) -> None:
 
 @cache
 def _declare_details() -> None:
-    from pydantic.fields import FieldInfo  # start-up: only an engine needs these
-    from sglang.srt.entrypoints.openai import protocol
-
     details = FieldInfo(annotation=dict[str, int] | None, default=None)
     protocol.UsageInfo.model_fields["completion_tokens_details"] = details
     for name in ("UsageInfo", *(f"{kind}{end}" for kind in ("ChatCompletion", "Completion") for end in _ANSWERS)):

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapp
 from typing import TYPE_CHECKING, Any
 
 import orjson
+from sglang.srt.entrypoints.openai import protocol
 
 from ..chat.calls import flat_name
 from ..chat.reader import is_json
@@ -43,14 +44,12 @@ Names = Mapping[str, tuple[str, dict[str, Any]]]
 @FEATURE.after(f"{_SERVING}._response_tools_to_chat_tools")
 def declare_members(tools: list[Any], *args: Any) -> None:
     """Show the model the functions of namespaces."""
-    from sglang.srt.entrypoints.openai.protocol import Function, Tool  # SGLang's import order: complete once it serves
-
     shown = {tool.function.name for tool in tools}
     for name, (_, member) in _members(args[-1]).items():
         if name not in shown:
             keys = ("description", "parameters", "strict")
-            function = Function(name=name, **{key: member[key] for key in keys if key in member})
-            tools.append(Tool(type="function", function=function))
+            function = protocol.Function(name=name, **{key: member[key] for key in keys if key in member})
+            tools.append(protocol.Tool(type="function", function=function))
 
 
 class ForcedMember(str):
@@ -159,9 +158,7 @@ def unseal(original: Callable[..., str | None], blob: object) -> str | None:
 @FEATURE.after(f"{_SERVING}._merge_consecutive_assistant_messages")
 def keep_instructions_apart(messages: list[Any], *args: object) -> list[Any]:
     """Keep a system message where it is, as on the other APIs. SGLang 0.5.20 joins all that are dicts at the top."""
-    from sglang.srt.entrypoints.openai.protocol import ChatCompletionMessageGenericParam  # SGLang's import order
-
-    return [ChatCompletionMessageGenericParam(**one) if one["role"] == "system" else one for one in messages]
+    return [protocol.ChatCompletionMessageGenericParam(**one) if one["role"] == "system" else one for one in messages]
 
 
 @FEATURE.after(f"{_PROTOCOL}.ResponsesRequest.to_sampling_params")
