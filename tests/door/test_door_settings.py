@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -27,22 +26,6 @@ def test_an_empty_environment_gives_the_documented_defaults() -> None:
     assert read_door({}) == DoorSettings()
     assert read_door({"KIMI_DOOR": "", "KIMI_MAX_BODY_BYTES": ""}) == DoorSettings()
     assert DoorSettings() == DoorSettings(None, None, "auto", 33_554_432, None, None, 512, "closed", False, 20)
-
-
-@pytest.mark.parametrize(("native", "openings"), [("open", 3), ("keyless", 1), ("closed", 0)])
-def test_clients_may_generate_natively_where_it_is_open_or_while_no_key_exists(native: Any, openings: int) -> None:
-    opened = [DoorSettings(**keys, native=native).native_open for keys in ({}, {"api_key": KEY}, {"admin_key": KEY})]
-    assert opened == [place < openings for place in range(3)]
-
-
-@pytest.mark.parametrize(
-    ("policy", "expected"),
-    [("auto", [True, False, False, False]), ("open", [True, True, False, True]), ("closed", [False] * 4)],
-)
-def test_the_operators_endpoints_are_open_without_the_admin_key(policy: Any, expected: list[bool]) -> None:
-    cases: list[tuple[dict[str, str], str]] = [({}, "::1"), ({"api_key": KEY}, "::1"), ({"admin_key": KEY}, "::1")]
-    cases.append(({}, "0.0.0.0"))
-    assert [DoorSettings(**keys, policy=policy).admin_open(host) for keys, host in cases] == expected
 
 
 def test_a_key_has_eight_characters() -> None:

@@ -1,11 +1,14 @@
-"""Run by `support.sglang_program`: the pool that SGLang's own code makes in the memory of each case in argv[3] (JSON).
+"""Run by `support.sglang_program`: the pools that SGLang's own code makes for the target and the draft in argv.
 
-A case is [HBM bytes, weight bytes, words of the command line]. Nothing but the reading of the GPU's memory is replaced.
+With cases in argv[3] (JSON), each [HBM bytes, weight bytes, words of the command line], it prints the pool of each in
+the memory of a GPU, of which nothing but the reading is replaced. Without cases it prints what SGLang settles on for a
+request of 50 G tokens under several gates.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from types import SimpleNamespace
 
@@ -18,10 +21,16 @@ from sglang.srt.runtime_context import get_parallel
 from sglang.srt.server_args import prepare_server_args, set_global_server_args_for_scheduler
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
+from kimi_w4a8_eagle3.sglang_plugin import page_guard_hook
+
 GIB = 1 << 30
+REQUESTED = 50_000_000_000
+WORDS = "--attention-backend intel_amx --mem-fraction-static 0.3 --speculative-algorithm EAGLE3 "
+WORDS += "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4"
 
 
-def sized(target: str, draft: str, hbm: int, weights: int, words: list[str]) -> int:
+def configurator(target: str, words: list[str]) -> KVCacheConfigurator:
+    """The object that sizes the target's pool, with everything that sizing reads and no model behind it."""
     args = prepare_server_args(["--model-path", target, "--device", "cpu", "--trust-remote-code", *words])
     set_global_server_args_for_scheduler(args)
     owner = object.__new__(KVCacheConfigurator)
@@ -38,6 +47,11 @@ def sized(target: str, draft: str, hbm: int, weights: int, words: list[str]) -> 
     owner.spec_aux_config = spec_aux_hidden_state.resolve_spec_aux_hidden_state_config(
         server_args=args, model_config=owner.model_config, spec_algorithm=owner.spec_algorithm, is_draft_worker=False
     )
+    return owner
+
+
+def in_memory(target: str, hbm: int, weights: int, words: list[str]) -> int:
+    owner = configurator(target, words)
     kv_cache_configurator.get_available_gpu_memory = lambda *_, **__: (hbm - weights) / GIB
     world = SimpleNamespace(world_size=1, cpu_group=None)
     if hasattr(kv_cache_configurator, "get_world_group"):
@@ -47,6 +61,32 @@ def sized(target: str, draft: str, hbm: int, weights: int, words: list[str]) -> 
     return int(owner.config_from_budget(owner._profile_available_bytes(hbm / GIB)).max_total_num_tokens)
 
 
+def requested(owner: KVCacheConfigurator, **gates: str) -> int:
+    for name in ("KIMI_PAGE_GUARD", "KIMI_PAGE_GUARD_INT_MAX"):
+        os.environ.pop(name, None)
+    os.environ.update(gates)
+    return int(owner._apply_token_constraints(REQUESTED))
+
+
+def guarded(target: str, draft: str) -> dict[str, object]:
+    pool = configurator(target, ["--speculative-draft-model-path", draft, *WORDS.split()])
+    draft_rows = [shape.row_elements for shape in page_guard_hook._shapes(pool) if shape.kind == "mha"]
+    results: dict[str, object] = {
+        "requested": REQUESTED,
+        "draft_row_elements": draft_rows,
+        "auto": requested(pool),
+        "off": requested(pool, KIMI_PAGE_GUARD="off", KIMI_PAGE_GUARD_INT_MAX="1000"),
+        "force": requested(pool, KIMI_PAGE_GUARD="force"),
+        "force_small": requested(pool, KIMI_PAGE_GUARD="force", KIMI_PAGE_GUARD_INT_MAX="128000"),
+    }
+    page_guard_hook.attention_backends = lambda: {"aiter"}
+    results["auto_on_aiter"] = requested(pool)
+    pool.is_draft_worker = True  # an MLA model without a draft of its own
+    results["mla_row_elements"] = [shape.row_elements for shape in page_guard_hook._shapes(pool)]
+    return {**results, "no_draft_on_aiter": requested(pool)}
+
+
 if __name__ == "__main__":
-    target, draft, cases = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-    print("\n" + json.dumps([sized(target, draft, *case) for case in cases]))
+    target, draft, *cases = sys.argv[1:]
+    sizes = [in_memory(target, *case) for case in json.loads(cases[0])] if cases else guarded(target, draft)
+    print("\n" + json.dumps(sizes))

@@ -34,20 +34,12 @@ def test_a_body_that_is_too_large() -> None:
     door = guarded(engine, DoorSettings(max_body_bytes=1000))
     big = {**CHAT, "user": "x" * 2000}
 
-    def lying(header: tuple[bytes, bytes], *chunks: bytes) -> int:
-        pieces = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
-        sent = events_of(door, posted("/v1/chat/completions", header), *pieces, {"type": "http.request", "body": b""})
-        return int(sent[0]["status"])
-
     for response in (
         ask(door, "POST", "/v1/chat/completions", json=big),
         ask(door, "POST", "/v1/chat/completions", content=iter_bytes(json.dumps(big).encode())),
     ):
         assert response.status_code == 413
         assert "larger than 1000 bytes" in message(response)
-    assert lying((b"content-length", b"10"), *[b"x" * 900] * 2) == 413
-    assert lying((b"content-length", b"99999999999"), b"{}") == 413
-    assert lying((b"transfer-encoding", b"chunked"), *[b"x" * 600] * 5) == 413
     assert engine.seen == []
     assert ask(door, "POST", "/v1/chat/completions", json={**CHAT, "user": "x" * 500}).status_code == 200
 

@@ -146,6 +146,7 @@ GENERATE = {
     "opened-key": (DoorSettings(native="open", api_key=CLIENT_KEY), "0.0.0.0", bearer(CLIENT_KEY), 200),
     "keyless": (DoorSettings(native="keyless", policy="closed"), "127.0.0.1", {}, 200),
     "keyless-but-a-key": (DoorSettings(native="keyless", api_key=CLIENT_KEY), "127.0.0.1", bearer(CLIENT_KEY), 403),
+    "keyless-but-an-admin-key": (DoorSettings(native="keyless", admin_key=ADMIN_KEY), "127.0.0.1", {}, 403),
     "client": (KEYS, "127.0.0.1", bearer(CLIENT_KEY), 403),
     "admin": (KEYS, "127.0.0.1", bearer(ADMIN_KEY), 200),
 }

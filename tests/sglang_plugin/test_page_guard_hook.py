@@ -15,7 +15,7 @@ from kimi_w4a8_laptop.tiny import DRAFT, TARGET, WEIGHTS
 @pytest.fixture(scope="module", params=RELEASES, ids=VERSIONS)
 def sized(request: pytest.FixtureRequest) -> dict[str, int]:
     draft = json.loads((WEIGHTS / DRAFT / "config.json").read_text())
-    program = Path(__file__).with_name("sglang_pool.py").read_text()
+    program = Path(__file__).with_name("sglang_sizing.py").read_text()
     done = run(program, request.param, str(WEIGHTS / TARGET), str(WEIGHTS / DRAFT))
     assert done.returncode == 0, done.stderr[-2000:]
     results = json.loads(done.stdout.splitlines()[-1])

@@ -92,21 +92,6 @@ def test_half_a_row_is_taken_back_from_every_list() -> None:
     assert found(ERRORS)["rows"] == {"rids": ["a"], "texts": ["A"], "extras": {"x": [1], "y": []}, "none": None}
 
 
-HOOKED = """
-import json
-from sglang.srt.plugins.hook_registry import HookRegistry
-ours = ("failing_requests", "failing_outputs")
-every = HookRegistry._hooks.items()
-hooked = [target for target, hooks in every if any(hook.__module__.endswith(ours) for _, hook, _ in hooks)]
-print(json.dumps({"hooked": len(hooked), "applied": len(set(hooked) & HookRegistry._patched)}))
-"""
-
-
-@BOTH
-def test_every_hook_finds_its_place(newest: bool) -> None:
-    assert found(HOOKED, newest) == {"hooked": 15, "applied": 15}
-
-
 DEAD = """
 import json
 from types import SimpleNamespace
