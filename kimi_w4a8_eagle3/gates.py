@@ -15,8 +15,8 @@ from typing import Any
 from .base.errors import KimiError
 from .base.nearest import nearest
 from .base.toml import tomllib
-from .base.variable import Variable
 from .door.settings import VARIABLES as DOOR_VARIABLES
+from .door.settings import Variable
 
 _FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 OUR_BACKENDS = ("flydsl", "triton", "reference")  # in order of preference

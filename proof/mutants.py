@@ -64,7 +64,7 @@ TESTS = {
     "door/presence": ("sglang_plugin/test_door_keys.py",),
     "door/rules": ("sglang_plugin/test_door_bodies.py",),
     "door/schemas": ("door/test_enforceable.py", "door/test_real_tools.py", "sglang_plugin/test_door_bodies.py"),
-    "door/settings": ("door/test_door_settings.py", "sglang_plugin/test_door_keys.py"),
+    "door/settings": ("door/test_door_settings.py", "sglang_plugin/test_door_keys.py", "moe/test_gates.py"),
     "door/shares": ("door/test_shares.py", "door/test_security_page.py"),
     "door/shape": ("door/test_large.py", "sglang_plugin/test_door_bodies.py"),
     "door/trial": ("door/test_grammar_walk.py", "door/test_trial.py", "door/test_security_page.py"),
