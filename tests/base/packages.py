@@ -42,7 +42,7 @@ SHIPPED = (SERVING, LAB, LAPTOP)
 ALL = frozenset({*SHIPPED, "launch", "proof", "tests"})
 PACKAGES = {
     SERVING: Package(
-        frozenset(), plan=21_500, today=23_992, untyped=150,
+        frozenset(), plan=21_500, today=23_860, untyped=150,
         sglang=("sglang_plugin/",), flydsl=("moe/flydsl/",), torch=("moe/", "quark/", "sampling/", "sglang_plugin/"),
     ),
     LAB: Package(
@@ -52,13 +52,13 @@ PACKAGES = {
     ),
     LAPTOP: Package(frozenset({SERVING, LAB}), plan=4_200, untyped=50, sglang=("",), torch=("",)),
     "launch": Package(ALL, plan=1_800, today=1_932, untyped=25, torch=("docker/",)),
-    "proof": Package(ALL, plan=50_000, today=60_480, untyped=125, sglang=("",), flydsl=("",), torch=("",)),
+    "proof": Package(ALL, plan=50_000, today=60_351, untyped=125, sglang=("",), flydsl=("",), torch=("",)),
     "tests": Package(ALL, plan=0, untyped=300, sglang=("",), flydsl=("",), torch=("",)),  # shares the lines of proof
 }  # fmt: skip
 BACKENDS = {"flydsl", "moe", "triton"}  # folders with the same parts by the same names
 SHARED = {"tests": "proof"}  # a package whose lines count with another one's
 ENGINE = ("sglang_plugin/__init__.py", "sglang_plugin/run_module.py")  # what an engine process starts with
-ENGINE_LINES = (9_500, 11_050)  # of ours that they import: the plan, and the most for now
+ENGINE_LINES = (9_500, 10_926)  # of ours that they import: the plan, and the most for now
 
 SOURCES = {
     name: (ROOT / name).read_text()
