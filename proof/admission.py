@@ -31,7 +31,7 @@ import psutil
 import typer
 
 from kimi_w4a8_eagle3.base.collection import VARIABLE, Consent
-from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
+from kimi_w4a8_eagle3.engine.process import EngineServer, die_with_parent, free_port
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
 from kimi_w4a8_lab.accuracy.vendor_checks import JsonBody
 from kimi_w4a8_lab.draft.collected import summarized
@@ -299,6 +299,10 @@ def _attack(url: str, seed: int) -> None:
     """Send what the corpus and `LARGE` hold, without an end, and do not read the answers."""
     cases = [case for name, case in LARGE.items() if "text" not in name]
     grammars = [{"regex": ".*a.{60}"}, {"regex": "(([^a]*)+)*"}, {"regex": "[a-z]{1,400}" * 8}]
+    die_with_parent()
+    os.setsid()  # Linux shares cores among sessions first, and a niceness counts in one session: autogroups of sched(7)
+    with suppress(OSError):
+        Path("/proc/self/autogroup").write_text("19")
     os.nice(19)  # where cores are few, what this client computes is not the engine's doing
     draw = random.Random(seed)
     with httpx.Client(base_url=url, timeout=600, trust_env=False) as http:

@@ -7,6 +7,7 @@ It also counts the tokens of long texts: some tokenizers make an object of each,
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sized
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +35,8 @@ _READ_S, _PICTURE_S = 0.12, 5e-9  # for a body, and more for each character of i
 large_request = ContextVar("large_request", default=False)
 # More of them would delay the event loop, which shares the interpreter with them.
 THREADS = 2
-threads = ThreadPoolExecutor(THREADS, "large-request")
+SWITCH_S = 0.0005  # that the event loop waits for the interpreter while a thread computes; Python's own 5 ms are long
+threads = ThreadPoolExecutor(THREADS, "large-request", sys.setswitchinterval, (SWITCH_S,))
 
 
 # Returns the tokens of a text.

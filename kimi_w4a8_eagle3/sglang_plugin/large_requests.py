@@ -1,6 +1,6 @@
 """Convert and tokenize large requests in threads; SGLang does it in the event loop, where all other requests wait.
 
-A thread shares the interpreter with the event loop, which gets its turn every 5 ms, and most tokenizers release the
+A thread shares the interpreter with the event loop, which gets its turn within 0.5 ms, and most tokenizers release the
 interpreter. Small requests stay in the event loop. SGLang 0.5.23 itself converts chat requests in a thread, but checks
 the schemas of their tools in the event loop, and tokenizes there what is sent as text.
 """

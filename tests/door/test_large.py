@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from contextlib import nullcontext
 from contextvars import Context
 from dataclasses import replace
@@ -155,3 +156,4 @@ def test_a_large_body_is_measured_read_in_a_thread_and_its_dropped_fields_are_co
         os.kill(admission.pid, signal.SIGKILL)
     assert seen == [False, True, True] and len(engine.seen) == 3
     assert dropped == ["no_such_field"] * 2
+    assert sys.getswitchinterval() < 0.001, "the event loop waits for the threads"
