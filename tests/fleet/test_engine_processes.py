@@ -25,6 +25,12 @@ for line in sys.stdin:
 """
 
 
+def kill(engine, child: int) -> None:
+    engine.stdin.write(f"{child}\n")
+    engine.stdin.flush()
+    assert engine.stdout.readline() == "killed\n"
+
+
 @pytest.fixture
 def engine():
     command = [sys.executable, "-c", PROGRAM]
@@ -32,14 +38,7 @@ def engine():
         assert process.stdout.readline() == "ready\n"
         yield process
         for child in (0, 1, 2):
-            process.stdin.write(f"{child}\n")
-        process.stdin.close()
-
-
-def kill(engine, child: int) -> None:
-    engine.stdin.write(f"{child}\n")
-    engine.stdin.flush()
-    assert engine.stdout.readline() == "killed\n"
+            kill(process, child)  # and wait for it: with its output closed the program would end and leave the others
 
 
 @pytest.mark.parametrize(("child", "name"), [(0, "sglang::scheduler_TP0"), (1, "sglang::detokenizer")])
