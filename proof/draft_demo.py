@@ -14,7 +14,6 @@ import signal
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +65,8 @@ def import_known(file: Path, count: int) -> None:
     settings = DraftTraining(seed=52, dialogues=count, longest=320)
     with file.open("w") as rows:
         for row in conversations(load_tokenizer(tiny.target_path()), settings):
-            begin = 0
-            for guessed, marks in groupby(row.guessed):
-                end = begin + len(list(marks))
-                if guessed:  # a turn's first token comes with its prompt
-                    turn = {"prompt": row.tokens[: begin - 1], "answer": row.tokens[begin - 1 : end]}
-                    rows.write(json.dumps(turn) + "\n")
-                begin = end
+            for begin, end in row.replies:
+                rows.write(json.dumps({"prompt": row.tokens[:begin], "answer": row.tokens[begin:end]}) + "\n")
 
 
 def ask(base_url: str, asked: Sequence[dict[str, Any]], clients: int = 8) -> list[Any]:

@@ -30,7 +30,8 @@ import psutil
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_lab.base.server_under_test import Target
-from kimi_w4a8_lab.predict.traffic import EngineSettings, Traffic
+from kimi_w4a8_lab.predict.layouts import EngineSettings
+from kimi_w4a8_lab.predict.traffic import Traffic
 from kimi_w4a8_lab.speed.trace import Segment, Trace, TraceSession, Turn
 
 from .linear_step_time import CHUNK, Answered, Fitted, fit
@@ -170,14 +171,13 @@ def measured(one: Answered) -> Row:
 def simulated(trace: Trace, fitted: Fitted, engine: EngineUnderTest, seed: int) -> list[Row]:
     """Simulate a trace on the same engines; seed: of the times outside of the scheduler."""
     settings = EngineSettings(
-        engine.replicas,
-        1,
-        POOL,
-        CHUNK,
-        MAX_RUNNING,
-        1,
-        fitted.accept,
-        engine.cache,
+        engines=engine.replicas,
+        pool=POOL,
+        chunk=CHUNK,
+        max_running=MAX_RUNNING,
+        grain=1,
+        accept_length=fitted.accept,
+        prefix_cache=engine.cache,
         eagle=engine.recipe == "tiny",
         outside_s=fitted.outside_s,
         seed=seed,

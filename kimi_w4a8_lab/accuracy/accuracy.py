@@ -37,8 +37,8 @@ def run(target: Target, protocol: Protocol, options: RunOptions, console: Consol
         data = {"test": [{"question": p.question, "answer": p.solution} for p in problems(protocol.limit or 0)]}
     references, judged = references_for(protocol, options, target)
     name, data_dir = f"eval-{task.title.lower()}", options.data_dir and options.data_dir.resolve()
-    with evaluated(target, AccuracyResult.kind, options, console, protocol, name, data_dir=data_dir) as evaluation:
-        server, folder, recorder = evaluation.server, evaluation.folder, evaluation.recorder
+    begun = evaluated(target, AccuracyResult.kind, options, console, protocol, name, data_dir=data_dir)
+    with begun as (folder, server, recorder):
         console.print(f"{task.title}: {_size(protocol)} on {server.model} at {server.base_url}; {folder}")
         with request_progress(task.title, protocol.count, console) as shown:
             outcomes, figures = score(protocol, server.model, recorder, data, folder / "lm_eval.log", shown)

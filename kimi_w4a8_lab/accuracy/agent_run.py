@@ -131,8 +131,7 @@ def run(target: Target, plan: AgentPlan, options: RunOptions, harness: Harness, 
         require_same_plan(options.baseline, plan, ("category", "max_tokens", "steps", "extra"))
     baseline = load_outcomes(options.baseline) if options.baseline else None
     conversations = [Conversation(task, list(task.turns[0])) for task in harness.tasks(plan.category, plan.limit)]
-    with evaluated(target, AgentResult.kind, options, console, plan) as evaluation:
-        server, folder, recorder = evaluation.server, evaluation.folder, evaluation.recorder
+    with evaluated(target, AgentResult.kind, options, console, plan) as (folder, server, recorder):
         console.print(f"{len(conversations)} conversations with {server.model} at {server.base_url}; {folder}")
         with request_progress("conversations", len(conversations), console) as shown:
             while active := [one for one in conversations if one.status is None]:

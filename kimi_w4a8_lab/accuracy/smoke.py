@@ -49,13 +49,12 @@ def run(
     """Ask easy problems and return the run directory, pass or fail, and the checks."""
     problems = sample(floors.problems, seed=21)
     once = RunOptions(runs=runs, patience=Patience(attempts=1, server_away_s=0.0))
-    with evaluated(target, SmokeResult.kind, once, console) as evaluation:
-        server = evaluation.server
+    with evaluated(target, SmokeResult.kind, once, console) as (folder, server, recorder):
         settings = {"model": server.model, "max_tokens": floors.max_tokens, "temperature": 0.0}
         settings |= {"return_spec_tokens_details": True}
         bodies = [{**settings, "messages": [{"role": "user", "content": p.question}]} for p in problems]
         with request_progress(f"{server.name}: problems", len(problems), console) as show:
-            ask = partial(evaluation.recorder.ask, CHAT, bodies, floors.concurrency, show)
+            ask = partial(recorder.ask, CHAT, bodies, floors.concurrency, show)
             # A router does not forward accept histograms.
             answers, counted = accepted(server.ops_url, _DRAFT_TOKENS, ask) if server.ops_url else (ask(), None)
     checks = list(check(problems, answers, floors, counted))
@@ -67,11 +66,11 @@ def run(
         {"question": p.question, "answer": p.answer, "reply": a.text} for p, a in zip(problems, answers, strict=True)
     ]
     result = SmokeResult(
-        configuration=server.name, model=server.model, verdict=verdict, requests=evaluation.recorder.counts,
+        configuration=server.name, model=server.model, verdict=verdict, requests=recorder.counts,
         checks=checks, solved=sum(map(_solved, problems, answers)), wanted=floors.correct, problems=shown,
     )  # fmt: skip
-    write_result(evaluation.folder, result)
-    return evaluation.folder, verdict.state, checks
+    write_result(folder, result)
+    return folder, verdict.state, checks
 
 
 def check(

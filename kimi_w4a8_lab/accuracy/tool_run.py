@@ -59,8 +59,7 @@ def run(target: Target, plan: ToolPlan, judging: Judging, console: Console) -> P
     baseline = load_outcomes(judging.baseline) if judging.baseline else None
     requests = tool_requests.load(plan.data, plan.limit)
     count = vendor_checks.counter(judging.tokenizer) if judging.tokenizer else None
-    with evaluated(target, ToolsResult.kind, judging, console, plan) as evaluation:
-        server, folder, recorder = evaluation.server, evaluation.folder, evaluation.recorder
+    with evaluated(target, ToolsResult.kind, judging, console, plan) as (folder, server, recorder):
         count = count or _own_counter(server)
         probes = vendor_checks.probes(server.model, plan.max_tokens)
         bodies = [_body(request.body, server.model, plan) for request in requests]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,6 +11,7 @@ from typing import Annotated, Any, Generic, TypeVar, Union
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
+from kimi_w4a8_eagle3.base.nearest import nearest
 from kimi_w4a8_eagle3.base.run_dir import RECORD, write_json
 from kimi_w4a8_eagle3.fleet.serve import Terminated
 
@@ -76,11 +77,17 @@ def _read(path: Path, kind: Any) -> Any:
         raise KimiError(what, str(path.parent), _EXPECTED, remedy) from None
 
 
-def first_error(error: ValidationError) -> str:
-    """Describe the first error, or that of the kind: a result of another kind has many."""
-    errors = error.errors()
-    first = next((found for found in errors if found["loc"] == ("kind",)), errors[0])
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
+def first_error(error: ValidationError, valid: Sequence[str] = ()) -> str:
+    """Describe the first error, or that of a kind or an unknown field, which has others behind it.
+
+    valid: names of fields, of which the nearest one is suggested for an unknown one.
+    """
+    errors, unknown = error.errors(), "extra_forbidden"
+    first = next((found for found in errors if found["loc"] == ("kind",) or found["type"] == unknown), errors[0])
+    place = ".".join(map(str, first["loc"]))
+    if first["type"] == unknown:
+        return f"unknown field {place!r}{nearest(str(first['loc'][-1]), valid)}"
+    return f"{place}: {first['msg']}".removeprefix(": ")
 
 
 @contextmanager

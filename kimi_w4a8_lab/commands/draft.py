@@ -28,7 +28,6 @@ from ..base.verdict import Verdict
 from ..draft import collected
 from ..draft import switch as links
 from ..draft.collected import Collected
-from ..draft.kinds import overall
 from ..report import page
 from ..speed.workloads import load_workload
 from .groups import expanded, signals
@@ -172,7 +171,6 @@ def train(
     """
     # start-up: torch
     from ..draft.checkpoint import save_draft
-    from ..draft.states import training_rows
     from ..draft.training import TrainingSettings
     from ..draft.training import train as run
 
@@ -181,7 +179,8 @@ def train(
     if to.exists():
         raise KimiError("the folder exists", str(to), "a new folder", "name another with --to")
     chosen, choosing, held_out = collected.divided(replace(of, most=10**9).conversations(folder))
-    rows = training_rows(collected.limited(chosen, read_consent(folder).most_of_key, of.most))
+    limited = collected.limited(chosen, read_consent(folder).most_of_key, of.most)
+    rows = [one for one in limited if sum(one.guessed) > 3]  # a reply of one token teaches nothing
     settings = TrainingSettings(seed=seed, epochs=epochs, batch=batch, lr=lr, keep=keep)
     settings = replace(settings, warmup=1 + min(settings.steps(len(rows)) // 10, settings.warmup))
     if settings.steps(len(rows)) < 1:
@@ -220,6 +219,7 @@ def compare(
 ) -> None:
     """Compare the recipe's draft with a new one on conversations that the new one was not trained on."""
     page.require_place(output or runs)
+    from ..draft.compare import overall  # start-up: torch
     from ..report import draft_comparison  # optional: matplotlib
     from ..report.tables import print_page
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,8 @@ from .collected import Collected
 from .eagle3 import Draft, pad_right
 
 Counts = NDArray[np.int64]
+# The target's captured states of conversations, padded to the longest, [B, T, captured layers * hidden].
+StatesOf = Callable[[Sequence[Collected]], Tensor]
 SERVED_STEPS, _DRAWS, _AT_ONCE = 3, 2000, 16  # --speculative-num-steps 3, topk 1, 4 draft tokens
 
 
@@ -50,17 +52,17 @@ def walk(replies: Sequence[tuple[int, int]], hits: Sequence[Sequence[bool]]) -> 
 
 @torch.no_grad()
 def walks(
-    draft: Draft, conversations: Sequence[Collected], states: Iterable[Tensor], embedding: Tensor, steps: int
+    draft: Draft, conversations: Sequence[Collected], states_of: StatesOf, embedding: Tensor, steps: int
 ) -> list[Walk]:
-    """Walk conversations. states: the target's, [tokens, captured layers * hidden] of each; embedding [vocab, hidden].
+    """Walk conversations. embedding: the target's, [vocab, hidden].
 
     A draft in another dtype than the embedding computes in BF16, as it will when it is served.
     """
-    found, device, left = [], embedding.device.type, iter(states)
+    found, device = [], embedding.device.type
     for begin in range(0, len(conversations), _AT_ONCE):
         part = conversations[begin : begin + _AT_ONCE]
         tokens = pad_right([one.tokens for one in part]).to(embedding.device)
-        captured = torch.nn.utils.rnn.pad_sequence([next(left) for _ in part], batch_first=True).to(embedding)
+        captured = states_of(part).to(embedding)
         with torch.autocast(device, torch.bfloat16, enabled=draft.fc.weight.dtype != embedding.dtype):
             chain = draft(tokens, captured, embedding, steps)
             hits = [(draft.guesses(hidden) == tokens[:, k + 2 :]).tolist() for k, hidden in enumerate(chain)]

@@ -20,6 +20,7 @@ from kimi_w4a8_eagle3.base.collection import NO_KEY, REQUESTS, StoredRequest, pa
 from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
 
 from ..base.data_file import lines
+from ..base.experiment import first_error
 
 _IN_A_FILE = 512  # requests
 STATES, SUFFIX = "states", ".safetensors"
@@ -58,8 +59,9 @@ class Collected:
         """Name of the client's key, or of the import."""
         return found[1] if (found := _KEY.fullmatch(self.kind)) else self.kind
 
+    @property
     def guessed(self) -> list[bool]:
-        """Mark the tokens that a draft guesses: a reply's first token comes with its prompt."""
+        """Mark of each token: True if a draft guesses it. A reply's first token comes with its prompt."""
         marks = [False] * len(self.tokens)
         for begin, end in self.replies:
             marks[begin + 1 : end] = [True] * (end - begin - 1)
@@ -144,9 +146,7 @@ def read_ids(source: Path, kind: str) -> list[_Line]:
         try:
             rows += [_Line.model_validate_json(line)] if line.strip() else []
         except ValidationError as error:
-            first = error.errors()[0]
-            what = f"{'.'.join(map(str, first['loc'])) or 'the line'}: {first['msg']}"
-            raise KimiError(what, f"{source}, line {number}", expected) from None
+            raise KimiError(first_error(error), f"{source}, line {number}", expected) from None
     if not rows:
         raise KimiError("the file has no request", str(source), f"lines of {expected}")
     return rows

@@ -18,7 +18,6 @@ from kimi_w4a8_eagle3.base.files import shortage
 
 from .collected import STATES, SUFFIX, Collected
 from .eagle3 import DraftSizes
-from .training import TrainingRow
 
 
 @dataclass(frozen=True)
@@ -74,14 +73,14 @@ def write_states(folder: Path, name: str, states: Tensor) -> None:
 
 @dataclass(frozen=True)
 class StoredStates:
-    """Reader of the states of training rows. folder: of the states. width: captured layers * hidden."""
+    """Reader of the states of conversations. folder: of the states. width: captured layers * hidden."""
 
     folder: Path
     width: int
 
-    def __call__(self, rows: Sequence[TrainingRow]) -> Tensor:
-        """Return the rows' states, padded to the longest."""
-        return pad_sequence([self.of(row.name, len(row.tokens)) for row in rows], batch_first=True)
+    def __call__(self, conversations: Sequence[Collected]) -> Tensor:
+        """Return the states, padded to the longest."""
+        return pad_sequence([self.of(one.name, len(one.tokens)) for one in conversations], batch_first=True)
 
     def of(self, name: str, tokens: int) -> Tensor:
         """Return one conversation's states, BF16 [tokens, width]; raise KimiError for a missing, cut or other file."""
@@ -95,12 +94,6 @@ class StoredStates:
             what = f"these states have the shape {list(states.shape)}: another draft's layers or another hidden size"
             raise KimiError(what, str(file), expected, remedy)
         return states
-
-
-def training_rows(conversations: Sequence[Collected]) -> list[TrainingRow]:
-    """Return conversations as rows for the trainer; a reply of one token teaches nothing."""
-    rows = [TrainingRow(one.tokens, one.guessed(), one.name) for one in conversations]
-    return [row for row in rows if sum(row.guessed) > 3]
 
 
 def device_of(name: str) -> torch.device:

@@ -19,13 +19,13 @@ from torch import Tensor
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 
+from .acceptance import StatesOf
+from .collected import Collected
 from .eagle3 import Draft, pad_right
 from .optim import optimizers, schedule, set_learning_rate
 
 SAVED_EVERY = 50  # steps between two checkpoints
 ShowStep = Callable[[int, dict[str, float]], None]
-# Captured states of rows, padded to the longest, [B, T, captured layers * hidden].
-StatesOf = Callable[[Sequence["TrainingRow"]], Tensor]
 
 
 @dataclass(frozen=True)
@@ -50,18 +50,9 @@ class TrainingSettings:
         return self.epochs * (rows // self.batch)
 
 
-@dataclass(frozen=True)
-class TrainingRow:
-    """A whole conversation: token ids, and which of them a draft guesses (a turn's first comes with its prompt)."""
-
-    tokens: Sequence[int]
-    guessed: Sequence[bool]
-    name: str = ""
-
-
 def train(
     draft: Draft,
-    rows: Sequence[TrainingRow],
+    rows: Sequence[Collected],
     states_of: StatesOf,
     embedding: Tensor,
     settings: TrainingSettings,
@@ -134,7 +125,7 @@ def _restored(path: Path | None, job: dict[str, object], draft: Draft, opts: Seq
     return int(found["step"])
 
 
-def _batches(rows: Sequence[TrainingRow], settings: TrainingSettings) -> Iterator[Sequence[TrainingRow]]:
+def _batches(rows: Sequence[Collected], settings: TrainingSettings) -> Iterator[Sequence[Collected]]:
     """Rows of a length together, because some are ten times as long as others; such batches in any order."""
     rng = random.Random(settings.seed)
     for _ in range(settings.epochs):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kimi_w4a8_eagle3.machine.aiter_regime import Regime
@@ -26,27 +29,42 @@ DELAYER = "enable-prefill-delayer=true"
 GROUPS = (2, 4, 8)
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Engines of a recipe with settings on one node; groups: of GPUs in an engine, with requests of their own.
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """Engines behind one router. groups: of GPUs in an engine, with requests of their own.
 
-    draft: its card, because MLA drafts read less KV. pool: KV tokens of a group; chunk and max_ are of a group, too.
-    context: most tokens of a request. delayed: prefills of the groups begin together.
+    Lengths are in tokens, pool, chunk and limits of a group; grain: tokens of a unit. context: of a prompt with its
+    answer. delayed: `enable-prefill-delayer`. overlap: SGLang chooses a batch when the one before it begins. outside_s:
+    times of requests outside of the scheduler, as in HTTP and the tokenizer, drawn by chance. seed: of these times, of
+    the order of sessions, and of the users' starts.
     """
+
+    engines: int = 1
+    groups: int = 1
+    pool: int
+    chunk: int
+    max_running: int
+    grain: int = 64  # AgentX's block
+    accept_length: float = 1.0
+    prefix_cache: bool = True
+    eagle: bool = False
+    context: float = math.inf
+    max_queued: int = sys.maxsize
+    delayed: bool = False
+    overlap: bool = False
+    outside_s: Sequence[float] = (0.0,)
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout(EngineSettings):
+    """Engines of a recipe with settings on one node. draft: its card, because MLA drafts read less KV."""
 
     name: str
     recipe: str
     settings: tuple[str, ...]
     draft: str
-    engines: int
     tp: int
-    groups: int
-    pool: int
-    chunk: int
-    max_running: int
-    max_queued: int
-    context: int
-    delayed: bool
 
     @property
     def kv_tokens(self) -> int:
@@ -56,7 +74,7 @@ class Layout:
     @property
     def longest(self) -> int:
         """Most tokens of a request with its answer."""
-        return min(self.context, self.pool)
+        return int(min(self.context, self.pool))
 
     @property
     def cluster(self) -> Cluster:
@@ -82,20 +100,11 @@ def layout(recipe: str, *settings: str) -> Layout:
         return int(str(args[setting]))
 
     return Layout(
-        name,
-        recipe,
-        settings,
-        draft.card if draft and draft.card else DRAFT,
-        engines,
-        plan.tp,
-        groups,
-        plan.tokens,
-        number("chunked-prefill-size") // groups,
-        number("max-running-requests") // groups,
-        number("max-queued-requests"),
-        number("context-length"),
-        delayed,
-    )
+        name=name, recipe=recipe, settings=settings, draft=draft.card if draft and draft.card else DRAFT,
+        engines=engines, tp=plan.tp, groups=groups, pool=plan.tokens, delayed=delayed, overlap=True,
+        chunk=number("chunked-prefill-size") // groups, max_running=number("max-running-requests") // groups,
+        max_queued=number("max-queued-requests"), context=number("context-length"),
+    )  # fmt: skip
 
 
 def node_layouts() -> list[Layout]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,26 +20,14 @@ from .machine_model import Cluster
 from .predict import calibrate
 from .simulation import SimulatedRun, SimulationJob, Slo, TrafficFigures
 from .step_time import KimiStepTime
-from .traffic import EngineSettings, Traffic
+from .traffic import Traffic
 
 ENOUGH = 10000  # answers after which a simulation ends early: many short requests would take minutes
 
 
 def run(job: SimulationJob, trace: Trace, one: SimulatedRun) -> TrafficFigures:
     layout, length = one.layout, one.accept_length
-    settings = EngineSettings(
-        layout.engines,
-        layout.groups,
-        layout.pool,
-        layout.chunk,
-        layout.max_running,
-        accept_length=length,
-        context=layout.context,
-        max_queued=layout.max_queued,
-        delayed=layout.delayed,
-        overlap=True,
-        seed=one.seed,
-    )
+    settings = replace(layout, accept_length=length, seed=one.seed)
     steps = KimiStepTime(calibrate(Cluster()), layout.cluster, 0 if length == 1 else 3, scale=one.scale)
     enough = math.inf if one.lockstep or one.users is None else ENOUGH
     traffic = Traffic(trace, settings, steps, one.users, job.horizon_s, one.lockstep, enough)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import heapq
 import math
 import random
-import sys
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from kimi_w4a8_eagle3.recipe.router_settings import ABSOLUTE_DIFFERENCE, RELATIV
 
 from ..speed.trace import Trace, TraceSession, Turn
 from ..with_sglang.simulated_scheduler import DelayedPrefills, SchedulerLimits, SimulatedRequest, SimulatedScheduler
+from .layouts import EngineSettings
 from .step_time import StepTime
 
 RAMP = 0.1  # share of the horizon in which users start
@@ -32,32 +32,6 @@ AGAIN_S = 1.0  # a client whose request is refused sends the next one after this
 THINK_CAP_S = 60.0  # longer pauses count as this, as in the tool that publishes AgentX's traces
 ROUTER_STRIDE = 8  # units; a prefix of the router is compared every so many
 CACHE_THRESHOLD = 0.3  # recipe/router_settings.py
-
-
-@dataclass(frozen=True)
-class EngineSettings:
-    """Engines behind one router. Lengths are in tokens, pool, chunk and limits of a rank; grain: tokens of a unit.
-
-    context: of a prompt with its answer. delayed: `enable-prefill-delayer`. overlap: SGLang chooses a batch when the
-    one before it begins. outside_s: times of requests outside of the scheduler, as in HTTP and the tokenizer, drawn by
-    chance. seed: of these times, of the order of sessions, and of the users' starts.
-    """
-
-    engines: int
-    ranks: int
-    pool: int
-    chunk: int
-    max_running: int
-    grain: int = 64  # AgentX's block
-    accept_length: float = 1.0
-    prefix_cache: bool = True
-    eagle: bool = False
-    context: float = math.inf
-    max_queued: int = sys.maxsize
-    delayed: bool = False
-    overlap: bool = False
-    outside_s: Sequence[float] = (0.0,)
-    seed: int = 0
 
 
 @dataclass
@@ -289,7 +263,7 @@ class Traffic:
             settings.prefix_cache,
             settings.eagle,
         )
-        ranks = [[SimulatedScheduler(limits) for _ in range(settings.ranks)] for _ in range(settings.engines)]
+        ranks = [[SimulatedScheduler(limits) for _ in range(settings.groups)] for _ in range(settings.engines)]
         self.engines = [
             _Engine(settings, time, schedulers, DelayedPrefills(schedulers) if settings.delayed else None, self._refuse)
             for schedulers in ranks

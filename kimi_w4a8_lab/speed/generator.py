@@ -13,6 +13,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.engine.process import Program, last_line, starter
 
+from ..base.experiment import first_error
+
 # SGLang's program, which also writes a line for each finished request.
 _GENERATOR = "kimi_w4a8_lab.with_sglang.bench_generator"
 _POLL_S = 0.1
@@ -137,7 +139,7 @@ def read_last(path: Path, kind: type[Content]) -> Content:
     try:
         return kind.model_validate(json.loads(line))
     except (json.JSONDecodeError, ValidationError) as error:
-        detail = error.errors()[0] if isinstance(error, ValidationError) else error
+        detail = first_error(error) if isinstance(error, ValidationError) else error
         raise KimiError(
             f"cannot read the load generator's result: {detail}",
             where=str(path),

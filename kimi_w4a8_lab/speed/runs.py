@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -70,11 +70,8 @@ class Run:
         at = side, point.workload.name, point.concurrency, point.seed, repetition_index
         return any(at == found.at for found in self.result.measurements)
 
-    def repetitions(self, measurements: Iterable[Measurement]) -> list[Repetition]:
-        """Return the measurements with their per-request details, or without them if the raw file is gone."""
-        return [self._repetition(measurement) for measurement in measurements]
-
-    def _repetition(self, measurement: Measurement) -> Repetition:
+    def repetition(self, measurement: Measurement) -> Repetition:
+        """Return a measurement with its per-request details, or without them if the raw file is gone."""
         if measurement.raw not in self._details:
             path = self.folder / measurement.raw
             details = read_last(path, LoadDetails) if path.is_file() else None
@@ -106,7 +103,7 @@ class Cell:
     def of(cls, pairs: Sequence[tuple[Run, Measurement]]) -> Cell:
         """Make the cell of measurements with the same workload, concurrency and side."""
         run, first = pairs[0]
-        repetitions = [repetition for run, found in pairs for repetition in run.repetitions([found])]
+        repetitions = [run.repetition(found) for run, found in pairs]
         return cls(run, first.workload, first.concurrency, first.side, [found for _, found in pairs], repetitions)
 
     @cached_property

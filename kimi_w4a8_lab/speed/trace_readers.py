@@ -24,8 +24,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.files import regular
-from kimi_w4a8_eagle3.base.nearest import nearest
 
+from ..base.experiment import first_error
 from .generator import LoadDetails
 from .trace import Request, Segment, Trace, TraceSession, Turn
 
@@ -180,23 +180,10 @@ def _checked(kind: type[Content], row: Any, path: Path, number: int = 0) -> Cont
     try:
         return kind.model_validate(row)
     except ValidationError as error:
-        errors = error.errors()
-        first = next((detail for detail in errors if detail["type"] == "extra_forbidden"), errors[0])
-    names = [str(part) for part in first["loc"]]
-    where = f"{path}, line {number}" if number else str(path)
-    what, hint = f"{'.'.join(names) or 'the trace'}: {first['msg']}", ""
-    if first["type"] == "extra_forbidden":
-        valid = [field.alias or name for model in _models(kind) for name, field in model.model_fields.items()]
-        what, hint = f"unknown field {'.'.join(names)!r}", nearest(names[-1], valid)
-    raise KimiError(what + hint, where=where, expected=FORMATS) from None
-
-
-def _models(kind: type[BaseModel]) -> Sequence[type[BaseModel]]:
-    nested: dict[type[BaseModel], tuple[type[BaseModel], ...]] = {
-        _AgentXTrace: (_AgentXRequest, _AgentXSubagent),
-        _AgenticTrace: (_AgenticTurn,),
-    }
-    return (kind, *nested.get(kind, ()))
+        schema = kind.model_json_schema()
+        valid = [name for part in (schema, *schema.get("$defs", {}).values()) for name in part["properties"]]
+        where = f"{path}, line {number}" if number else str(path)
+        raise KimiError(first_error(error, valid), where, FORMATS) from None
 
 
 # Turns repeat the blocks of the turns before: one object each, because an hour of agents has millions.

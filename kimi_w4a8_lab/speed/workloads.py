@@ -14,6 +14,8 @@ from kimi_w4a8_eagle3.base.files import read_toml
 from kimi_w4a8_eagle3.base.installed import operator_dir
 from kimi_w4a8_eagle3.base.nearest import nearest
 
+from ..base.experiment import first_error
+
 Positive = Annotated[int, Field(gt=0)]
 CHAT_BACKEND = "sglang-oai-chat"
 AGENT_DATASET = ("--dataset-name", "agentic-trace")
@@ -193,13 +195,6 @@ def _validate(table: dict[str, Any], where: str) -> Workload:
     try:
         return Workload.model_validate(table)
     except ValidationError as error:
-        errors = error.errors()
-        first = next((detail for detail in errors if detail["type"] == "extra_forbidden"), errors[0])
-        key = str(first["loc"][0]) if first["loc"] else ""
         valid = [name for name in Workload.model_fields if name != "name"]
-        hint = nearest(key, valid) if first["type"] == "extra_forbidden" else ""
-        raise KimiError(
-            f"workload {table['name']}: {key or 'table'}: {first['msg']}{hint}",
-            where=where,
-            expected=", ".join(valid) if hint or first["type"] == "extra_forbidden" else "",
-        ) from None
+        what = f"workload {table['name']}: {first_error(error, valid)}"
+        raise KimiError(what, where, f"values of {', '.join(valid)}") from None

@@ -7,7 +7,7 @@ target has learned to write just these, so that its own greedy replies would dif
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from kimi_w4a8_lab.draft.acceptance import SERVED_STEPS, measured, walks
 from kimi_w4a8_lab.draft.collected import Collected
 from kimi_w4a8_lab.draft.eagle3 import Draft, pad_right
 from kimi_w4a8_lab.draft.layers import initialise
-from kimi_w4a8_lab.draft.training import ShowStep, TrainingRow, TrainingSettings, train
+from kimi_w4a8_lab.draft.training import ShowStep, TrainingSettings, train
 from kimi_w4a8_lab.speed.statistics import Interval
 
 from .config import DraftConfig, MlaDraftConfig, draft_sizes
@@ -45,17 +45,17 @@ class DraftTraining(TrainingSettings):
     typed: float = TYPED_SHARE
 
 
-def conversations(tokenizer: Tokenizer, settings: DraftTraining) -> list[TrainingRow]:
+def conversations(tokenizer: Tokenizer, settings: DraftTraining) -> list[Collected]:
     """Fresh training conversations with the right turns, those that are not too long."""
-    rng, stream, rows = random.Random(settings.seed), problem_stream("train", settings.seed), list[TrainingRow]()
+    rng, stream, rows = random.Random(settings.seed), problem_stream("train", settings.seed), list[Collected]()
     while len(rows) < settings.dialogues:
-        tokens, guessed = list[int](), list[bool]()
+        tokens, replies = list[int](), list[tuple[int, int]]()
         for part in drawn(stream, rng, settings.typed).parts():
             given, written = (tokenizer.encode(text).ids for text in part)
             tokens += given + written
-            guessed += [False] * (len(given) + 1) + [True] * (len(written) - 1)
+            replies.append((len(tokens) - len(written), len(tokens)))
         if len(tokens) <= settings.longest:
-            rows.append(TrainingRow(tokens, guessed))
+            rows.append(Collected("", tuple(tokens), tuple(replies), 0))
     return rows
 
 
@@ -68,7 +68,7 @@ def captured_states(target: TargetModel, tokens: Tensor, layers: Sequence[int]) 
 
 def train_draft(
     target: TargetModel,
-    rows: Sequence[TrainingRow],
+    rows: Sequence[Collected],
     settings: DraftTraining,
     report: ShowStep = lambda step, values: None,
     config: DraftConfig | MlaDraftConfig | None = None,
@@ -82,7 +82,7 @@ def train_draft(
         draft.load_state_dict(first.state_dict())
     known: dict[int, Tensor] = {}  # captured states of each row, after the first pass
 
-    def states_of(chosen: Sequence[TrainingRow]) -> Tensor:
+    def states_of(chosen: Sequence[Collected]) -> Tensor:
         if not all(id(row) in known for row in chosen):
             states = captured_states(target, pad_right([row.tokens for row in chosen]), draft.sizes.captured)
             known.update({id(row): found[: len(row.tokens)].clone() for row, found in zip(chosen, states, strict=True)})
@@ -102,5 +102,9 @@ def acceptance(
         states = captured_states(target, pad_right([one.tokens for one in part]), draft.sizes.captured)
         answered = [Collected("", tuple(one.tokens), ((one.prompt, len(one.tokens)),), 0) for one in part]
         rows = (row[: len(one.tokens)] for row, one in zip(states, part, strict=True))
-        found += walks(draft, answered, rows, target.embed_tokens.weight, steps)
+
+        def states_of(some: Sequence[Collected], rows: Iterator[Tensor] = rows) -> Tensor:
+            return pad_sequence([next(rows) for _ in some], batch_first=True)
+
+        found += walks(draft, answered, states_of, target.embed_tokens.weight, steps)
     return measured(found)

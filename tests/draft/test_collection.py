@@ -51,7 +51,7 @@ def test_a_request_is_stored_as_ids_for_its_owner_alone(folder: Path) -> None:
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
     plain, structured = sorted(read_collected(folder, 100), key=lambda one: one.kind)
     assert (plain.tokens, plain.replies, plain.kind) == ((5, 6, 7, 8, 9), ((3, 5),), NO_KEY)
-    assert plain.guessed() == [False] * 4 + [True] and structured.kind == f"{NO_KEY}-structured"
+    assert plain.guessed == [False] * 4 + [True] and structured.kind == f"{NO_KEY}-structured"
     assert (erase(folder, [structured.kind], ()), names(folder)) == (1, ["chatcmpl-1"])
 
 

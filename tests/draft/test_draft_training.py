@@ -26,12 +26,11 @@ from kimi_w4a8_lab.draft import training
 from kimi_w4a8_lab.draft.acceptance import Walk, difference, measured, walk
 from kimi_w4a8_lab.draft.checkpoint import draft_sizes, load_draft, save_draft, target_tensor
 from kimi_w4a8_lab.draft.collected import Collected, read_collected
-from kimi_w4a8_lab.draft.compare import Judge
+from kimi_w4a8_lab.draft.compare import WORDS, Judge, KindOfTraffic, overall
 from kimi_w4a8_lab.draft.eagle3 import Draft
-from kimi_w4a8_lab.draft.kinds import WORDS, KindOfTraffic, overall
 from kimi_w4a8_lab.draft.layers import initialise
-from kimi_w4a8_lab.draft.states import StoredStates, capture_plan, training_rows, write_states
-from kimi_w4a8_lab.draft.training import TrainingRow, TrainingSettings, train
+from kimi_w4a8_lab.draft.states import StoredStates, capture_plan, write_states
+from kimi_w4a8_lab.draft.training import TrainingSettings, train
 from kimi_w4a8_laptop import tiny
 
 TARGET, DRAFT = tiny.target_path(), tiny.draft_path()
@@ -46,14 +45,15 @@ def small(proposed: torch.Tensor | None = None) -> Draft:
     return draft
 
 
-def rows() -> list[TrainingRow]:
+def rows() -> list[Collected]:
     generator = torch.Generator().manual_seed(0)
     tokens = [torch.randint(8, 640, (20 + at,), generator=generator).tolist() for at in range(4)]
-    return [TrainingRow(row, [False] * 8 + [True] * (len(row) - 8), str(at)) for at, row in enumerate(tokens)]
+    return [Collected("", tuple(row), ((7, len(row)),), 0) for row in tokens]
 
 
 def states_of(chosen: Any) -> torch.Tensor:
-    found = [torch.randn(len(r.tokens), 384, generator=torch.Generator().manual_seed(int(r.name))) for r in chosen]
+    counts = [len(row.tokens) for row in chosen]
+    found = [torch.randn(count, 384, generator=torch.Generator().manual_seed(count)) for count in counts]
     return torch.nn.utils.rnn.pad_sequence(found, batch_first=True).bfloat16()
 
 
@@ -95,11 +95,9 @@ def test_only_what_the_first_draft_guesses_is_kept() -> None:
 
 @pytest.mark.slow
 def test_a_draft_goes_back_until_no_kind_loses_too_much(tmp_path: Path) -> None:
-    made = [
-        Collected(kind, tuple(row.tokens), ((7, len(row.tokens)),), 0) for kind, row in zip("aabb", rows(), strict=True)
-    ]
-    for one, row in zip(made, rows(), strict=True):
-        write_states(tmp_path, one.name, states_of([row])[0])
+    made = [replace(row, kind=kind) for kind, row in zip("aabb", rows(), strict=True)]
+    for one in made:
+        write_states(tmp_path, one.name, states_of([one])[0])
     judge, (first, second) = Judge(StoredStates(tmp_path, 384), target_tensor(TARGET)), (small(), small())
     for draft, learnt in ((first, rows()[:2]), (second, rows()[2:])):
         train(draft, learnt, states_of, judge.embedding, replace(SETTINGS, epochs=25))
@@ -197,7 +195,7 @@ def test_states_are_planned_refused_and_read_whole(tmp_path: Path, monkeypatch: 
     write_states(plan.folder, one.name, torch.ones(6, 384))
     plan = capture_plan(tmp_path, [one, short], sizes, "target")
     assert [len(left.tokens) for left in plan.missing] == [1] and not list(plan.folder.glob("*.tmp"))
-    batch = StoredStates(plan.folder, 384)(training_rows([one]))
+    batch = StoredStates(plan.folder, 384)([one])
     assert batch.shape == (1, 6, 384) and batch.dtype == torch.bfloat16
     plan.path(one).write_bytes(plan.path(one).read_bytes()[:100])
     with pytest.raises(KimiError, match="missing or cut"):

@@ -12,10 +12,10 @@ PROGRAM = """
 import json
 from array import array
 from kimi_w4a8_lab.speed.trace import Segment, Trace, TraceSession, Turn
-from kimi_w4a8_lab.predict.layouts import layout
+from kimi_w4a8_lab.predict.layouts import EngineSettings, layout
 from kimi_w4a8_lab.predict.simulate import run
 from kimi_w4a8_lab.predict.simulation import SimulatedRun, SimulationJob, Slo
-from kimi_w4a8_lab.predict.traffic import EngineSettings, Traffic
+from kimi_w4a8_lab.predict.traffic import Traffic
 from kimi_w4a8_lab.with_sglang.simulated_scheduler import SchedulerLimits, SimulatedScheduler
 from proof.linear_step_time import LinearStepTime
 
@@ -32,10 +32,12 @@ def talk(name, turns, think=0.0):
 def stranger(name, think):
     return TraceSession(name, (Turn((Segment(f"{name} asks", 64),), 16, think, None),), None)
 
-def served(sessions, users, engines=1, ranks=1, pool=4000, chunk=64, **changes):
-    changes = {"max_running": 8, "grain": 1, **changes}
+def settings(**changes):
+    return EngineSettings(**{"pool": 4000, "chunk": 64, "max_running": 8, "grain": 1, **changes})
+
+def served(sessions, users, **changes):
     trace = Trace("t", "run", tuple(sessions), users)
-    traffic = Traffic(trace, EngineSettings(engines, ranks, pool, chunk, **changes), TIME, users, 1e6, lockstep=True)
+    traffic = Traffic(trace, settings(**changes), TIME, users, 1e6, lockstep=True)
     rows = [[one.session.session.name, one.session.at, one.turn.prompt_tokens, one.cached, round(one.ttft_s, 6),
              round(one.tpot_s, 6), traffic.engines.index(one.replica)] for one in traffic.run()]
     kept = [[rank.pool.available_size(), rank.tree.evictable_size(), rank.tree.protected_size()]
@@ -51,13 +53,13 @@ found = {
     "shared": served([talk("a", 1), talk("b", 1)], 1),
     "together": served([talk("a", 1), talk("b", 1), talk("c", 1)], 3),
     "router": served([talk(name, 3, 1.0) for name in "abcd"], 4, engines=2, pool=600),
-    "ranks": served([talk(name, 1) for name in "abcd"], 4, ranks=2),
+    "ranks": served([talk(name, 1) for name in "abcd"], 4, groups=2),
     "small": served([talk(name, 2) for name in "abcdef"], 6, pool=330),
     "evicted": served([talk("a", 1), talk("b", 1), talk("c", 1), talk("d", 1), talk("a", 2)], 1, pool=150),
     "context": served([talk("a", 3)], 1, context=120),
     "queue": served([talk(name, 1) for name in "abcd"], 4, max_running=1, max_queued=2),
-    "groups": served([talk(name, 1, think) for name, think in zip("abcd", (0, 0.2, 0.25, 0.35))], 4, ranks=2),
-    "delayed": served([talk(name, 1, think) for name, think in zip("abcd", (0, 0.2, 0.25, 0.35))], 4, ranks=2,
+    "groups": served([talk(name, 1, think) for name, think in zip("abcd", (0, 0.2, 0.25, 0.35))], 4, groups=2),
+    "delayed": served([talk(name, 1, think) for name, think in zip("abcd", (0, 0.2, 0.25, 0.35))], 4, groups=2,
                       delayed=True),
     "units": served(one, 1, grain=8),
     "alone": served(pair, 2, prefix_cache=False),
@@ -67,19 +69,18 @@ found = {
     "unknown": served([stranger("x", 0.0), stranger("y", 0.01), stranger("z", 5.0)], 3, engines=2),
 }
 loop = Trace("t", "AgentX", (stranger("x", 0.0),))
-traffic = Traffic(loop, EngineSettings(1, 1, 4000, 64, 8, 1), TIME, 1, 100.0, enough=5)
+traffic = Traffic(loop, settings(), TIME, 1, 100.0, enough=5)
 found["enough"] = [sum(one.arrived >= 10 for one in traffic.run()), traffic.horizon_s]
 
 def starts(seed, lockstep=False, users=3):
     sessions = [stranger(name, 0.0) for name in "uvwxyz"]
-    settings = EngineSettings(1, 1, 4000, 64, 8, 1, seed=seed)
-    traffic = Traffic(Trace("t", "run", tuple(sessions), 3), settings, TIME, users, 100.0, lockstep)
+    traffic = Traffic(Trace("t", "run", tuple(sessions), 3), settings(seed=seed), TIME, users, 100.0, lockstep)
     rows = sorted((one.arrived, one.session.session.name) for one in traffic.run())
     return [[round(at, 3), name] for at, name in rows]
 
 found["starts"] = [starts(0), starts(0), starts(1), starts(0, lockstep=True)]
 longer = Trace("t", "AgentX", (TraceSession("long", (Turn((Segment("x", 9000),), 16),), None),))
-traffic = Traffic(longer, EngineSettings(1, 1, 4000, 64, 8, 1), TIME, 2, 50.0)
+traffic = Traffic(longer, settings(), TIME, 2, 50.0)
 found["never"] = [len(traffic.run()), len(traffic.refused)]
 
 lengths = [1000, 200_000] * 3

@@ -169,10 +169,9 @@ def test_a_draft_learns_the_tokens_of_the_target():
     rows = conversations(tokenizer, DraftTraining(dialogues=6, longest=250, typed=0.0))
     agreed: list[bool] = []
     for row in rows:
-        for turn in re.finditer("1+", "".join(str(int(guess)) for guess in row.guessed)):
-            before = tokenizer.decode(row.tokens[: turn.start() - 1], skip_special_tokens=False)
-            assert before.endswith("think>")  # where a prompt ends; the turn's first token comes with it
-            assert row.tokens[turn.end() - 1] == IM_END_ID
+        for begin, end in row.replies:
+            before = tokenizer.decode(row.tokens[:begin], skip_special_tokens=False)
+            assert before.endswith("think>") and row.tokens[end - 1] == IM_END_ID
         best = target(torch.tensor([row.tokens]))[0][0, :-1].argmax(-1)
         agreed += (best == torch.tensor(row.tokens[1:]))[row.guessed[1:]].tolist()
     assert max(len(row.tokens) for row in rows) <= 250
