@@ -28,6 +28,7 @@ from ..base.verdict import Verdict
 from ..draft import collected
 from ..draft import switch as links
 from ..draft.collected import Collected
+from ..draft.kinds import overall
 from ..report import page
 from ..speed.workloads import load_workload
 from .groups import expanded, signals
@@ -219,7 +220,6 @@ def compare(
 ) -> None:
     """Compare the recipe's draft with a new one on conversations that the new one was not trained on."""
     page.require_place(output or runs)
-    from ..draft.compare import overall  # start-up: torch
     from ..report import draft_comparison  # optional: matplotlib
     from ..report.tables import print_page
 

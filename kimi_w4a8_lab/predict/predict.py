@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
-from kimi_w4a8_eagle3.recipe.launch import load_recipe
+from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve
 
 from ..speed import published
 from ..speed.workloads import Workload
@@ -118,12 +118,17 @@ def predict(load: Load, key: str, fit: Fit, cluster: Cluster) -> float:
     return 1 / seconds if key == "output_throughput_tok_s" else seconds * 1000
 
 
-def of_workload(side: str, workload: Workload, concurrency: int, length: float | None, key: str) -> float | None:
-    """Return figure `key` of a recipe with TP 8 on MI325X at the measured accept length; None if the model has none."""
+def of_workload(
+    side: str, workload: Workload, concurrency: int, length: float | None, key: str, settings: Sequence[str] = ()
+) -> float | None:
+    """Return figure `key` of a recipe with TP 8 on MI325X at the measured accept length; None if the model has none.
+
+    settings: changes to the recipe, as for `--set`.
+    """
     if workload.input_len is None or key not in _KNOWN:
         return None
     try:
-        recipe = load_recipe(side)
+        recipe = resolve(load_recipe(side), settings).recipe
         steps = int(str(recipe.args.get("speculative-num-steps", 0))) if length else 0
         load = Load(concurrency, workload.input_len, workload.output_len, _precision(side), steps, length or 1.0)
     except KimiError:  # not a recipe of this machine, or the server ran with other draft steps

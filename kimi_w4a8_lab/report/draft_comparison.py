@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..base.verdict import Verdict
-from ..draft.compare import WORDS, KindOfTraffic, overall
+from ..draft.kinds import WORDS, KindOfTraffic, overall
 from ..speed.statistics import Interval
 from .page import Bar, Page, Section, Table, Tone, Words
 from .plots import panel

@@ -147,7 +147,8 @@ def figure_tables(analysis: Analysis, keys: Collection[str]) -> list[Table]:
 def _beside(analysis: Analysis, key: CellKey, metric: str) -> list[str | Words]:
     """Return the cells predicted, published, and its meaning."""
     cell, reported = analysis.cells[key], analysis.against_published[key].get(metric)
-    predicted = of_workload(cell.side, cell.workload, cell.concurrency, cell.accept_length, metric)
+    settings = cell.run.record.get("targets", {}).get(cell.side, {}).get("settings", ())
+    predicted = of_workload(cell.side, cell.workload, cell.concurrency, cell.accept_length, metric, settings)
     shown = "" if predicted is None else number(predicted, METRICS[metric])
     if reported is None:
         return [shown, "", ""]

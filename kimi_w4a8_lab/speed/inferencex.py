@@ -52,7 +52,8 @@ def export(run: Run) -> Path | None:
             by_side.setdefault(found.side, []).append(found)
     for side, measurements in by_side.items():
         folder.mkdir(exist_ok=True)
-        for name, content in _files(run, load_recipe(targets[side]["recipe"]), measurements).items():
+        served = resolve(load_recipe(targets[side]["recipe"]), targets[side]["settings"])
+        for name, content in _files(run, served.recipe, measurements).items():
             write_json(folder / name, content)  # JSON is YAML
     return folder if by_side else None
 

@@ -111,12 +111,23 @@ def test_the_key_of_the_server_is_written_nowhere(resumed):
     assert KEY not in resumed.output
 
 
-@pytest.mark.parametrize("key", [None, "another-key"])
-def test_a_server_that_asks_for_another_key_is_named_before_anything_starts(data, tmp_path, key):
-    with OpenAIServer(answer, api_key=KEY) as server, pytest.raises(KimiError, match="needs a key"):
-        options = RunOptions(data_dir=data, runs=tmp_path)
-        accuracy.run(Target(base_url=server.base_url, api_key=key), PROTOCOL, options, SILENT)
-    assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ({}, "needs a key"),
+        ({"api_key": "another-key"}, "needs a key"),
+        ({"api_key": KEY, "model": "kimi"}, "serves 'other', not 'kimi'"),
+        ({"base_url": "http://127.0.0.1:9"}, "does not answer"),
+        ({"base_url": None, "recipe": "eagle3-opt"}, "this machine cannot serve the recipe 'eagle3-opt'"),
+    ],
+)
+def test_a_server_that_cannot_be_measured_is_named_before_anything_is_asked(data, tmp_path, target, said):
+    with OpenAIServer(answer, model="other", api_key=KEY) as server:
+        with pytest.raises(KimiError, match=said):
+            options = RunOptions(data_dir=data, runs=tmp_path)
+            accuracy.run(Target(**{"base_url": server.base_url, **target}), PROTOCOL, options, SILENT)
+        assert server.total() == 0
+    assert not list(tmp_path.iterdir())  # no half-made run directory
 
 
 def test_a_resumed_run_asks_nothing_twice(resumed):
@@ -156,15 +167,6 @@ def test_the_verdict_counts_failed_and_cut_answers(resumed):
         assert row["correct"] == round(theirs[f"exact_match,{row['metric']}"] * LIMIT)
 
 
-def test_another_model_is_refused_before_anything_is_asked(data, tmp_path):
-    options = RunOptions(data_dir=data, runs=tmp_path)
-    with OpenAIServer(answer, model="other") as server:
-        with pytest.raises(KimiError, match="serves 'other', not 'kimi'"):
-            accuracy.run(Target(base_url=server.base_url, model="kimi"), PROTOCOL, options, SILENT)
-        assert server.total() == 0
-    assert not list(tmp_path.iterdir())  # no half-made run directory
-
-
 def test_a_resumed_run_goes_on_with_its_own_model_only(resumed):
     earlier = read_record(resumed.folder)
     other = AnyServer("http://127.0.0.1:1", None, None, [], None, False)
@@ -188,14 +190,3 @@ def test_a_baseline_of_another_protocol_is_refused(resumed, data, tmp_path):
 def test_a_server_must_be_named():
     with pytest.raises(KimiError, match="no server was named"):
         Target()
-
-
-def test_a_silent_address_is_an_error_before_a_long_run(data, tmp_path):
-    with pytest.raises(KimiError, match="does not answer"):
-        options = RunOptions(data_dir=data, runs=tmp_path)
-        accuracy.run(Target(base_url="http://127.0.0.1:9"), PROTOCOL, options, SILENT)
-
-
-def test_a_recipe_for_gpus_is_refused_on_a_machine_without_them(data, tmp_path):
-    with pytest.raises(KimiError, match="this machine cannot serve the recipe 'eagle3-opt'"):
-        accuracy.run(Target(recipe="eagle3-opt"), PROTOCOL, RunOptions(data_dir=data, runs=tmp_path), SILENT)

@@ -135,6 +135,7 @@ def test_kimi_report_shows_evaluations_alone_and_at_the_end_of_a_benchmark_page(
     [
         (None, "no run is here: No such file or directory"),
         ("{", "result.json cannot be read: Invalid JSON"),
+        ("[]", "result.json cannot be read: Input should be an object"),
         ('{"kind": "<b>another"}', "Input tag &#39;&lt;b&gt;another&#39; found"),
         (
             '{"kind": "bench", "status": "complete", "sides": [], "measurements": [{}]}',

@@ -26,8 +26,9 @@ from kimi_w4a8_lab.draft import training
 from kimi_w4a8_lab.draft.acceptance import Walk, difference, measured, walk
 from kimi_w4a8_lab.draft.checkpoint import draft_sizes, load_draft, save_draft, target_tensor
 from kimi_w4a8_lab.draft.collected import Collected, read_collected
-from kimi_w4a8_lab.draft.compare import WORDS, Judge, KindOfTraffic, overall
+from kimi_w4a8_lab.draft.compare import Judge
 from kimi_w4a8_lab.draft.eagle3 import Draft
+from kimi_w4a8_lab.draft.kinds import WORDS, KindOfTraffic, overall
 from kimi_w4a8_lab.draft.layers import initialise
 from kimi_w4a8_lab.draft.states import StoredStates, capture_plan, write_states
 from kimi_w4a8_lab.draft.training import TrainingSettings, train

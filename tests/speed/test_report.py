@@ -69,11 +69,15 @@ def test_a_name_stays_text_in_the_page_and_its_pictures(copies: Copies, tmp_path
 
 def test_a_side_alone_is_shown_beside_published_and_predicted_figures(copies: Copies) -> None:
     workload = load_workload("con40")
-    html = page(Analysis([copies("a", "eagle3", workload=workload, concurrency=40)]))
+    run = copies("a", "eagle3", workload=workload, concurrency=40)
+    html = page(Analysis([run]))
     assert html.title.startswith("eagle3 on con40 at concurrency 40: TPOT ") and "not comparable" in html.title
     table = html.sections[0].tables[0].filled()
     assert table.columns == ["figure", "side", "measured [95%]", "predicted", "published", "meaning"]
     tpot = {name: cell.text for name, cell in zip(table.columns, table.rows[0], strict=True)}  # type: ignore[union-attr]
+    record = {**run.record, "targets": {"eagle3": {"settings": ["tp-size=4"]}}}  # the model knows no engine of 4 GPUs
+    other = page(Analysis([Run(run.folder, record, run.result)])).sections[0].tables[0].filled()
+    assert "published" in other.columns and "predicted" not in other.columns
     assert tpot["figure"] == "TPOT median" and tpot["published"] == "27.79 ms" and tpot["predicted"].endswith(" ms")
 
 
@@ -113,14 +117,6 @@ def test_marked_measurements_are_named_and_nothing_to_show_is_an_error(
         write_page(page(Analysis([failed_run[0]])), tmp_path / "out")
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"kind": "bench"}'])
-def test_a_damaged_run_is_one_message(copies: Copies, content: str) -> None:
-    run = copies("a", "w4a8")
-    (run.folder / "result.json").write_text(content)
-    with pytest.raises(KimiError, match="cannot be read"):
-        read_run(run.folder)
-
-
 def test_a_run_of_another_kind_names_its_own_page(copies: Copies) -> None:
     run = copies("a", "w4a8")
     (run.folder / "result.json").write_text('{"kind": "demo"}')
@@ -131,11 +127,6 @@ def test_a_run_of_another_kind_names_its_own_page(copies: Copies) -> None:
     with pytest.raises(KimiError, match="kind: Input should be") as caught:
         read_run(run.folder)
     assert "report.html" in caught.value.remedy
-
-
-def test_no_run_is_one_message(tmp_path: Path) -> None:
-    with pytest.raises(KimiError, match="no run is here"):
-        read_run(tmp_path)
 
 
 def plan(repeats: int, rounds: int) -> Plan:

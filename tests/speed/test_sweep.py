@@ -98,7 +98,8 @@ def test_a_long_input_explains_a_smaller_speedup() -> None:
 
 def test_a_sweep_is_written_in_the_form_of_inferencex(copies: Copies) -> None:
     fast = copies("fast", "eagle3", workload=load_workload("8k1k"), concurrency=4)
-    record = json.loads((fast.folder / RECORD).read_text()) | {"targets": {"eagle3": {"recipe": "eagle3"}}}
+    targets = {"eagle3": {"recipe": "eagle3", "settings": ["tp-size=4"]}}
+    record = json.loads((fast.folder / RECORD).read_text()) | {"targets": targets}
     (fast.folder / RECORD).write_text(json.dumps(record))
     folder = inferencex.export(read_run(fast.folder))
     assert folder is not None
@@ -106,7 +107,7 @@ def test_a_sweep_is_written_in_the_form_of_inferencex(copies: Copies) -> None:
     (main,) = json.loads((folder / "eagle3.main.yaml").read_text()).items()
     assert branch[0] == main[0] == "kimik2.5-int4-mi325x-sglang-eagle3"
     for (_, made), method in ((branch, "eagle3"), (main, "mtp")):
-        layout = {"tp": 8, "ep": 1, "dp-attn": False, "spec-decoding": method, "conc-list": [4]}
+        layout = {"tp": 4, "ep": 1, "dp-attn": False, "spec-decoding": method, "conc-list": [4]}
         shape = {"isl": 8192, "osl": 1024, "search-space": [layout]}
         assert made == {  # InferenceX refuses other keys
             "image": "built by Dockerfile", "model": "amd/Kimi-K2.5-W4A8", "model-prefix": "kimik2.5",
