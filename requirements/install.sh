@@ -14,7 +14,7 @@ stage=${1:-}
 venv=${2:-.venv}
 python=${PYTHON:-python3}
 backend=${TORCH_BACKEND:-cpu}
-pip=$venv/bin/pip
+pip=("$venv/bin/pip")
 uv_release=uv==0.13.9
 newest=(sglang==0.5.23 transformers==5.19.0 tokenizers==0.23.2 xgrammar==0.2.7 openai==2.8.0 anthropic==2.14.0)  # as its own metadata pins the first four
 aiter=(amd-aiter==0.1.7.post2.dev18 pybind11)  # compiled nowhere; the image's own is newer
@@ -62,7 +62,7 @@ check_machine() {
 pip_setting() { # NAME: from pip's variables or its configuration files
   local variable=PIP_${1^^}
   variable=${variable//-/_}
-  echo "${!variable:-$("$pip" config get "global.$1" 2> /dev/null || true)}"
+  echo "${!variable:-$("${pip[@]}" config get "global.$1" 2> /dev/null || true)}"
 }
 
 # uv reads no configuration of pip's: a mirror, a folder of wheels or a certificate that pip is told to use is uv's, too.
@@ -101,11 +101,17 @@ make_environment() {
   local base=3.12 found=$python uv
   [[ -n $version ]] || found=python3
 
-  # uv is a package: it is installed into a temporary environment of any Python first, and then into the one that it makes.
-  if "$found" -c 'import ensurepip, venv' 2> /dev/null; then
-    "$found" -m venv "$temporary/uv"
-    pip=$temporary/uv/bin/pip
-    step "installer" "$pip" install --retries 1 "$uv_release"
+  # uv is a package: a Python's pip installs it into a folder first, and it goes into the environment that it makes then.
+  # A Python without pip gets a temporary environment with one, which takes four seconds.
+  if "$found" -c 'import pip' 2> /dev/null; then
+    pip=("$found" -m pip)
+  elif "$found" -c 'import ensurepip, venv' 2> /dev/null; then
+    "$found" -m venv "$temporary/venv"
+    pip=("$temporary/venv/bin/pip")
+  fi
+  if [[ ${pip[0]} != "$venv/bin/pip" ]]; then
+    # Both settings of pip refuse what follows, which changes nothing outside of the folder.
+    step "installer" env PIP_USER=0 PIP_REQUIRE_VIRTUALENV=0 "${pip[@]}" install --retries 1 --target "$temporary/uv" "$uv_release"
     uv=$temporary/uv/bin/uv
   elif ! uv=$(command -v uv); then
     "$found" -c '' 2> /dev/null || die "no $python here" "apt-get install python3 python3-venv"

@@ -90,8 +90,8 @@ def test_no_python(machine: Machine) -> None:
     assert machine.refusal() == "install: no python3 here: apt-get install python3 python3-venv"
 
 
-def test_no_module_venv(machine: Machine) -> None:
-    machine.script("python3", f'[[ $2 != *venv* ]] || exit 1\nexec "{sys.executable}" "$@"')
+def test_no_pip_and_no_module_venv(machine: Machine) -> None:
+    machine.script("python3", f'[[ $2 != *pip* ]] || exit 1\nexec "{sys.executable}" "$@"')
     assert machine.refusal() == "install: python3 has no module venv: apt-get install python3-venv"
 
 
@@ -117,17 +117,17 @@ def test_an_unknown_build_of_torch(machine: Machine) -> None:
 
 @pytest.mark.slow
 def test_no_network(machine: Machine) -> None:
-    done = machine.install(PIP_INDEX_URL=AWAY, PIP_RETRIES="0")
+    done = machine.install(PIP_INDEX_URL=AWAY, PIP_RETRIES="0", PIP_USER="1", PIP_REQUIRE_VIRTUALENV="1")
     assert done.returncode == 1 and not machine.venv.exists()
     assert "install: the package index cannot be reached: with a network" in done.stderr.splitlines()[-1]
 
 
 @pytest.fixture
 def with_uv(machine: Machine) -> Iterator[Callable[[str], None]]:
-    """A machine whose Python has no module venv but that has uv, so nothing is downloaded for the first steps."""
+    """A machine with uv whose Python has neither pip nor ensurepip, so nothing is downloaded for the first steps."""
 
     def says(version: str) -> None:
-        report = f"[[ $2 != *version_info* ]] || {{ echo {version}; exit; }}\n[[ $2 != *venv* ]] || exit 1"
+        report = f"[[ $2 != *version_info* ]] || {{ echo {version}; exit; }}\n[[ $2 != *pip* ]] || exit 1"
         machine.script("python3", f'{report}\nexec "{sys.executable}" "$@"')
         (machine.programs / "uv").symlink_to(Path(sys.prefix) / "bin/uv")
 
