@@ -219,12 +219,12 @@ class EngineServer:
         with httpx.Client(timeout=5.0, verify=trusted()) as client:
             while True:
                 elapsed = time.monotonic() - self._began
-                if self.poll() is not None:
-                    code = self.poll()
+                if (code := self.poll()) is not None:
                     self.stop()
                     raise self._failure(f"{self.name} ended with exit code {code} before it was ready")
-                if _answers(client, self.base_url):
-                    return elapsed
+                with suppress(httpx.HTTPError):
+                    if client.get(f"{self.base_url}/health").status_code == 200:
+                        return elapsed
                 if elapsed > timeout_s:
                     self.stop()
                     raise self._failure(f"{self.name} was not ready within {timeout_s:.0f} s")
@@ -256,12 +256,11 @@ class EngineServer:
                 self._process.kill()
                 self._process.wait()
         survivors = [child for child in tuple(self._children.values()) if child.is_running()]
-        for child in survivors:
-            _signal(child, signal.SIGTERM)
-        _, alive = psutil.wait_procs(survivors, timeout=min(grace_s, 3.0))
-        for child in alive:
-            _signal(child, signal.SIGKILL)
-        psutil.wait_procs(alive, timeout=3.0)
+        for number, wait_s in ((signal.SIGTERM, min(grace_s, 3.0)), (signal.SIGKILL, 3.0)):
+            for child in survivors:
+                with suppress(psutil.NoSuchProcess):
+                    child.send_signal(number)
+            _, survivors = psutil.wait_procs(survivors, timeout=wait_s)
         self._remove_belongings()
         return by_itself
 
@@ -348,13 +347,6 @@ def last_line(path: Path) -> str:
     return next((line for line in reversed(tail_lines(path, _TAIL_LINES)) if line.strip()), "")
 
 
-def _answers(client: httpx.Client, base_url: str) -> bool:
-    try:
-        return client.get(f"{base_url}/health").status_code == 200
-    except httpx.HTTPError:
-        return False
-
-
 def _owner(port: int) -> str:
     try:
         for connection in psutil.net_connections(kind="tcp"):
@@ -363,10 +355,3 @@ def _owner(port: int) -> str:
     except (psutil.Error, OSError):
         return ""
     return ""
-
-
-def _signal(process: psutil.Process, number: int) -> None:
-    try:
-        process.send_signal(number)
-    except psutil.NoSuchProcess:
-        return

@@ -47,14 +47,17 @@ def _model(model: Any) -> RequestModel:
     return RequestModel(frozenset(model.model_fields), _strict(model))
 
 
-def _strict(model: Any) -> Callable[[bytes], object]:
+def _strict(model: Any, then: Callable[[Any], object] = lambda request: None) -> Callable[[bytes], object]:
+    """Return a strict reader of a model, which hands what it has read to `then`."""
     adapter = TypeAdapter(model)
 
     def read(body: bytes) -> object:
         try:
-            return adapter.validate_json(body, strict=True)
+            request = adapter.validate_json(body, strict=True)
+            then(request)
         except ValidationError as error:
             raise ValueError(_message(error)) from None
+        return request
 
     return read
 
@@ -67,19 +70,13 @@ def _echoed(protocol: Any) -> Callable[[bytes], object]:
     """
     from openai.types.responses import Response  # start-up: heavy, and only an engine needs it
 
-    read = _strict(protocol.ResponsesRequest)
     first = {"model_name": "", "created_time": 0, "output": [], "status": "in_progress", "usage": None}
 
-    def read_and_repeat(body: bytes) -> object:
-        request = read(body)
+    def repeat(request: Any) -> None:
         answer = protocol.ResponsesResponse.from_request(request, {}, **first).model_dump()
-        try:
-            Response.model_validate({**answer, "tools": []})  # SGLang empties the tools, too
-        except ValidationError as error:
-            raise ValueError(_message(error)) from None
-        return request
+        Response.model_validate({**answer, "tools": []})  # SGLang empties the tools, too
 
-    return read_and_repeat
+    return _strict(protocol.ResponsesRequest, repeat)
 
 
 def _message(error: ValidationError) -> str:

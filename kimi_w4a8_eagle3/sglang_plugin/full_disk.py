@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, TextIO
 
 
@@ -27,10 +28,8 @@ class Tolerant:
             self.write(line)
 
     def flush(self) -> None:
-        try:
+        with suppress(OSError):
             self._stream.flush()
-        except OSError:
-            return
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
