@@ -30,7 +30,7 @@ from ..draft import switch as links
 from ..draft.collected import Collected
 from ..draft.kinds import overall
 from ..report import page
-from ..speed.workloads import load_workload
+from ..speed.workloads import Workload, load_workload
 from .groups import expanded, signals
 
 if TYPE_CHECKING:
@@ -220,6 +220,9 @@ def compare(
 ) -> None:
     """Compare the recipe's draft with a new one on conversations that the new one was not trained on."""
     page.require_place(output or runs)
+    works = [load_workload(name) for name in prove]  # a wrong name ends it before the minutes of walking
+    if works and not (new / "recipe.toml").is_file():
+        raise KimiError("no recipe serves this draft", str(new), "the folder that `draft train` wrote", "omit --prove")
     from ..report import draft_comparison  # optional: matplotlib
     from ..report.tables import print_page
 
@@ -230,7 +233,7 @@ def compare(
     after, _ = _loaded(new, target, folder, device)
     kinds = judge.compare(before, after, held_out)
     about = f"Old draft: {old}. New draft: {new}. Greedy walk over replies of the target, 3 draft steps, topk 1."
-    proofs = _proofs(of, launch.args.get("device"), new, prove, runs) if prove else {}
+    proofs = _proofs(of, launch.args.get("device"), new, works, runs) if works else {}
     notes = () if prove else ("Servers with both drafts were not compared: --prove WORKLOAD",)
     found, verdict = draft_comparison.page(kinds, about, proofs, notes), overall(kinds, proofs)
     print_page(found, verdict)
@@ -256,7 +259,7 @@ def switch(
     typer.echo("send SIGHUP to `kimi-w4a8 serve`: its replicas restart one after the other, and no request is lost")
 
 
-def _proofs(of: Of, device: object, new: Path, workloads: list[str], runs: Path) -> dict[str, Verdict]:
+def _proofs(of: Of, device: object, new: Path, works: list[Workload], runs: Path) -> dict[str, Verdict]:
     """Return what servers show: equal answers with the new draft, bit for bit on a CPU, and the time per token."""
     # optional: lm_eval
     from ..accuracy import lossless
@@ -266,7 +269,7 @@ def _proofs(of: Of, device: object, new: Path, workloads: list[str], runs: Path)
     from ..speed.runs import read_run
     from ..speed.single import Texts
 
-    works, console = [load_workload(name) for name in workloads], table_console()
+    console = table_console()
     old = Target(recipe=of.recipe, settings=tuple(of.settings))
     own = tuple(word for word in of.settings if not word.startswith("draft."))
     served = replace(old, recipe=str(new / "recipe.toml"), settings=own)
