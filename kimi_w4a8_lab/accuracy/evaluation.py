@@ -68,7 +68,8 @@ def evaluated(
         try:
             yield Evaluation(folder, server, recorder)
         except KimiError:
-            if not recorder.finished and {path.name for path in folder.iterdir()} <= {RECORD, REQUESTS}:
+            new = options.resume is None and not recorder.finished
+            if new and {path.name for path in folder.iterdir()} <= {RECORD, REQUESTS}:
                 shutil.rmtree(folder)  # nothing was answered or logged
             raise
 

@@ -11,7 +11,7 @@ from support.scripted_server import scripted_server, streamed, whole
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.installed import operator_dir
 from kimi_w4a8_lab.accuracy import tool_requests, tool_run, tool_scores, vendor_checks
-from kimi_w4a8_lab.accuracy.recorder import Patience
+from kimi_w4a8_lab.accuracy.recorder import REQUESTS, Patience
 from kimi_w4a8_lab.accuracy.results import ToolsResult
 from kimi_w4a8_lab.base.experiment import read_result
 from kimi_w4a8_lab.base.server_under_test import Target
@@ -228,6 +228,12 @@ def test_an_interrupted_run_asks_nothing_twice(data, tmp_path, finished):
     with pytest.raises(KimiError, match="refuses every request") as stopped:
         run(server, data, tmp_path)
     folder = tmp_path / "runs" / stopped.value.remedy.rpartition("/")[2]
+    answers = (folder / REQUESTS).read_text().splitlines(keepends=True)
+    (folder / REQUESTS).write_text(answers[-1])
+    with pytest.raises(KimiError, match="refuses every request"):
+        run(server, data, tmp_path, resume=folder)  # before it comes to a request that has an answer
+    assert (folder / REQUESTS).read_text() == answers[-1]
+    (folder / REQUESTS).write_text("".join(answers))
     server.spoilt = lambda body: None
     server.asked.clear()
     _, result = run(server, data, tmp_path, resume=folder)

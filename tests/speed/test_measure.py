@@ -110,18 +110,21 @@ def test_draft_steps_are_those_of_the_time_in_which_requests_ran() -> None:
     assert summarize(readings[:1]).draft_steps is None
 
 
-def test_a_wrong_output_length_is_a_problem(null_run: Run) -> None:
+def test_a_wrong_length_or_another_client_is_a_problem_and_hits_in_the_prefix_cache_are_noted(null_run: Run) -> None:
     from kimi_w4a8_lab.speed.measure import _judge
 
     point = with_changes(load_workload("tiny-con2"), num_prompts=NUM_PROMPTS).points()[0]
     found = null_run.result.measurements[0]
     details = read_last(null_run.folder / found.raw, LoadDetails)
-    counted = Counters(0, found.load.total_input_tokens, 0, NUM_PROMPTS)
+    tokens = found.load.total_input_tokens
+    counted = Counters(0, tokens, 0, NUM_PROMPTS)
     assert _judge(point, found.load, details, counted) == ([], [])
     short = details.model_copy(update={"output_lens": [TOKENS - 1, *details.output_lens[1:]]})
     assert _judge(point, found.load, short, counted)[1] == ["1 outputs are not 48 tokens long, as requested"]
-    shared = Counters(0, found.load.total_input_tokens, 0, NUM_PROMPTS + 1)
+    shared = Counters(0, tokens, 0, NUM_PROMPTS + 1)
     assert "another client" in _judge(point, found.load, details, shared)[1][0]
+    [note], problems = _judge(point, found.load, details, Counters(0, tokens, 0, NUM_PROMPTS, 0.25 * tokens))
+    assert "25.0% of the prompt tokens came from the prefix cache" in note and not problems
 
 
 def test_conversations_are_measured_turn_by_turn(null_run: Run, tmp_path: Path) -> None:
@@ -143,16 +146,6 @@ def test_conversations_are_measured_turn_by_turn(null_run: Run, tmp_path: Path) 
     print_figures(Analysis([run]), screen)
     assert f"{found.cached:.1%}" in screen.file.getvalue()
     assert f"{found.turns[3].cached_tokens / found.turns[3].prompt_tokens:.1%}" in screen.file.getvalue()
-
-
-def test_hits_in_the_prefix_cache_spoil_other_workloads(null_run: Run) -> None:
-    from kimi_w4a8_lab.speed.measure import _judge
-
-    found = null_run.result.measurements[0]
-    point = with_changes(load_workload("tiny-con2"), num_prompts=NUM_PROMPTS).points()[0]
-    details, tokens = read_last(null_run.folder / found.raw, LoadDetails), found.load.total_input_tokens
-    [note], problems = _judge(point, found.load, details, Counters(0, tokens, 0, NUM_PROMPTS, 0.25 * tokens))
-    assert "25.0% of the prompt tokens came from the prefix cache" in note and not problems
 
 
 def test_a_cut_line_is_one_message(null_run: Run, tmp_path: Path) -> None:
