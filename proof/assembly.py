@@ -21,10 +21,9 @@ def assembly(config: Any) -> str:
 
     Raises KimiError when FlyDSL or a linker is missing, or when the configuration has a `problem()`.
     """
-    problem = toolchain.flydsl_problem() or config.problem()
-    if problem:
-        raise KimiError(problem, where="compiling FlyDSL kernels", expected="a supported FlyDSL and configuration")
-    key = f"{toolchain.metadata.version('flydsl')} {source_hash()} {_SUM_KERNELS.read_text()} {config!r}"
+    if problem := config.problem():
+        raise KimiError(problem, where="compiling FlyDSL kernels", expected="a supported configuration")
+    key = f"{toolchain.flydsl_version()} {source_hash()} {_SUM_KERNELS.read_text()} {config!r}"
     stored = cache_dir() / "assembly" / f"{type(config).__name__}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.s"
     if not stored.exists():
         text = _compile(config)

@@ -70,12 +70,17 @@ class Hip:
         except KimiError:
             return cls(NAMES[1])
 
-    def load(self, image: bytes, device: int) -> Module:
-        """Load a code object on a device; raise KimiError with HIP's error, such as hipErrorNoBinaryForGpu."""
-        handle = _HANDLE()
-        with self.on_device(device):
-            self.check(self.calls.hipModuleLoadData(handle, image), f"loading a code object on GPU {device}")
-        return Module(self, image, device, handle)
+    def load(self, image: bytes, name: str, device: int) -> Function:
+        """Load a code object on a device until the process ends, and return its kernel of this name.
+
+        Raises KimiError with HIP's error, such as hipErrorNoBinaryForGpu, or hipErrorNotFound for another name.
+        """
+        module, function = _HANDLE(), _HANDLE()
+        with self.on_device(device):  # HIP 6 aborts the process when it is asked for a kernel of another device
+            self.check(self.calls.hipModuleLoadData(module, image), f"loading a code object on GPU {device}")
+            status = self.calls.hipModuleGetFunction(function, module, name.encode())
+        self.check(status, f"finding the kernel {name} in a code object")
+        return Function(self, image, name, device, function)
 
     @contextmanager
     def on_device(self, device: int) -> Iterator[None]:
@@ -97,28 +102,13 @@ class Hip:
             raise KimiError(f"HIP error {self.calls.hipGetErrorName(status).decode()} ({status})", where=doing)
 
 
-class Module:
-    """A code object on one device, loaded until the process ends."""
-
-    def __init__(self, hip: Hip, image: bytes, device: int, handle: ctypes.c_void_p) -> None:
-        self.hip, self.device, self.handle = hip, device, handle
-        self._image = image  # HIP keeps the pointer, not a copy
-
-    def function(self, name: str) -> Function:
-        """Return the kernel of this name; raise KimiError when the code object has none."""
-        handle = _HANDLE()
-        with self.hip.on_device(self.device):  # HIP 6 aborts the process when another device is current
-            status = self.hip.calls.hipModuleGetFunction(handle, self.handle, name.encode())
-        self.hip.check(status, f"finding the kernel {name} in a code object")
-        return Function(self, name, handle)
-
-
 class Function:
-    """A kernel of a loaded code object."""
+    """A kernel of a code object that is loaded on one device."""
 
-    def __init__(self, module: Module, name: str, handle: ctypes.c_void_p) -> None:
-        self.module, self.name, self._handle = module, name, handle
-        self._launch = module.hip.calls.hipModuleLaunchKernel
+    def __init__(self, hip: Hip, image: bytes, name: str, device: int, handle: ctypes.c_void_p) -> None:
+        self.hip, self.name, self.device, self._handle = hip, name, device, handle
+        self._image = image  # HIP keeps the pointer, not a copy
+        self._launch = hip.calls.hipModuleLaunchKernel
 
     def launch(
         self,
@@ -128,30 +118,20 @@ class Function:
         stream: int,
         arguments: bytes,
     ) -> None:
-        """Launch `grid` workgroups of `block` threads on `stream` (0: the default one) of the module's device.
+        """Launch `grid` workgroups of `block` threads on `stream` (0: the default one) of the kernel's device.
 
         lds_bytes: dynamic LDS, in addition to what the kernel declares.
         arguments: the explicit part of the kernarg segment, laid out as the kernel's metadata says.
 
         Raises KimiError when HIP refuses the launch. An error inside the kernel shows later, at a synchronisation.
         """
-        extra = _Extra(_BUFFER_POINTER, arguments, _BUFFER_SIZE, _size_address(len(arguments)), _END)
+        size = ctypes.c_size_t(len(arguments))
+        extra = _Extra(_BUFFER_POINTER, arguments, _BUFFER_SIZE, ctypes.addressof(size), _END)
         # The default stream belongs to the current device; every other stream knows its own device.
-        with nullcontext() if stream else self.module.hip.on_device(self.module.device):
+        with nullcontext() if stream else self.hip.on_device(self.device):
             status = self._launch(self._handle, *grid, *block, lds_bytes, stream, None, ctypes.byref(extra))
         if status:
-            self.module.hip.check(status, f"launching {self.name}, grid {grid}, block {block}")
-
-
-@cache
-def _size(count: int) -> ctypes.c_size_t:
-    """Return the size as a C value that is cached, so that its address stays valid."""
-    return ctypes.c_size_t(count)
-
-
-@cache
-def _size_address(count: int) -> int:
-    return ctypes.addressof(_size(count))
+            self.hip.check(status, f"launching {self.name}, grid {grid}, block {block}")
 
 
 def loaded_library() -> str | None:

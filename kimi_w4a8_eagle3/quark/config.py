@@ -102,15 +102,8 @@ class QuantizationConfig(BaseModel):
     @property
     def weight_format(self) -> WeightFormat | None:
         """The format of layers without an entry of their own, or None if the kernels do not compute it."""
-        return (
-            self.global_quant_config.weight_format
-            if self.quant_method == "quark" and self.global_quant_config
-            else None
-        )
-
-    def excludes(self) -> ExcludeRules:
-        """Return the exclude list compiled for many lookups."""
-        return ExcludeRules(self.exclude or [])
+        quant = self.global_quant_config if self.quant_method == "quark" else None
+        return quant.weight_format if quant else None
 
 
 class ModelConfig(BaseModel):
@@ -138,14 +131,11 @@ def read_model_config(model_dir: Path) -> ModelConfig:
     return _validate(ModelConfig, content, path)
 
 
-def read_draft_config(draft_dir: Path) -> DraftShape:
-    """Read and validate a draft's config.json; raise KimiError naming each field that is missing or wrong."""
-    path = draft_dir / "config.json"
-    return draft_shape(read_json(path), path)
-
-
 def draft_shape(config: Mapping[str, Any], where: Path) -> DraftShape:
-    """Return a draft's sizes from its config.json, which was read from `where`; a null counts as absent."""
+    """Return a draft's sizes from its config.json, which was read from `where`; a null counts as absent.
+
+    Raises KimiError naming each field that is missing or wrong.
+    """
     fields = config.get("text_config", config)
     content = {key: value for key, value in fields.items() if value is not None}
     content["names_vocabulary"] = "draft_vocab_size" in fields

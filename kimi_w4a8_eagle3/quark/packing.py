@@ -1,8 +1,8 @@
 """4-bit codes of expert weights: unpack, pack, fold their scales.
 
 INT4 is in AMD Quark's format. Eight two's complement nibbles share an int32. With nibble 0 the lowest four bits,
-`pack_method: reorder` keeps element k of every group of eight in nibble (0, 4, 1, 5, 2, 6, 3, 7)[k]. Two delta swaps
-turn that order into the natural one (nibble k = element k), so no table and no loop over elements or experts is needed.
+`pack_method: reorder` keeps element k of every group of eight in nibble (0, 4, 1, 5, 2, 6, 3, 7)[k]: nibbles of two by
+four are the transposed elements of four by two.
 
 Of MXFP4 the E8M0 exponents of a row become one row scale and small left shifts. With exponent e, a weight is
 `value * 2**(e - 127)`. Twice the value is an integer, so the weight is
@@ -16,14 +16,7 @@ from __future__ import annotations
 import torch
 
 from ..base.errors import KimiError
-from .weight_format import MXFP4, NIBBLES_PER_WORD
-
-# (distance in bits, mask of the lower partner): swap bytes 1 and 2, then nibbles 1 and 2 of each half word.
-_DELTA_SWAPS = ((8, 0x0000FF00), (4, 0x00F000F0))
-_SIGN_BITS = 0x88888888 - (1 << 32)  # bit 3 of every nibble: two's complement <-> offset by 8
-# Words converted at once: on a CPU the temporaries stay in the cache, on a GPU they stay below 0.5 GiB.
-_CHUNK_WORDS = {"cpu": 1 << 16}
-_GPU_CHUNK_WORDS = 1 << 24
+from .weight_format import MXFP4
 
 
 def unpack_reorder(words: torch.Tensor) -> torch.Tensor:
@@ -33,24 +26,13 @@ def unpack_reorder(words: torch.Tensor) -> torch.Tensor:
     """
     if words.dtype != torch.int32:
         raise KimiError(f"packed INT4 words have dtype {words.dtype}", expected=str(torch.int32))
-    flat = words.contiguous().view(-1)
-    values = torch.empty(flat.numel(), 4, dtype=torch.int16, device=words.device)  # two values an element
-    for part in _chunks(flat.numel(), words.device):
-        natural = _natural_order(flat[part] ^ _SIGN_BITS)
-        pairs = values[part]
-        pairs.copy_(natural.view(torch.uint8).view(-1, 4))
-        pairs |= pairs << 4
-        pairs &= 0x0F0F
-        pairs.view(torch.int8).sub_(8)
-    return values.view(torch.int8).view(*words.shape[:-1], words.shape[-1] * NIBBLES_PER_WORD)
+    return (nibbles(words) ^ 8).view(torch.int8).sub_(8)
 
 
 def pack_reorder(values: torch.Tensor) -> torch.Tensor:
     """Pack int8 [..., K] in [-8, 7] to int32 [..., K/8], the inverse of `unpack_reorder`."""
-    words = torch.zeros(*values.shape[:-1], values.shape[-1] // 8, dtype=torch.int32, device=values.device)
-    for element, nibble in enumerate((0, 4, 1, 5, 2, 6, 3, 7)):
-        words |= (values[..., element::8].int() & 15) << (4 * nibble)
-    return words
+    stored = values.unflatten(-1, (-1, 4, 2)).transpose(-2, -1).flatten(-3).view(torch.uint8) & 15
+    return (stored[..., ::2] | stored[..., 1::2] << 4).view(torch.int32)
 
 
 def fold_scales(weight_scale: torch.Tensor, weight_scale_2: torch.Tensor) -> torch.Tensor:
@@ -72,23 +54,6 @@ def fold_scales(weight_scale: torch.Tensor, weight_scale_2: torch.Tensor) -> tor
     return (rows_per_projection * weight_scale.float().reshape(-1, 1)).view(weight_scale_2.shape)
 
 
-def _natural_order(words: torch.Tensor) -> torch.Tensor:
-    """Swap the masked bits of each int32 word with the bits `distance` above them, in place."""
-    for distance, mask in _DELTA_SWAPS:
-        moved = words >> distance
-        moved ^= words
-        moved &= mask
-        words ^= moved
-        moved <<= distance
-        words ^= moved
-    return words
-
-
-def _chunks(words: int, device: torch.device) -> list[slice]:
-    step = _CHUNK_WORDS.get(device.type, _GPU_CHUNK_WORDS)
-    return [slice(start, start + step) for start in range(0, words, step)]
-
-
 NAN_EXPONENT = 255
 MAX_SHIFT = 11  # of the kernels' layout
 ABSENT = MAX_SHIFT + 1  # shift of a block that belongs to another part
@@ -98,11 +63,16 @@ _NONE = -1000  # exponent of a block of zeros or of another part, below all othe
 _CHUNK_BYTES = 1 << 26  # codes converted at once, which bounds the temporaries
 
 
-def unpack_codes(codes: torch.Tensor, integers: tuple[int, ...] = MXFP4.integers) -> torch.Tensor:
-    """Return the integers int8 [..., K] of codes uint8 [..., K/2], whose low nibbles hold the even elements."""
-    table = torch.tensor(integers, dtype=torch.int8, device=codes.device)
-    pairs = torch.stack([codes & 15, codes >> 4], dim=-1)
-    return table[pairs.int()].view(*codes.shape[:-1], codes.shape[-1] * 2)
+def nibbles(codes: torch.Tensor) -> torch.Tensor:
+    """Return the codes of `QuarkMoeWeights` one a byte, uint8 [..., K]."""
+    stored = codes.contiguous().view(torch.uint8)
+    pairs = torch.stack([stored & 15, stored >> 4], dim=-1).flatten(-2)
+    return pairs if codes.dtype == torch.uint8 else pairs.unflatten(-1, (-1, 2, 4)).transpose(-2, -1).flatten(-3)
+
+
+def unpack_codes(codes: torch.Tensor) -> torch.Tensor:
+    """Return E2M1's doubled values int8 [..., K] of codes uint8 [..., K/2]; low nibbles hold the even elements."""
+    return torch.tensor(MXFP4.integers, dtype=torch.int8, device=codes.device)[nibbles(codes).int()]
 
 
 def pack_codes(integers: torch.Tensor) -> torch.Tensor:

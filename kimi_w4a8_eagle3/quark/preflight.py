@@ -21,11 +21,12 @@ from .config import (
     DraftShape,
     LatentShape,
     ModelConfig,
+    QuantizationConfig,
     TextShape,
-    read_draft_config,
+    draft_shape,
     read_model_config,
 )
-from .safetensors_header import Checkpoint, TensorInfo, read_checkpoint
+from .safetensors_header import Checkpoint, TensorInfo, read_checkpoint, read_json
 from .target_checks import Findings, Problem, check_small_tensors, check_tower
 from .weight_format import INT4, MXFP4, WeightFormat
 
@@ -105,30 +106,31 @@ def _check_target(model_dir: Path, report: PreflightReport) -> ModelConfig | Non
         return None
     where = str(model_dir / "config.json")
     weights = None
-    if config.quantization is None:
+    if (quantization := config.quantization) is None:
         report.weight_format = "not quantized"
-    elif weights := config.quantization.weight_format:
+    elif weights := quantization.weight_format:
         report.weight_format = {INT4: "Quark W4A8", MXFP4: "Quark MXFP4"}[weights]
-        report.problems += _check_w4a8(checkpoint, config, weights, where)
-        report.notes += target_checks.glob_notes(config.quantization)
+        report.problems += _check_w4a8(checkpoint, quantization, config.text, weights, where)
+        report.notes += target_checks.glob_notes(quantization)
         report.notes += target_checks.block_notes(checkpoint, weights)
     else:
-        report.weight_format = f"{config.quantization.quant_method or 'unnamed quantization'}, not W4A8"
-        report.problems += target_checks.refused_format(config.quantization, where)
+        report.weight_format = f"{quantization.quant_method or 'unnamed quantization'}, not W4A8"
+        report.problems += target_checks.refused_format(quantization, where)
     if config.tower_layers is not None and checkpoint.tensors:
         report.problems += check_tower(checkpoint, config.tower_layers)
     report.problems += target_checks.check_tensor_parallel(config.text, report.tp, where, weights or INT4)
     return config
 
 
-def _check_w4a8(checkpoint: Checkpoint, config: ModelConfig, weights: WeightFormat, where: str) -> list[Problem]:
-    assert config.quantization is not None
-    problems = target_checks.check_config(config, weights, where)
+def _check_w4a8(
+    checkpoint: Checkpoint, quantization: QuantizationConfig, text: TextShape, weights: WeightFormat, where: str
+) -> list[Problem]:
+    problems = target_checks.check_config(quantization, text, weights, where)
     if not checkpoint.tensors:  # unreadable headers are reported already
         return problems
-    problems += target_checks.check_experts(checkpoint, config.text, weights)
+    problems += target_checks.check_experts(checkpoint, text, weights)
     try:
-        return problems + target_checks.check_excludes(checkpoint, config.quantization, weights, where)
+        return problems + target_checks.check_excludes(checkpoint, quantization, weights, where)
     except KimiError as error:
         return [*problems, Problem.of("excludes", replace(error, where=where))]
 
@@ -137,8 +139,9 @@ def _check_draft(draft_dir: Path, target: ModelConfig, report: PreflightReport) 
     checkpoint = _read_files(draft_dir, "draft", report)
     if checkpoint is None:
         return
+    config = draft_dir / "config.json"
     try:
-        draft = read_draft_config(draft_dir)
+        draft = draft_shape(read_json(config), config)
     except KimiError as error:
         report.problems.append(Problem.of("draft", error))
         return

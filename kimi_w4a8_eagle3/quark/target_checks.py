@@ -17,7 +17,7 @@ import numpy as np
 
 from ..base.errors import KimiError
 from ..base.finding import Finding, Severity
-from .config import ModelConfig, QuantizationConfig, TextShape
+from .config import ExcludeRules, QuantizationConfig, TextShape
 from .quantization import is_glob
 from .safetensors_header import Checkpoint, TensorInfo
 from .weight_format import INT4, MXFP4, NIBBLES_PER_WORD, WeightFormat
@@ -80,25 +80,23 @@ _FLOATS = ("F16", "BF16", "F32", "F64")
 _GRANULES = {INT4: "eight INT4 values in each word", MXFP4: "whole blocks of 32 MXFP4 values"}
 
 
-def check_config(config: ModelConfig, weights: WeightFormat, where: str) -> list[Problem]:
+def check_config(quantization: QuantizationConfig, text: TextShape, weights: WeightFormat, where: str) -> list[Problem]:
     """Check pack_method and the formats of single layers, and that reduction sizes fill whole words or blocks."""
     findings = Findings("format")
-    quantization = config.quantization
-    export = quantization.export if quantization else None
-    method = export.pack_method if export else None
+    method = quantization.export.pack_method if quantization.export else None
     if weights == INT4 and method != "reorder":
         findings.add(f"pack_method is {method!r}", where, "export.pack_method: 'reorder'", _REQUANTIZE)
-    for name, layer in ((quantization.layer_quant_config if quantization else None) or {}).items():
+    for name, layer in (quantization.layer_quant_config or {}).items():
         if layer.stages and layer.weight_format != weights:
             kinds = ", then ".join(map(str, layer.stages))
             found = f"layer_quant_config gives {name} another format: {kinds}"
             findings.add(found, where, f"{weights} for every quantized layer", _REQUANTIZE)
-    sizes = {"hidden_size": config.text.hidden_size, "moe_intermediate_size": config.text.moe_intermediate_size or 0}
+    sizes = {"hidden_size": text.hidden_size, "moe_intermediate_size": text.moe_intermediate_size or 0}
     for name, size in sizes.items():
         if size % granule(weights):
             found = f"K = {name} = {size} is not a multiple of {granule(weights)}"
             findings.add(found, where, _GRANULES[weights])
-    if not config.text.moe_layers:
+    if not text.moe_layers:
         findings.add("the model has no routed experts to quantize", where, "n_routed_experts and moe_intermediate_size")
     return findings.problems()
 
@@ -178,7 +176,7 @@ def check_excludes(
     MLPs may be MXFP4 too, as in amd/Kimi-K2.5-MXFP4; the engine loads them as BF16, which holds MXFP4 exactly.
     """
     findings = Findings("excludes")
-    excludes = quantization.excludes()
+    excludes = ExcludeRules(quantization.exclude or [])
     for name, tensor in checkpoint.tensors.items():
         module = name.removesuffix(".weight")
         if module == name:

@@ -32,16 +32,12 @@ def kernarg_bytes(kernel: Kernel, args: Sequence[Argument] | bytes) -> npt.NDArr
     # Compilers may round a scalar load up over the segment's end: its allocation is a multiple of 64 bytes.
     segment = np.zeros(max(64, -(-kernel.kernarg_bytes // 64) * 64), np.uint8)
     for arg, value in zip(kernel.args, args, strict=True):
-        _put(segment, arg, _encode(arg, value))
+        raw = _encode(arg, value)
+        if len(raw) != arg.size:
+            found = f"argument {arg.name or arg.kind} at {arg.offset} got {len(raw)} bytes"
+            raise MachineError(found, expected=str(arg.size))
+        segment[arg.offset : arg.offset + arg.size] = np.frombuffer(raw, np.uint8)
     return segment
-
-
-def _put(segment: npt.NDArray[np.uint8], arg: KernelArg, raw: bytes) -> None:
-    if len(raw) != arg.size:
-        raise MachineError(
-            f"argument {arg.name or arg.kind} at {arg.offset} got {len(raw)} bytes", expected=str(arg.size)
-        )
-    segment[arg.offset : arg.offset + arg.size] = np.frombuffer(raw, np.uint8)
 
 
 def _encode(arg: KernelArg, value: Argument) -> bytes:

@@ -16,15 +16,10 @@ from .state import Step
 
 def fma_mix(instruction: Instruction, operands: list[Operand]) -> Step:
     target, *sources = operands
-    halves, highs = (_bits(instruction, name, len(sources)) for name in ("op_sel_hi", "op_sel"))
+    halves, highs = (instruction.bits(name, len(sources)) for name in ("op_sel_hi", "op_sel"))
     a, b, c = (_source(o, h, s) for o, h, s in zip(sources, halves, highs, strict=True))
     register = target.register
     return lambda w: w.write_vector(register, w.f32, fma_f32(a(w), b(w), c(w)))
-
-
-def _bits(instruction: Instruction, name: str, count: int) -> list[bool]:
-    text = instruction.modifiers.get(name)
-    return [bit == "1" for bit in text.strip("[]").split(",")][:count] if text else [False] * count
 
 
 def _source(operand: Operand, half: bool, high: bool) -> Reader:

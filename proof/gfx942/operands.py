@@ -113,15 +113,12 @@ def reader(operand: Operand, kind: str, high_half: bool = False) -> Reader:
         return read
     if kind[0] != "f":
         raise UnknownInstruction(f"a floating-point modifier on the integer operand {operand.text}")
-    return _with_sign_modifiers(read, operand)
 
+    def read_signed(w: Waves) -> Array:
+        value = np.abs(read(w)) if operand.absolute else read(w)
+        return -value if operand.negate else value
 
-def _with_sign_modifiers(read: Reader, operand: Operand) -> Reader:
-    if operand.absolute and operand.negate:
-        return lambda w: -np.abs(read(w))
-    if operand.absolute:
-        return lambda w: np.abs(read(w))
-    return lambda w: -read(w)
+    return read_signed
 
 
 def _raw_reader(operand: Operand, kind: str, high_half: bool) -> Reader:

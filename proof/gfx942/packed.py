@@ -26,19 +26,14 @@ PACKED: dict[str, Callable[..., Array]] = {
 
 def packed(instruction: Instruction, operands: list[Operand]) -> Step:
     opcode, sources = instruction.opcode, operands[1:]
-    low = _flags(instruction, "op_sel", len(sources), False), _flags(instruction, "neg_lo", len(sources), False)
-    high = _flags(instruction, "op_sel_hi", len(sources), True), _flags(instruction, "neg_hi", len(sources), False)
+    low = instruction.bits("op_sel", len(sources)), instruction.bits("neg_lo", len(sources))
+    high = instruction.bits("op_sel_hi", len(sources), True), instruction.bits("neg_hi", len(sources))
     if opcode.endswith("f32"):
         return _packed_f32(operands, PACKED[opcode], low, high)
     return _packed_halves(operands, PACKED[opcode], low[0], high[0])
 
 
 Flags = tuple[list[bool], list[bool]]
-
-
-def _flags(instruction: Instruction, name: str, count: int, default: bool) -> list[bool]:
-    text = instruction.modifiers.get(name)
-    return [bit == "1" for bit in text.strip("[]").split(",")] if text else [default] * count
 
 
 def _word(operand: Operand, high: bool, kind: str) -> Reader:

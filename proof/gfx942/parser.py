@@ -27,6 +27,11 @@ class Instruction:
     line: int
     text: str
 
+    def bits(self, name: str, count: int, default: bool = False) -> list[bool]:
+        """Return the first bits of a modifier like op_sel:[0,1,0], one a source, or `count` defaults without it."""
+        text = self.modifiers.get(name)
+        return [bit == "1" for bit in text.strip("[]").split(",")][:count] if text else [default] * count
+
 
 @dataclass(frozen=True)
 class KernelArg:

@@ -42,14 +42,8 @@ def source_readers(instruction: Instruction, kinds: tuple[str, ...], operands: l
     if instruction.encoding == "sdwa":
         selects = [instruction.modifiers.get(f"src{n}_sel", "DWORD") for n in range(len(kinds))]
         return [sdwa_reader(o, k, s) for o, k, s in zip(operands, kinds, selects, strict=True)]
-    high = (_op_sel(instruction) or [False] * len(kinds))[: len(kinds)]
+    high = instruction.bits("op_sel", len(kinds))
     return [reader(o, k, h) for o, k, h in zip(operands, kinds, high, strict=True)]
-
-
-def _op_sel(instruction: Instruction) -> list[bool]:
-    """One bit a source and one for the result: the high half of a register."""
-    text = instruction.modifiers.get("op_sel", "")
-    return [bit == "1" for bit in text.strip("[]").split(",")] if text else []
 
 
 def _decode(instruction: Instruction, op: Op, target: Operand, sources: list[Operand]) -> Step:
@@ -58,7 +52,7 @@ def _decode(instruction: Instruction, op: Op, target: Operand, sources: list[Ope
         return _decode_dpp(instruction, op, target, sources)
     if instruction.opcode in _COPIES and not instruction.modifiers and sources[0].kind == "vector":
         return _copy(target, sources[0])
-    if _op_sel(instruction)[len(sources) :] not in ([], [False]):
+    if any(instruction.bits("op_sel", len(sources) + 1)[len(sources) :]):  # the bit after those of the sources
         raise UnknownInstruction("op_sel on the result is not modelled")
     function = _clamped(instruction, op)
     readers = source_readers(instruction, op.sources, sources)

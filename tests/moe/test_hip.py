@@ -33,7 +33,7 @@ def gpu() -> InterpretedGpu:
 
 
 def add(device: int = 0) -> Function:
-    return Hip.of_process().load(code_object(ADD), device).function("add")
+    return Hip.of_process().load(code_object(ADD), "add", device)
 
 
 def test_a_launch_reaches_the_kernel_as_it_was_made(gpu: InterpretedGpu) -> None:
@@ -63,11 +63,11 @@ def test_errors_of_hip(gpu: InterpretedGpu) -> None:
     with gpu:
         for broken, error in ((b"\x7fELP" + image[4:], "hipErrorInvalidImage"), (older, "hipErrorNoBinaryForGpu")):
             with pytest.raises(KimiError, match=rf"HIP error {error} \(\d+\)\n.*loading a code object on GPU 0"):
-                hip.load(bytes(broken), 0)
+                hip.load(bytes(broken), "add", 0)
         with pytest.raises(KimiError, match=r"hipErrorNotFound.*\n.*finding the kernel ad in"):
-            hip.load(image, 0).function("ad")
+            hip.load(image, "ad", 0)
         with pytest.raises(KimiError, match=r"hipErrorInvalidDevice.*\n.*switching to GPU 7"):
-            hip.load(image, 7)
+            hip.load(image, "add", 7)
         with pytest.raises(KimiError, match=r"hipErrorInvalidValue.*\n.*launching add, grid \(0, 1, 1\)"):
             add().launch((0, 1, 1), BLOCK, 0, STREAM, bytes(12))
     assert not gpu.launches and gpu.error is None
@@ -77,7 +77,7 @@ def test_an_image_lives_as_long_as_its_kernel(gpu: InterpretedGpu) -> None:
     """HIP reads it again later."""
     image = bytes(bytearray(code_object(ADD)))
     holders = sys.getrefcount(image)
-    kernel = Hip.of_process().load(image, 0).function("add")
+    kernel = Hip.of_process().load(image, "add", 0)
     assert sys.getrefcount(image) > holders and kernel.name == "add"
 
 

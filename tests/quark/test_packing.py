@@ -10,7 +10,6 @@ from support.packing import pack_reorder
 from support.quantizing import import_quark
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.quark import packing
 from kimi_w4a8_eagle3.quark.packing import fold_scales, unpack_reorder
 
 shapes = st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(1, 9))
@@ -58,22 +57,6 @@ def test_agrees_with_quark_packer(rows: int, words: int, seed: int) -> None:
     values = unpack_reorder(packed)
     assert torch.equal(values, theirs.unpack(packed, reorder=True))
     assert torch.equal(packed, theirs.pack(values.to(torch.int32), reorder=True))
-
-
-def test_a_tensor_larger_than_one_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = random_words((3, 7, 5), seed=1)
-    whole = unpack_reorder(words)
-    monkeypatch.setitem(packing._CHUNK_WORDS, "cpu", 4)  # 105 words: 26 full chunks and a rest
-    assert torch.equal(unpack_reorder(words), whole)
-    assert torch.equal(pack_reorder(whole), words)
-
-
-def test_a_gpu_has_chunks_whose_temporaries_stay_below_half_a_gibibyte() -> None:
-    """Twelve bytes a word: its copy, and eight values of it, shifted."""
-    words = packing._GPU_CHUNK_WORDS
-    parts = packing._chunks(words + 1, torch.device("cuda"))
-    assert [(part.start, part.stop) for part in parts] == [(0, words), (words, 2 * words)]
-    assert 12 * words < 2**29
 
 
 def test_input_is_left_alone_and_may_be_strided() -> None:

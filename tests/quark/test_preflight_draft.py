@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.kimi_checkpoint import CAPTURED, DRAFT, HIDDEN, LAYERS, TEXT, VOCAB, edit_json
 
-from kimi_w4a8_eagle3.quark.config import DraftShape, TextShape, read_draft_config, read_model_config
+from kimi_w4a8_eagle3.quark.config import DraftShape, TextShape, draft_shape, read_model_config
 from kimi_w4a8_eagle3.quark.preflight import captured_layers, check_draft, installed_sglang, preflight
 from kimi_w4a8_eagle3.quark.safetensors_header import read_checkpoint
 
@@ -21,6 +21,10 @@ KV_B = "midlayer.self_attn.kv_b_proj.weight"
 
 def messages(target: Path, draft: Path, tp: int = 1) -> list[str]:
     return [problem.found for problem in preflight(target, draft, tp).problems]
+
+
+def shape_of(draft: Path) -> DraftShape:
+    return draft_shape(json.loads((draft / "config.json").read_text()), draft / "config.json")
 
 
 def _rename(tensors: dict[str, torch.Tensor], old: str, new: str) -> None:
@@ -34,35 +38,59 @@ def change_weights(draft: Path, change: Callable[[dict[str, torch.Tensor]], obje
     save_file(tensors, draft / "model.safetensors")
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("architectures", ["LlamaForCausalLM"], "draft architecture is LlamaForCausalLM"),
-        ("architectures", [], "draft architecture is none"),
-        ("target_hidden_size", 128, "draft target_hidden_size is 128"),
-        ("vocab_size", VOCAB + 1, f"draft vocab_size is {VOCAB + 1}"),
-        ("num_attention_heads", "four", "config.json is not usable: num_attention_heads: "),
-    ],
-)
-def test_config_that_does_not_fit(quark_target: Path, draft: Path, field: str, value: object, message: str) -> None:
-    edit_json(draft / "config.json", lambda c: c.update({field: value}))
-    (found,) = messages(quark_target, draft)
-    assert found.startswith(message)
+def sized(**sizes: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    return {f"{name}.weight": torch.zeros(size) for name, size in sizes.items()}
 
 
-def test_other_hidden_size(quark_target: Path, draft: Path) -> None:
-    edit_json(draft / "config.json", lambda c: c.update(hidden_size=HIDDEN * 2))
-    found = messages(quark_target, draft)
-    assert f"draft hidden_size is {HIDDEN * 2}" in found
-    assert f"draft fc.weight has shape [{HIDDEN}, {3 * HIDDEN}]" in found
+HALF = HIDDEN // 2
+HEAD = "draft has an lm_head, which SGLang replaces by the target's: its draft_vocab_size is null"
+FC = f"draft fc.weight has shape [{HIDDEN}, {3 * HIDDEN}]"
+CAPTURES_TWO = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4]}}
+# Fields of config.json, tensors (None: left out), and the messages.
+DRAFTS: list[tuple[dict[str, Any], dict[str, torch.Tensor | None], list[str]]] = [
+    ({"architectures": ["LlamaForCausalLM"]}, {}, ["draft architecture is LlamaForCausalLM"]),
+    ({"architectures": []}, {}, ["draft architecture is none"]),
+    ({"target_hidden_size": 128}, {}, ["draft target_hidden_size is 128"]),
+    ({"target_hidden_size": None, "head_dim": None}, {}, []),  # a null counts as absent
+    ({"vocab_size": VOCAB + 1}, {}, [f"draft vocab_size is {VOCAB + 1}"]),
+    ({"num_attention_heads": "four"}, {}, ["config.json is not usable: num_attention_heads: "]),
+    (
+        {"num_attention_heads": 6, "num_key_value_heads": 3},
+        {},
+        ["TP 4 does not divide the draft's 6 attention or 3 KV"],
+    ),
+    ({"hidden_size": HIDDEN * 2}, {}, [f"draft hidden_size is {HIDDEN * 2}", FC, "draft norm", "draft lm_head"]),
+    (
+        {"hidden_size": HALF, "target_hidden_size": HIDDEN},
+        sized(fc=(HALF, 3 * HIDDEN), norm=(HALF,), lm_head=(40, HALF)),
+        [],  # a narrower draft that names its target
+    ),
+    (CAPTURES_TWO, {}, [FC]),
+    ({}, {"d2t": None}, ["draft has no vocabulary map d2t"]),
+    ({"draft_vocab_size": VOCAB}, {"d2t": None, **sized(lm_head=(VOCAB, HIDDEN))}, []),
+    ({"draft_vocab_size": None}, {"d2t": None}, [HEAD]),
+    ({"draft_vocab_size": None}, {"d2t": None, "lm_head.weight": None}, []),  # it shares the target's
+    *(({}, {f"{name}.weight": None}, [f"draft has no {name}.weight"]) for name in ("fc", "norm", "lm_head")),
+]
 
 
-def test_narrower_draft_that_names_its_target(quark_target: Path, draft: Path) -> None:
-    half = HIDDEN // 2
-    edit_json(draft / "config.json", lambda c: c.update(hidden_size=half, target_hidden_size=HIDDEN))
-    sizes = {"fc.weight": (half, 3 * HIDDEN), "norm.weight": (half,), "lm_head.weight": (40, half)}
-    change_weights(draft, lambda t: t.update({name: torch.zeros(size) for name, size in sizes.items()}))
-    assert messages(quark_target, draft) == []
+@pytest.mark.parametrize(("config", "tensors", "expected"), DRAFTS)
+def test_a_draft_fits_its_target_or_the_reason_is_told(
+    quark_target: Path,
+    draft: Path,
+    config: dict[str, Any],
+    tensors: dict[str, torch.Tensor | None],
+    expected: list[str],
+) -> None:
+    edit_json(draft / "config.json", lambda found: found.update(config))
+
+    def change(found: dict[str, torch.Tensor]) -> None:
+        for name, tensor in tensors.items():
+            found.pop(name) if tensor is None else found.update({name: tensor})
+
+    change_weights(draft, change)
+    found = messages(quark_target, draft, tp=4 if config.get("num_key_value_heads") == 3 else 1)
+    assert [text[: len(start)] for text, start in zip(found, expected, strict=True)] == expected
 
 
 @pytest.mark.parametrize(
@@ -75,32 +103,12 @@ def test_captured_layers_that_do_not_fit(quark_target: Path, draft: Path, layers
     assert any("eagle_aux_hidden_state_layer_ids" in message for message in messages(quark_target, draft))
 
 
-def test_number_of_captured_layers_must_fit_fc(quark_target: Path, draft: Path) -> None:
-    edit_json(draft / "config.json", lambda c: c["eagle_config"].update(eagle_aux_hidden_state_layer_ids=[2, 4]))
-    assert messages(quark_target, draft) == [f"draft fc.weight has shape [{HIDDEN}, {3 * HIDDEN}]"]
-
-
 @pytest.mark.parametrize(
     ("ids", "captured"), [(CAPTURED, CAPTURED), ([1, 2, 3], [2, 3, 4]), (None, [2, LAYERS // 2, LAYERS - 3])]
 )
 def test_captured_layers_are_those_of_sglang(ids: list[int] | None, captured: list[int]) -> None:
     config: dict[str, Any] = {**DRAFT, "eagle_config": {"eagle_aux_hidden_state_layer_ids": ids}}
     assert captured_layers(DraftShape(**config), TextShape.model_validate(TEXT)) == captured
-
-
-def test_no_vocabulary_map(quark_target: Path, draft: Path) -> None:
-    change_weights(draft, lambda tensors: tensors.pop("d2t"))
-    assert messages(quark_target, draft) == ["draft has no vocabulary map d2t"]
-
-
-def test_full_vocabulary_needs_no_map(quark_target: Path, draft: Path) -> None:
-    def widen(tensors: dict[str, torch.Tensor]) -> None:
-        del tensors["d2t"]
-        tensors["lm_head.weight"] = torch.zeros(VOCAB, HIDDEN)
-
-    change_weights(draft, widen)
-    edit_json(draft / "config.json", lambda c: c.update(draft_vocab_size=VOCAB))
-    assert messages(quark_target, draft) == []
 
 
 def test_a_reduced_vocabulary_is_a_note(quark_target: Path, draft: Path) -> None:
@@ -126,15 +134,6 @@ def test_a_vocabulary_that_cannot_be_served_is_seen_in_the_config_alone(
     assert [text[: len(message)] for text in found] == [message]
 
 
-def test_a_draft_without_a_head_shares_the_targets(quark_target: Path, draft: Path) -> None:
-    edit_json(draft / "config.json", lambda c: c.update(draft_vocab_size=None))
-    change_weights(draft, lambda tensors: tensors.pop("d2t"))
-    (found,) = messages(quark_target, draft)
-    assert "draft has an lm_head, which SGLang replaces" in found
-    change_weights(draft, lambda tensors: tensors.pop("lm_head.weight"))
-    assert messages(quark_target, draft) == []
-
-
 @pytest.mark.parametrize(
     ("d2t", "message"),
     [
@@ -151,17 +150,6 @@ def test_vocabulary_map_that_leaves_the_target(
     change_weights(draft, lambda tensors: tensors.update(d2t=d2t))
     (found,) = messages(quark_target, draft)
     assert message in found
-
-
-@pytest.mark.parametrize("name", ["fc.weight", "norm.weight", "lm_head.weight"])
-def test_draft_without_a_tensor(quark_target: Path, draft: Path, name: str) -> None:
-    change_weights(draft, lambda tensors: tensors.pop(name))
-    assert messages(quark_target, draft) == [f"draft has no {name}"]
-
-
-def test_draft_heads_and_tensor_parallel_size(quark_target: Path, draft: Path) -> None:
-    edit_json(draft / "config.json", lambda c: c.update(num_attention_heads=6, num_key_value_heads=3))
-    assert messages(quark_target, draft, tp=2) == ["TP 2 does not divide the draft's 6 attention or 3 KV heads"]
 
 
 def test_a_whole_mla_draft_has_no_problem(quark_target: Path, mla_draft: Path) -> None:
@@ -213,7 +201,7 @@ def test_an_mla_draft_needs_an_sglang_that_has_its_class(quark_target: Path, mla
     models.mkdir(parents=True)
     (models / "llama_eagle3.py").write_text("class LlamaForCausalLMEagle3(nn.Module):\n")
     target, read = read_model_config(quark_target).text, read_checkpoint
-    (found,) = check_draft(read_draft_config(mla_draft), read(mla_draft), target, 1, tmp_path / "sglang")
+    (found,) = check_draft(shape_of(mla_draft), read(mla_draft), target, 1, tmp_path / "sglang")
     assert found.found == "the installed SGLang has no Eagle3DeepseekV2ForCausalLM" and "newer" in found.remedy
     here = installed_sglang()
     assert here is not None and (here / "srt/models/kimi_k25_eagle3.py").is_file()
@@ -232,10 +220,3 @@ def test_no_such_draft(quark_target: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     found = messages(quark_target, tmp_path / "empty")
     assert found == ["model.safetensors.index.json is missing, and so are the weights", "config.json is missing"]
-
-
-def test_null_fields_mean_absent(quark_target: Path, draft: Path) -> None:
-    edit_json(draft / "config.json", lambda c: c.update(target_hidden_size=None, head_dim=None))
-    assert json.loads((draft / "config.json").read_text())["head_dim"] is None
-    assert read_draft_config(draft).num_hidden_layers == 1
-    assert messages(quark_target, draft) == []

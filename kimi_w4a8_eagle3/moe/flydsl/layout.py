@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import torch
 
+from ...quark.packing import nibbles
 from ...quark.weight_format import MXFP4, WeightFormat
 from ..contract import INT8_MAX, PreparedMoe, QuarkMoeWeights
 
@@ -35,12 +36,6 @@ PAIR = 2  # tiles whose channels are interleaved in the down projection
 SCALES_PAD = 4  # floats behind the scales of an expert: their unit, then zeros
 LOW_K_BIT = 8  # weights with k & LOW_K_BIT set sit in low nibbles
 
-_SIGN_BITS = 0x88888888 - (1 << 32)  # flips two's complement nibbles to offset binary
-_LOW_NIBBLES = 0x0F0F0F0F
-# Quark's `reorder` keeps k % 8 = 0, 4, 1, 5 in the low and 2, 6, 3, 7 in the high nibbles of bytes 0..3. This is the
-# place of each k once the bytes of the low nibbles are followed by those of the high nibbles.
-_BYTE_OF_K = (0, 2, 4, 6, 1, 3, 5, 7)
-_BYTE_OF_MX_K = (0, 4, 1, 5, 2, 6, 3, 7)  # the same where even k are in low nibbles
 _SLICE_WORDS = 1 << 23
 _FLOAT16_MAX = 65504
 PAIRS = MXFP4.integers[:8]
@@ -73,11 +68,10 @@ def pack(words: torch.Tensor, paired: bool = False, shifts: torch.Tensor | None 
     step = max(1, _SLICE_WORDS // max(1, channels * k_words))
     for start in range(0, experts, step):
         part = slice(start, start + step)
+        stored = words[part] if shifts is None else _recoded(words[part].view(torch.uint8))
+        packed[part, :codes] = _tiled(_ordered(nibbles(stored), paired), blocks=shifts is not None)
         if shifts is None:
-            packed[part] = _tiled(_ordered(words[part], paired)).flatten(1)
             continue
-        recoded = _recoded(words[part].view(torch.uint8)).view(torch.int32)
-        packed[part, :codes] = _tiled(_ordered(recoded, paired), blocks=True).flatten(1)
         by_lane = _ordered(_lane_bytes(words[part], shifts[part]), paired)
         packed[part, codes:] = by_lane.view(-1, *shape[1:2], TILE_N, shape[2], 4).permute(0, 1, 3, 4, 2).flatten(1)
     return packed.view(shape) if shifts is None else packed
@@ -89,20 +83,13 @@ def _ordered(rows: torch.Tensor, paired: bool) -> torch.Tensor:
     return rows.view(-1, channels // 32, 4, PAIR, 4, k).transpose(2, 3).reshape(-1, channels, k) if paired else rows
 
 
-def _tiled(words: torch.Tensor, blocks: bool = False) -> torch.Tensor:
-    """Bring whole words to their tiles; bit operations merge each with the word of the next eight k."""
-    experts, channels, _ = words.shape
-    lanes = (4, 2, 2) if blocks else (2, 4, 2)  # g, j, low or j, g, low
-    tiles = words.view(experts, channels // TILE_N, TILE_N, -1, *lanes)
-    high, low = tiles[..., 0], tiles[..., 1]
-    if not blocks:
-        low = low ^ _SIGN_BITS
-    even = ((high & _LOW_NIBBLES) << 4) | (low & _LOW_NIBBLES)
-    odd = (high & ~_LOW_NIBBLES) | ((low >> 4) & _LOW_NIBBLES)
-    merged = torch.stack([even, odd], dim=-1).view(torch.uint8)[..., _BYTE_OF_MX_K if blocks else _BYTE_OF_K]
+def _tiled(values: torch.Tensor, blocks: bool) -> torch.Tensor:
+    """Merge each eight nibbles [E, N, K] with those of the next eight k, in the order of the tiles: [E, bytes]."""
+    lanes = (4, 2, 2, 8) if blocks else (2, 4, 2, 8)  # g, j, low, i or j, g, low, i
+    high, low = values.view(len(values), -1, TILE_N, values.shape[2] // CHUNK_K, *lanes).unbind(-2)
+    merged = high << 4 | (low if blocks else low ^ 8)  # offset binary
     # [E, tile, n, chunk, g and j, 8] -> [E, tile, chunk, g, n, j, 8]
-    order = (0, 1, 3, 4, 2, 5, 6) if blocks else (0, 1, 3, 5, 2, 4, 6)
-    return merged.permute(order).reshape(experts, channels // TILE_N, -1, 64, 16)
+    return merged.permute((0, 1, 3, 4, 2, 5, 6) if blocks else (0, 1, 3, 5, 2, 4, 6)).flatten(1)
 
 
 def _recoded(codes: torch.Tensor) -> torch.Tensor:

@@ -28,7 +28,7 @@ ARCH = "gfx942"
 GATE = "KIMI_KERNELS"
 MANIFEST = "manifest.json"
 # Modules that run on the host. A change of any other module of this folder may change a kernel.
-_HOST = ("__init__", "backend", "code_object", "objects", "toolchain", "tune", "warm")
+_HOST = ("__init__", "backend", "candidates", "code_object", "objects", "toolchain", "warm")
 _FORMATS = {8: "Q", 4: "i"}  # an address, a count
 
 
@@ -156,7 +156,7 @@ class CodeObjects:
         """Load a kernel on a device, once and not during a graph capture; raise KimiError as `image` does."""
         if (config, device) not in self._loaded:
             image, found = self.image(repr(config)), self.manifest.kernels[repr(config)]
-            function = Hip.of_process().load(image, device).function(found.symbol)
+            function = Hip.of_process().load(image, found.symbol, device)
             self._loaded[config, device] = _Loaded(function, _packing(found), found.block)
         return self._loaded[config, device]
 

@@ -18,8 +18,6 @@ from .layout import LOW_K_BIT
 from .ops import Value
 
 INF_BITS = 0x7F800000
-ROUND_BIAS = 12582912.0  # 1.5 * 2**23: adding it rounds a float to an integer in its low bits, half to even
-ROUND_BIAS_BITS = 0x4B400000
 TINY_BITS = 0x21800000  # of 2**-60: rows below it are scaled up first, so that the reciprocal stays finite
 GROW = 2.0**64
 VALUES = 4  # consecutive values of a lane
@@ -68,12 +66,12 @@ def quantized(values: list[Any], scale: Value, inverse: Value, grow: Value) -> t
         bits = []
         for value in ops.elements(vector):
             quotient = ops.divide(arith.mulf(value, grow), scale, inverse)
-            bits.append(ops.bitcast(arith.addf(quotient, ops.const_f32(ROUND_BIAS)), T.i32))
+            bits.append(ops.bitcast(arith.addf(quotient, ops.const_f32(ops.FLOAT_BIAS)), T.i32))
         pairs = [perm_b32(bits[i + 1], bits[i], ops.const_i32(0x0C0C0400)) for i in (0, 2)]
         words.append(perm_b32(pairs[1], pairs[0], ops.const_i32(0x05040100)))  # the low bytes, first byte lowest
         four = arith.addi(arith.addi(bits[0], bits[1]), arith.addi(bits[2], bits[3]))
         total = four if total is None else arith.addi(total, four)
-    biases = ops.const_i32(VALUES * len(values) * ROUND_BIAS_BITS & 0xFFFFFFFF)
+    biases = ops.const_i32(VALUES * len(values) * ops.FLOAT_BIAS_BITS & 0xFFFFFFFF)
     return words, arith.subi(total, biases)
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ...base.errors import KimiError
+from ...base.installed import require
 from ...base.next_step import pip_install
 from .code_object import describe
 from .configs import KernelConfig
@@ -31,22 +32,18 @@ LINKERS = ("ld.lld-19", "ld.lld-20", "ld.lld-21")  # lld 16 rejects the code obj
 DEFAULT_ROCM = Path("/opt/rocm")
 
 
-def flydsl_problem() -> str | None:
-    """Return the reason why FlyDSL cannot be used, or None."""
-    try:
-        version = metadata.version("flydsl")
-    except metadata.PackageNotFoundError:
-        return "the package flydsl is not installed (extra `kernels`)"
+def flydsl_version() -> str:
+    """Return FlyDSL's version; raise KimiError if it is missing or another than the kernels are written for."""
+    require("flydsl")
+    version = metadata.version("flydsl")
     if version not in SUPPORTED:
-        return f"flydsl {version} is not supported, the kernels are written for {', '.join(SUPPORTED)}"
-    return None
-
-
-def linker_problem() -> str | None:
-    """Return the reason why compiled kernels cannot be linked, or None."""
-    if _linker():
-        return None
-    return "no linker: package ziglang (extra `kernels`), ROCm's llvm/bin/ld.lld and Debian's ld.lld-19 are all missing"
+        raise KimiError(
+            f"flydsl {version} is not supported",
+            where="compiling the gfx942 kernels",
+            expected=f"flydsl {', '.join(SUPPORTED)} (a machine that only serves needs none)",
+            remedy="in a checkout, and an environment without AITER: " + pip_install("'.[kernels,serve]'"),
+        )
+    return version
 
 
 def _linker() -> list[str]:
@@ -64,8 +61,8 @@ def rocm_path() -> Path:
     command = _linker()
     if not command:
         raise KimiError(
-            str(linker_problem()),
-            where="compiling FlyDSL kernels",
+            "no linker for the gfx942 kernels",
+            expected="package ziglang (extra `kernels`), ROCm's llvm/bin/ld.lld or Debian's ld.lld-19",
             remedy="in a checkout of this package: " + pip_install("'.[kernels]'"),
         )
     script = f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n'
@@ -121,14 +118,7 @@ def compiled(launcher: Any) -> bytes:
 
 def compilers() -> dict[str, str]:
     """Return the versions of the compilers; raise KimiError when one is missing."""
-    problem = flydsl_problem() or linker_problem()
-    if problem:
-        raise KimiError(
-            problem,
-            where="compiling the gfx942 kernels",
-            expected=f"flydsl {SUPPORTED[0]} and a linker (a machine that only serves needs neither)",
-            remedy="in a checkout, and an environment without AITER: " + pip_install("'.[kernels,serve]'"),
-        )
+    flydsl = flydsl_version()
     linker = [str(rocm_path() / "llvm" / "bin" / "ld.lld"), "--version"]
     version = subprocess.run(linker, capture_output=True, text=True, check=True).stdout.strip()
-    return {"flydsl": metadata.version("flydsl"), "linker": version}
+    return {"flydsl": flydsl, "linker": version}

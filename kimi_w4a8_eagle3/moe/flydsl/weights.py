@@ -20,8 +20,6 @@ from . import ops as ops
 from .layout import FAR, NEAR, PAIRS, REST, packed_bytes
 from .ops import Value
 
-FLOAT_BIAS = 12582912.0  # 1.5 * 2**23
-FLOAT_BIAS_BITS = 0x4B400000
 TABLE = int.from_bytes(PAIRS, "little")
 Rows = list[tuple[Any, Any]]  # one row of each lane, 16 bytes an element
 Spans = Sequence[tuple[range, Any]]  # row tiles, with the condition that they exist
@@ -96,7 +94,7 @@ class Int4:
 
     @classmethod
     def bias(cls, k: int) -> int:
-        return FLOAT_BIAS_BITS if k <= cls.biased_k else 0
+        return ops.FLOAT_BIAS_BITS if k <= cls.biased_k else 0
 
     @classmethod
     def scaled(cls, sums: list[Any], tiles: list[Any], scale: Value, k: int) -> Iterable[Any]:
@@ -107,7 +105,7 @@ class Int4:
                 exact.append(arith.sitofp(T.f32x4, cls.total(first, second)))
                 continue
             both = math.fma(ops.bitcast(first, T.f32x4), sixteenth, ops.bitcast(second, T.f32x4))
-            exact.append(arith.addf(both, ops.splat(ops.const_f32(-FLOAT_BIAS * 17 / 16), 4)))
+            exact.append(arith.addf(both, ops.splat(ops.const_f32(-ops.FLOAT_BIAS * 17 / 16), 4)))
         return (arith.mulf(e, scale) for e in exact)
 
 
@@ -181,7 +179,7 @@ class Mxfp4(Int4):
             return [arith.mulf(arith.sitofp(T.f32x4, e), scale) for e in exact]
 
         def near() -> list[Any]:
-            bias = arith.mulf(scale, ops.splat(ops.const_f32(-FLOAT_BIAS), 4))
+            bias = arith.mulf(scale, ops.splat(ops.const_f32(-ops.FLOAT_BIAS), 4))
             return [math.fma(ops.bitcast(total, T.f32x4), scale, bias) for total in sums[::2]]
 
         if not cls.bias(k):

@@ -15,7 +15,6 @@ from support.flydsl_layout import low_sums
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.gates import STAGE1_TILES
 from kimi_w4a8_eagle3.moe.contract import MoeShape
-from kimi_w4a8_eagle3.moe.flydsl import toolchain as toolchain
 from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend, FlydslCall
 from kimi_w4a8_eagle3.moe.flydsl.configs import (
     OWN_ROWS,

@@ -24,7 +24,6 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.moe.contract import MoeShape, PreparedMoe, QuarkMoeWeights
 from kimi_w4a8_eagle3.moe.flydsl import backend as flydsl_backend
 from kimi_w4a8_eagle3.moe.flydsl import objects as flydsl_objects
-from kimi_w4a8_eagle3.moe.flydsl import toolchain as toolchain
 from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
 from kimi_w4a8_eagle3.moe.flydsl.code_object import describe
 from kimi_w4a8_eagle3.moe.flydsl.configs import ByTokenConfig, KernelConfig, RouteConfig, Stage1Config, Stage2Config

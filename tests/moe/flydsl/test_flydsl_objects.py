@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -21,7 +22,6 @@ from support.kernel_objects import small_objects as small_objects
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.moe.flydsl import backend as flydsl_backend
 from kimi_w4a8_eagle3.moe.flydsl import objects as flydsl_objects
-from kimi_w4a8_eagle3.moe.flydsl import toolchain as toolchain
 from kimi_w4a8_eagle3.moe.flydsl import warm as flydsl_warm
 from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
 from kimi_w4a8_eagle3.moe.flydsl.code_object import read_metadata
@@ -162,6 +162,17 @@ def test_an_interrupted_warm_keeps_what_is_finished_and_is_found(folder: Path, m
     missing = len(small_kernels()) - 1
     with pytest.raises(KimiError, match=f"{missing} kernels are missing: `warm` was interrupted"):
         CodeObjects(folder).check_all()
+
+
+def test_the_hash_of_the_sources_is_of_all_that_a_kernel_is_made_of() -> None:
+    """The launcher's modules and what they import of this folder; a change of another module leaves objects valid."""
+    folder, found, todo = Path(flydsl_objects.__file__).parent, set[str](), {"launcher"}
+    while todo:
+        found.add(name := todo.pop())
+        imported = re.findall(r"^from \.(\w*) import (.*)", (folder / f"{name}.py").read_text(), re.M)
+        names = {module or taken.split(" as ")[0] for module, taken in imported}
+        todo |= {one for one in names if (folder / f"{one}.py").is_file()} - found
+    assert {path.stem for path in folder.glob("*.py")} - found == set(flydsl_objects._HOST)
 
 
 def test_a_second_writer_is_refused(folder: Path) -> None:

@@ -17,7 +17,6 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.moe import dispatch
 from kimi_w4a8_eagle3.moe.contract import MoeShape
-from kimi_w4a8_eagle3.moe.flydsl import toolchain as toolchain
 from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
 from kimi_w4a8_eagle3.moe.flydsl.candidates import every_kernel
 from kimi_w4a8_eagle3.moe.flydsl.configs import FlydslTiles

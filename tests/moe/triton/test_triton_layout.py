@@ -18,28 +18,24 @@ from kimi_w4a8_eagle3.moe.tiles import TABLE, bucket_of, find_row, read_rows
 from kimi_w4a8_eagle3.moe.triton import backend as triton_backend
 from kimi_w4a8_eagle3.moe.triton import layout as triton_layout
 from kimi_w4a8_eagle3.moe.triton.backend import TritonBackend, TritonTiles
-from kimi_w4a8_eagle3.moe.triton.layout import halves_from_pairs, halves_from_reorder
 from kimi_w4a8_eagle3.quark.weight_format import INT4, MXFP4, WeightFormat
 from kimi_w4a8_lab.kernels.tile_search import write_rows
 
 KIMI = MoeShape(384, 7168, 256, 8)
 
 
-@pytest.mark.parametrize("chunk_words", [1, 40, 1 << 24])
-def test_byte_j_holds_elements_j_and_half_k_further(monkeypatch: pytest.MonkeyPatch, chunk_words: int) -> None:
-    monkeypatch.setattr(triton_layout, "_CHUNK_WORDS", chunk_words)
+@pytest.mark.parametrize("chunk_bytes", [1, 160, 1 << 24])
+def test_byte_j_holds_elements_j_and_half_k_further(monkeypatch: pytest.MonkeyPatch, chunk_bytes: int) -> None:
+    monkeypatch.setattr(triton_layout, "_CHUNK_BYTES", chunk_bytes)
     values = torch.randint(-8, 8, (3, 10, 64), generator=torch.Generator().manual_seed(0)).to(torch.int8)
-    halves = halves_from_reorder(pack_reorder(values))
-    assert halves.shape == (3, 10, 32) and halves.dtype == torch.int8
-    assert torch.equal((halves << 4) >> 4, values[..., :32])
-    assert torch.equal(halves >> 4, values[..., 32:])
-
-
-def test_pairs_become_halves() -> None:
+    int4 = triton_layout.halves(pack_reorder(values))
+    assert int4.shape == (3, 10, 32) and int4.dtype == torch.int8
+    assert torch.equal((int4 << 4) >> 4, values[..., :32])
+    assert torch.equal(int4 >> 4, values[..., 32:])
     codes = torch.randint(0, 256, (3, 10, 32), dtype=torch.uint8)
     elements = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2)
-    halves = halves_from_pairs(codes).view(torch.uint8)
-    assert torch.equal(halves & 15, elements[..., :32]) and torch.equal(halves >> 4, elements[..., 32:])
+    mxfp4 = triton_layout.halves(codes).view(torch.uint8)
+    assert torch.equal(mxfp4 & 15, elements[..., :32]) and torch.equal(mxfp4 >> 4, elements[..., 32:])
 
 
 @settings(max_examples=80, deadline=None)

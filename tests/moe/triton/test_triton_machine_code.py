@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -35,11 +34,10 @@ class MachineLauncher:
     def __init__(self, inputs: list[torch.Tensor], order: Any, broken: tuple[str, int] | None = None) -> None:
         """broken: (kernel, n): leave out the n-th barrier of that kernel."""
         self.memory, self.order, self.broken = Memory(), order, broken
-        self.buffers: dict[int, Any] = {}
-        self.alive: list[torch.Tensor] = []  # no address is used twice
+        self.shared: dict[int, torch.Tensor] = {}  # by address, which no other tensor gets
         self.instructions = 0
-        for number, tensor in enumerate(inputs):
-            self.buffers[tensor.data_ptr()] = self.memory.add(_array(tensor), f"input{number}")
+        for tensor in inputs:
+            self.address(tensor, written=True)
 
     def __call__(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
         with offline_driver(target_of("gfx942")):
@@ -48,9 +46,9 @@ class MachineLauncher:
         if self.broken and self.broken[0] == kernel.__name__:
             text = without_barrier(text, self.broken[1])
         code = parse_kernel(text)
-        passed = [self.buffer(value) if isinstance(value, torch.Tensor) else value for value in arguments]
+        passed = [self.address(value) if isinstance(value, torch.Tensor) else value for value in arguments]
         passed += [0] * (len(code.args) - len(passed))  # Triton's scratch pointers
-        result = Gfx942Device(self.memory).launch(
+        counts = Gfx942Device(self.memory).launch(
             code,
             grid=(*grid, 1, 1)[:3],
             block=(64 * compiled.metadata.num_warps, 1, 1),
@@ -60,23 +58,14 @@ class MachineLauncher:
             # In small reductions and sorts Triton lets several waves compute, and write, the same value.
             redundant_writes=constants.get("MODE") not in EXCLUSIVE,
         )
-        self.instructions += sum(result.values())
+        self.instructions += counts.total()
 
-    def buffer(self, tensor: torch.Tensor) -> Any:
-        if tensor.data_ptr() not in self.buffers:
-            self.alive.append(tensor)
-            array = _array(tensor)
-            self.buffers[tensor.data_ptr()] = self.memory.empty(array.shape, array.dtype, f"tensor{len(self.alive)}")
-        return self.buffers[tensor.data_ptr()]
-
-    def read(self, tensor: torch.Tensor) -> torch.Tensor:
-        values = torch.from_numpy(self.memory.read(self.buffers[tensor.data_ptr()]))
-        return values.view(tensor.dtype).view(tensor.shape)
-
-
-def _array(tensor: torch.Tensor) -> np.ndarray:
-    """NumPy has no bfloat16: its bits travel as uint16."""
-    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).contiguous().numpy()
+    def address(self, tensor: torch.Tensor, written: bool = False) -> int:
+        address = tensor.data_ptr()
+        if address not in self.shared:
+            self.shared[address] = tensor
+            self.memory.share(tensor.view(-1).view(torch.uint8).numpy(), f"tensor{len(self.shared)}", written)
+        return address
 
 
 def without_barrier(text: str, number: int) -> str:
@@ -94,7 +83,7 @@ def test_machine_code_agrees_with_the_reference(case: str) -> None:
     moe: PreparedMoe = TritonBackend().prepare(layer)
     launcher = MachineLauncher([x, weights, ids, moe.w13, moe.w2, moe.s13, moe.s2], order)
 
-    out = launcher.read(TritonBackend(tiles, arch="gfx942", launch=launcher).forward(x, moe, weights, ids))
+    out = TritonBackend(tiles, arch="gfx942", launch=launcher).forward(x, moe, weights, ids)
 
     reference = ReferenceBackend()
     expected = reference.forward(x, reference.prepare(layer), weights, ids).float()
