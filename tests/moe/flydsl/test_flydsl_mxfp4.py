@@ -100,7 +100,7 @@ def test_bad_requests_are_named() -> None:
 @pytest.mark.skipif(find_spec("flydsl") is None, reason="flydsl is not installed (extra `kernels`)")
 class TestInterpreted:
     @pytest.mark.parametrize(
-        ("tp", "tokens", "gates"), [(8, 2, {}), (8, 8, PREFILL), *extent([], [(8, 70, {})])], ids=str
+        ("tp", "tokens", "gates"), [(8, 1, {}), (8, 2, {}), (8, 8, PREFILL), *extent([], [(8, 70, {})])], ids=str
     )
     def test_forward_is_the_reference(self, tp: int, tokens: int, gates: dict[str, Any]) -> None:
         assert error(InterpretedBackend(gates), shape_of("mxfp4", tp), tokens) < TOLERANCE
