@@ -75,34 +75,24 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_no_compiler(machine: Machine) -> None:
-    (machine.programs / "g++").unlink()
-    assert machine.refusal() == "install: no C++ compiler (g++): apt-get install g++"
+NO_PIP = f'[[ $2 != *pip* ]] || exit 1\nexec "{sys.executable}" "$@"'
+NO_ROOM = 'echo header\necho "disk 100 98 2000000 98% /"'
+LACKING = [
+    ("g++", "", r"no C\+\+ compiler \(g\+\+\): apt-get install g\+\+"),
+    ("lscpu", "", r"no program lscpu, which SGLang runs: apt-get install util-linux"),
+    ("python3", "", r"no python3 here: apt-get install python3 python3-venv"),
+    ("python3", NO_PIP, r"python3 has no module venv: apt-get install python3-venv"),
+    ("df", NO_ROOM, r"1 GB are free here: make room: \d GB are needed"),
+    ("uname", "echo Darwin arm64", r"this is Darwin arm64, or without glibc: Linux x86-64.*"),
+]
 
 
-def test_no_lscpu(machine: Machine) -> None:
-    (machine.programs / "lscpu").unlink()
-    assert machine.refusal() == "install: no program lscpu, which SGLang runs: apt-get install util-linux"
-
-
-def test_no_python(machine: Machine) -> None:
-    (machine.programs / "python3").unlink()
-    assert machine.refusal() == "install: no python3 here: apt-get install python3 python3-venv"
-
-
-def test_no_pip_and_no_module_venv(machine: Machine) -> None:
-    machine.script("python3", f'[[ $2 != *pip* ]] || exit 1\nexec "{sys.executable}" "$@"')
-    assert machine.refusal() == "install: python3 has no module venv: apt-get install python3-venv"
-
-
-def test_no_room(machine: Machine) -> None:
-    machine.script("df", 'echo header\necho "disk 100 98 2000000 98% /"')
-    assert re.fullmatch(r"install: 1 GB are free here: make room: \d GB are needed", machine.refusal())
-
-
-def test_another_system(machine: Machine) -> None:
-    machine.script("uname", "echo Darwin arm64")
-    assert machine.refusal().startswith("install: this is Darwin arm64, or without glibc: Linux x86-64")
+@pytest.mark.parametrize(("program", "instead", "line"), LACKING)
+def test_a_machine_that_lacks_something_gets_one_line(machine: Machine, program: str, instead: str, line: str) -> None:
+    (machine.programs / program).unlink()
+    if instead:
+        machine.script(program, instead)
+    assert re.fullmatch(f"install: {line}", machine.refusal())
 
 
 @pytest.mark.parametrize("stage", ["", "everything"])
