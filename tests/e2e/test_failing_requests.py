@@ -7,7 +7,9 @@ planted by `support.planted_faults`.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 
 import httpx
 import psutil
@@ -25,12 +27,16 @@ from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_eagle3.ops import window
 from kimi_w4a8_eagle3.ops.replica_state import Canary, CanaryPolicy, Phase
 from kimi_w4a8_lab.accuracy.problems import parse_answer
-from proof import prefix_cache
+from kimi_w4a8_lab.base.counters import read
+from proof.load.engine_loads import engine_loads
 from proof.tiny.problems import problems
 
 pytestmark = pytest.mark.server
 
 MORE_PLACES = [pytest.param(one, marks=pytest.mark.slow) for one in ("TAKE-IN", "BUILDING", "STOP-CHECK", "ANSWER")]
+POOL = 768  # tokens of the KV pool: two conversations, but not all their answers at once
+# Requests are admitted as if they would not grow, so that they fill the pool and some must go again.
+SMALL_POOL = ("disable-radix-cache=false", f"max-total-tokens={POOL}", "schedule-conservativeness=0.01")
 DRAW = "int32"  # while this file exists, each sampled verify step fails
 # More tokens than bad requests take, so that it still runs when they end.
 LONG = {**QUESTION, "max_tokens": 40, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
@@ -40,7 +46,7 @@ LONG = {**QUESTION, "max_tokens": 40, "ignore_eos": True, "stream": True, "strea
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
     folder = tmp_path_factory.mktemp("faulty")
     planted = f"env.KIMI_PLANTED_DRAW={folder / DRAW}"
-    launch = tiny_launch(settings=(*TWO_RANKS, *prefix_cache.SETTINGS, planted))
+    launch = tiny_launch(settings=(*TWO_RANKS, *SMALL_POOL, planted))
     yield from with_faults(launch, "support.planted_faults", folder)
 
 
@@ -52,14 +58,9 @@ def right(faulty: EngineServer) -> str:
 
 def require_idle_and_whole(server: EngineServer) -> None:
     """All KV is free; SGLang checks its pools itself whenever it is idle, and ends when they do not add up."""
-    until(lambda: _held(server) == 0)
+    until(lambda: not any(engine_loads(server.base_url, timeout_s=280).values()))
     assert httpx.get(f"{server.base_url}/health", timeout=280).status_code == 200
     assert psutil.Process(server.pid).is_running()
-
-
-def _held(server: EngineServer) -> int:
-    loads = httpx.get(f"{server.base_url}/v1/loads", timeout=280).json()["loads"]
-    return sum(load["num_running_reqs"] + load["num_waiting_reqs"] + load["num_used_tokens"] for load in loads)
 
 
 def spec_steps(base_url: str) -> float:
@@ -159,9 +160,45 @@ def test_sampled_verify_steps_that_always_fail_end_readiness_and_the_engine(
     require_idle_and_whole(faulty)
 
 
+def until_grown(server: EngineServer, counter: str, by: float, act: Callable[[], object]) -> None:
+    """Act until a counter of the server has grown by so much."""
+    before = read(server.base_url).total(counter) or 0.0
+    until(lambda: act() is None and (read(server.base_url).total(counter) or 0.0) >= before + by)
+
+
 @pytest.mark.slow
 def test_the_prefix_cache_changes_no_token_and_speculation_costs_one_of_a_prompt(faulty: EngineServer) -> None:
-    with httpx.Client(base_url=faulty.base_url, timeout=280) as http:
-        states = prefix_cache.Prover(http).states(users=1)
-    assert prefix_cache.faults(states, drafts=True) == []
+    """Two turns cold, warm, after their prompts were evicted, and many times at once, so that some are retracted.
+
+    EAGLE3's keys are pairs of tokens, so of a known prompt it computes the last token again and the one before.
+    """
+    first, second = problems("held_out", 2, seed=15)
+    before = [{"role": "user", "content": first.question}, {"role": "assistant", "content": first.solution}]
+    turns = [before[:1], [*before, {"role": "user", "content": second.question}]]
+    seeds = count()
+
+    def answer(turn: list[dict[str, str]], **more: object) -> tuple[list[int], int, int]:
+        """Return the tokens, and how many the prompt has and had in the cache."""
+        said = ask(faulty, messages=turn, **{"max_tokens": 48, "return_token_ids": True, **more}).json()
+        cached = (said["usage"]["prompt_tokens_details"] or {}).get("cached_tokens", 0)
+        return said["choices"][0]["response_token_ids"], said["usage"]["prompt_tokens"], cached
+
+    def evict() -> None:
+        fill = " ".join(problem.question for problem in problems("train", 12, seed=next(seeds)))
+        answer([{"role": "user", "content": fill}], max_tokens=1)
+
+    def crowd() -> None:
+        with ThreadPoolExecutor(16) as pool:
+            together.extend(pool.map(lambda turn: answer(turn, ignore_eos=True), turns * 8))
+
+    httpx.post(f"{faulty.base_url}/flush_cache").raise_for_status()
+    cold, warm = [answer(turn) for turn in turns], [answer(turn) for turn in turns]
+    until_grown(faulty, "sglang:evicted_tokens_total", POOL, evict)
+    evicted, together = [answer(turn) for turn in turns], list[tuple[list[int], int, int]]()
+    until_grown(faulty, "sglang:num_retracted_requests_total", 1, crowd)
+    tokens = [ids for ids, *_ in cold]
+    assert [ids for ids, *_ in warm] == [ids for ids, *_ in evicted] == tokens and min(map(len, tokens)) > 8
+    assert [ids[: len(tokens[at % 2])] for at, (ids, *_) in enumerate(together)] == tokens * (len(together) // 2)
+    assert [cached for *_, cached in warm] == [prompt - 2 for _, prompt, _ in warm]
+    assert evicted[0][2] < warm[0][2]
     require_idle_and_whole(faulty)
