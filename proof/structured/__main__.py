@@ -9,7 +9,7 @@ when an answer is wrong or differs, or when a schema that nothing can follow is 
 from __future__ import annotations
 
 import time
-from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 
 import typer
@@ -46,7 +46,7 @@ def main(
         raise typer.Exit(stopped.exit_code) from None
     verdicts = compare(asked, expected, found)
     faults = faults + more + [f"{verdict.case.name}: {verdict.fault}" for verdict in verdicts if verdict.fault]
-    write_json(folder / "structured.json", {"faults": faults, "cases": [verdict.json() for verdict in verdicts]})
+    write_json(folder / "structured.json", {"faults": faults, "cases": [asdict(verdict) for verdict in verdicts]})
     _show(verdicts, console)
     for fault in faults[:_SHOWN]:
         console.print(f"[red]✗[/] {escape(fault)}", soft_wrap=True)
@@ -71,16 +71,15 @@ def _side(
 
 def _show(verdicts: list[StructuredVerdict], console: Console) -> None:
     table = Table(title=f"{len(verdicts)} cases")
-    for column in ("form", "thinking", "asked", "complete, valid", "cut by the limit", "same", "tie", "wrong"):
+    for column in ("form", "thinking", "asked", "complete, valid", "cut by the limit", "wrong"):
         table.add_column(column, justify="left" if column in ("form", "thinking") else "right")
     for form in FORMS:
         for thinking in (False, True):
             rows = [verdict for verdict in verdicts if verdict.case.form == form and verdict.case.thinking == thinking]
-            counts = Counter(verdict.kind for verdict in rows)
             complete = sum(verdict.answer.complete and not verdict.fault for verdict in rows)
             cut = sum(not verdict.answer.complete for verdict in rows)
             wrong = sum(bool(verdict.fault) for verdict in rows)
-            numbers = (len(rows), complete, cut, counts["same"], counts["tie"], wrong)
+            numbers = (len(rows), complete, cut, wrong)
             table.add_row(form, "yes" if thinking else "no", *map(str, numbers))
     console.print(table)
 

@@ -40,17 +40,13 @@ class StructuredCase:
 
 @dataclass(frozen=True)
 class StructuredAnswer:
-    """Answer of a server. text: of a refusal. ids, texts, top: of each token; top has the logprobs of the best
-    candidates by their text. status 0: nothing.
-    """
+    """Answer of a server. text: of a refusal. ids: of its tokens. status 0: nothing."""
 
     status: int
     text: str
     message: dict[str, Any] = field(default_factory=dict)
     finish_reason: str = ""
     ids: tuple[int, ...] = ()
-    texts: tuple[str, ...] = ()
-    top: tuple[dict[str, float], ...] = ()
 
     @property
     def complete(self) -> bool:
@@ -146,8 +142,6 @@ def _body(model: str, question: str, thinking: bool, calls: bool = True) -> dict
         "max_tokens": _MAX_TOKENS,
         "temperature": 0,
         "return_token_ids": True,
-        "logprobs": True,
-        "top_logprobs": 5,
         "logit_bias": _towards_an_end(thinking, calls),
         "chat_template_kwargs": {"thinking": thinking},
     }

@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.loopback import answering
 
-from proof.structured.ask import TIE_GAP, compare
+from proof.structured.ask import Asker, compare, refusals
 from proof.structured.cases import FORMS, StructuredAnswer, StructuredCase, cases, fault
+from proof.structured.schemas import HUGE, IMPOSSIBLE, Schema
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 OTHER = {"type": "object", "properties": {"b": {"type": "null"}}, "required": ["b"]}
@@ -22,7 +24,7 @@ def case(form: str) -> StructuredCase:
 
 
 def says(content: str, finish_reason: str = "stop") -> StructuredAnswer:
-    return StructuredAnswer(200, "", {"content": content}, finish_reason, (5, 6, 7), ("x", "y", "z"))
+    return StructuredAnswer(200, "", {"content": content}, finish_reason, (5, 6, 7))
 
 
 def calls(*made: tuple[str, Any], finish_reason: str = "tool_calls") -> StructuredAnswer:
@@ -72,18 +74,35 @@ def test_an_answer_that_the_limit_cut_need_not_be_whole() -> None:
     assert fault(case("response_format"), says('{"a": "<think>"', "length")) is None
 
 
-def test_tokens_are_compared_and_a_near_tie_is_no_difference() -> None:
-    good = replace(GOOD["response_format"], top=({}, {"y": -0.5, "w": -0.5 - TIE_GAP / 2, "v": -0.5 - 2 * TIE_GAP}, {}))
+def test_another_token_and_another_reading_of_the_same_tokens_are_found() -> None:
+    good = GOOD["response_format"]
 
-    def verdict(found: StructuredAnswer) -> tuple[str, str]:
-        [said] = compare([case("response_format")], [good], [found])
-        return said.kind, said.fault or ""
+    def found(other: StructuredAnswer) -> str | None:
+        [verdict] = compare([case("response_format")], [good], [other])
+        return verdict.fault
 
-    assert verdict(good) == ("same", "")
-    assert verdict(replace(good, ids=(5, 8, 7), texts=("x", "w", "z"))) == ("tie", "")
-    assert verdict(replace(good, ids=(5, 8, 7), texts=("x", "v", "z")))[1].startswith("token 1 is ('v',)")
-    assert verdict(replace(good, ids=(5, 6), texts=("x", "y")))[0] == "other"
-    assert "read differently" in verdict(replace(good, message={"content": '{"a": 2}'}))[1]
+    assert found(good) is None
+    assert found(replace(good, ids=(5, 8, 7))) == "token 1 is (8,), not (6,)"
+    assert found(replace(good, ids=(5, 6))) == "token 2 is (), not (7,)"
+    assert "read differently" in (found(replace(good, message={"content": '{"a": 2}'})) or "")
+
+
+@pytest.mark.parametrize(("answered", "faults"), [(HUGE, 0), (IMPOSSIBLE, 2 * len(IMPOSSIBLE) - 1)])
+def test_a_huge_schema_may_be_answered_and_an_impossible_one_may_not(answered: dict[str, Schema], faults: int) -> None:
+    """Each is asked for in two forms, and one that refers to itself in one."""
+    said = {"choices": [{"message": {"content": "7"}, "finish_reason": "stop"}]}
+
+    def answer(path: str, body: bytes) -> tuple[int, bytes]:
+        if not body:
+            return 200, json.dumps({"data": [{"id": "m"}]}).encode()
+        asked = json.loads(body)
+        schemas = [asked.get("response_format", {}).get("json_schema", {}).get("schema")]
+        schemas += [tool["function"]["parameters"]["properties"]["x"] for tool in asked.get("tools", ())]
+        served = schemas == [None] or any(schema in answered.values() for schema in schemas)
+        return (200, json.dumps(said).encode()) if served else (400, b"no")
+
+    with answering(answer) as url, Asker(url) as asker:
+        assert len(list(refusals(asker))) == faults
 
 
 def test_cases_are_a_function_of_the_seed_and_cover_every_form() -> None:
