@@ -40,30 +40,31 @@ from proof.load.served import ServedFleet
 
 def kill_scheduler(stage: FaultStage) -> FaultRow:
     """The process that computes is gone; its engine notices."""
-    return under_load(stage, lambda: stage.fleet.scheduler(0).kill(), VISIBLE, "kill-scheduler")
+    return under_load(stage, stage.fleet.scheduler(0).kill, VISIBLE, "kill-scheduler")
 
 
 def kill_engine(stage: FaultStage) -> FaultRow:
     """The engine is gone at once, its scheduler with it."""
-    return under_load(stage, lambda: stage.fleet.engine(0).kill(), VISIBLE, "kill-engine")
+    return under_load(stage, stage.fleet.engine(0).kill, VISIBLE, "kill-engine")
 
 
 def kill_router(stage: FaultStage) -> FaultRow:
     """All clients lose the connection; replicas and their work stay."""
-    allowed = VISIBLE | {ClientOutcome.UNREACHABLE}
-    return under_load(stage, lambda: stage.fleet.router().kill(), allowed, "kill-router")
+    return under_load(stage, stage.fleet.router().kill, VISIBLE | {ClientOutcome.UNREACHABLE}, "kill-router")
 
 
 def stop_scheduler(stage: FaultStage) -> FaultRow:
     """The engine answers but computes nothing: only tokens tell."""
-    row = under_load(stage, lambda: stage.fleet.scheduler(1).suspend(), VISIBLE, "stop-scheduler")
-    row.expect(row.detected_s is not None and row.detected_s < 4 * STALL_S, "the watchdog came late")
-    return row
+    return _stopped(stage, stage.fleet.scheduler(1), "stop-scheduler")
 
 
 def stop_engine(stage: FaultStage) -> FaultRow:
     """The engine accepts connections and says nothing."""
-    row = under_load(stage, lambda: stage.fleet.engine(1).suspend(), VISIBLE, "stop-engine")
+    return _stopped(stage, stage.fleet.engine(1), "stop-engine")
+
+
+def _stopped(stage: FaultStage, process: psutil.Process, name: str) -> FaultRow:
+    row = under_load(stage, process.suspend, VISIBLE, name)
     row.expect(row.detected_s is not None and row.detected_s < 4 * STALL_S, "the watchdog came late")
     return row
 
@@ -82,7 +83,7 @@ def _leave(stage: FaultStage, manner: Manner) -> FaultRow:
     """Time how long an engine goes on for a client that has gone."""
     row, tokens = FaultRow(), 3000
     stage.wait_idle()
-    aborted = stage.count("sglang:num_aborted_requests_total")
+    aborted = stage.aborted()
 
     async def ask() -> Record:
         async with LoadClient(stage.fleet.base_url, leave_after=15) as client:
@@ -92,7 +93,7 @@ def _leave(stage: FaultStage, manner: Manner) -> FaultRow:
     gone = time.monotonic()
     ended = 0.0
     while ended == 0 and time.monotonic() - gone < 60:
-        ended = stage.count("sglang:num_aborted_requests_total") - aborted
+        ended = stage.aborted() - aborted
     row.detected_s = time.monotonic() - gone
     row.clients = f"1 {record.outcome.value}"
     row.remark = f"the engine stopped {row.detected_s:.1f} s after the client had gone; {ended:.0f} request aborted"
@@ -118,7 +119,7 @@ def slow_client(stage: FaultStage) -> FaultRow:
     slow = ClientLoad(stage.fleet.base_url, [question], slow_ones, mix={Manner.SLOW: 1}, hang_s=600.0)
     with slow:
         asked = time.monotonic()
-        while stage.count("sglang:num_running_reqs") < slow_ones:
+        while stage.running() < slow_ones:
             time.sleep(0.1)
         stage.wait_idle(600.0)
         released = time.monotonic() - asked
@@ -175,17 +176,8 @@ def other_model(stage: FaultStage) -> FaultRow:
     row = FaultRow()
     port, ops = free_port(), free_port()
     folder = stage.folder / "other-model"
-    other = [
-        "serve",
-        "--recipe",
-        "tiny",
-        "--set",
-        f"port={port}",
-        "--set",
-        "served-model-name=other",
-        "--ops-port",
-        "0",
-    ]
+    other = ["serve", "--recipe", "tiny", "--set", f"port={port}", "--set", "served-model-name=other"]
+    other += ["--ops-port", "0"]
     front = free_port()
     route = ["route", "--recipe", "tiny", "--port", str(front), "--ops-port", str(ops)]
     route += ["--worker", stage.engines()[0], "--worker", f"http://127.0.0.1:{port}"]

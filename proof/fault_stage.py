@@ -12,10 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
-
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.prometheus import Reading
+from kimi_w4a8_lab.base.counters import read
+from proof.load.engine_loads import RUNNING, engine_loads
 from proof.load.load import ClientLoad, forbidden, write_records
 from proof.load.load_questions import Question, endless_question, known_questions
 from proof.load.load_request import ClientOutcome, Record
@@ -70,7 +69,6 @@ class FaultStage:
 
     def __init__(self, fleet: ServedFleet, folder: Path) -> None:
         self.fleet, self.folder = fleet, folder
-        self._http = httpx.Client(timeout=20.0)  # making one costs more than a request
         fleet.wait_whole(WHOLE_S)
         self.questions = known_questions(fleet.base_url)
 
@@ -86,15 +84,19 @@ class FaultStage:
         """Addresses of the engines behind the router."""
         return [entry["base_url"] for entry in self.fleet.status()["replicas"]]
 
-    def count(self, metric: str) -> float:
-        texts = (self._http.get(f"{url}/metrics").text for url in self.engines())
-        return sum(Reading.parse(text).total(metric) or 0.0 for text in texts)
+    def aborted(self) -> float:
+        """Requests that the engines have aborted so far."""
+        return sum(read(url).total("sglang:num_aborted_requests_total") or 0.0 for url in self.engines())
+
+    def running(self) -> int:
+        """Requests that run now."""
+        return sum(engine_loads(url)[RUNNING] for url in self.engines())
 
     def wait_idle(self, timeout_s: float = 60.0) -> float:
         """Seconds until no engine runs a request; the time limit when one still does."""
         began = time.monotonic()
         while time.monotonic() - began < timeout_s:
-            if self.count("sglang:num_running_reqs") == 0:
+            if self.running() == 0:
                 return time.monotonic() - began
             time.sleep(0.1)
         return timeout_s

@@ -23,7 +23,7 @@ _HELLO = {
 
 
 def tool_lists(folder: Path) -> Iterator[tuple[str, list[dict[str, Any]], str]]:
-    """Yield each server's name, its tools and why there are none; `folder` has the programs (README.md of proof)."""
+    """Yield each server's name, its tools and why there are none; `folder` has the programs."""
     for name, server in tomllib.loads(SERVERS.read_text())["servers"].items():
         try:
             yield name, _tools(server, folder), ""

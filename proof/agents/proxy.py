@@ -6,18 +6,15 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
-from time import sleep
 from typing import Any
 
 import httpx
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from kimi_w4a8_eagle3.engine.process import free_port
+from ..load.asgi import served_app
 
 _HOP = {"host", "content-length", "transfer-encoding", "connection", "content-encoding"}
 _TIMEOUT_S = 3600.0
@@ -67,14 +64,6 @@ def _row(request: Request, body: bytes, status: int) -> dict[str, Any]:
 @contextmanager
 def recording(base_url: str) -> Iterator[tuple[str, RecordingProxy]]:
     """Serve a recorder in front of `base_url` on loopback; yields its address and itself."""
-    recorder, port = RecordingProxy(base_url), free_port()
-    server = uvicorn.Server(uvicorn.Config(recorder.app, port=port, log_level="error"))
-    thread = Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        sleep(0.02)
-    try:
-        yield f"http://127.0.0.1:{port}", recorder
-    finally:
-        server.should_exit = True
-        thread.join(10)
+    recorder = RecordingProxy(base_url)
+    with served_app(recorder.app) as url:
+        yield url, recorder

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-import httpx
 import psutil
 
 from kimi_w4a8_eagle3.door.settings import DoorSettings
 from kimi_w4a8_eagle3.door.shares import BODIES
 from kimi_w4a8_eagle3.sglang_plugin.grammar_cache import MAX_COMPILER_BYTES
+
+from ..load.engine_loads import RUNNING, USED, WAITING, engine_loads
 
 _SETTLE_S = 60.0
 _POLL_S = 0.5
@@ -51,21 +52,17 @@ class Resources:
 async def settled(base_url: str, pid: int | None, before: Resources | None) -> Resources:
     """Return the resources once nothing runs and none exceeds `before`, or after a minute."""
     until = time.monotonic() + _SETTLE_S
-    async with httpx.AsyncClient(base_url=base_url, timeout=30.0, trust_env=False) as http:
-        while True:
-            found = await engine_resources(http, pid)
-            idle = not found.running and not found.waiting and not (before and list(found.beyond(before)))
-            if idle or time.monotonic() > until:
-                return found
-            await asyncio.sleep(_POLL_S)
+    while True:
+        found = await asyncio.to_thread(engine_resources, base_url, pid)
+        idle = not found.running and not found.waiting and not (before and list(found.beyond(before)))
+        if idle or time.monotonic() > until:
+            return found
+        await asyncio.sleep(_POLL_S)
 
 
-async def engine_resources(http: httpx.AsyncClient, pid: int | None) -> Resources:
+def engine_resources(base_url: str, pid: int | None) -> Resources:
     """Return the resources of now."""
-    loads = (await http.get("/v1/loads", params={"include": "core"})).raise_for_status().json()["loads"]
-    running, waiting, tokens = (
-        sum(int(load[name]) for load in loads) for name in ("num_running_reqs", "num_waiting_reqs", "num_used_tokens")
-    )
+    loads = engine_loads(base_url)
     memory = descriptors = 0
     if pid is not None:
         with suppress(psutil.NoSuchProcess):
@@ -74,4 +71,4 @@ async def engine_resources(http: httpx.AsyncClient, pid: int | None) -> Resource
                 with suppress(psutil.NoSuchProcess):
                     memory += member.memory_info().rss
                     descriptors += member.num_fds()
-    return Resources(running, waiting, tokens, memory, descriptors)
+    return Resources(loads[RUNNING], loads[WAITING], loads[USED], memory, descriptors)

@@ -102,11 +102,7 @@ class ClientLoad:
             manner = self._manners[(which + turn) % len(self._manners)]
             record = await client.ask(self._questions[which], manner, which)
             self._records.append(record)
-            if record.outcome is not ClientOutcome.OK and manner not in (
-                Manner.BAD,
-                Manner.LEAVES_PLAIN,
-                Manner.LEAVES_STREAM,
-            ):
+            if record.outcome is not ClientOutcome.OK and manner not in _EXPECT_NO_ANSWER:
                 await asyncio.sleep(_PAUSE_S)
 
 

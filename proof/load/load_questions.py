@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import httpx
@@ -16,15 +17,13 @@ import httpx
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.engine.client import bearer
 
-from ..tiny.problems import problems
+from ..tiny.problems import WordProblem, problems
 
 # Rounding moved the gap between two tokens by up to 0.44 nats (docs/perf/answers.md); this is far beyond.
 CLEAR_GAP = 2.0
 # Answers cut early, answers that end by themselves, and prompts with an earlier turn: (max_tokens, earlier turns).
 _SHAPES = ((192, 0), (12, 0), (192, 1), (32, 0))
 _TIMEOUT_S = 120.0
-
-Message = dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -100,16 +99,20 @@ def served_model(http: httpx.Client) -> str:
     return str(answer.json()["data"][0]["id"])
 
 
+def conversation(drawn: Iterator[WordProblem], earlier: int) -> tuple[tuple[str, str], ...]:
+    """Return the messages of a question after so many earlier turns, all drawn from these problems."""
+    messages: list[tuple[str, str]] = []
+    for problem in islice(drawn, earlier):
+        messages += [("user", problem.question), ("assistant", problem.solution)]
+    return (*messages, ("user", next(drawn).question))
+
+
 def _candidates(model: str, count: int, seed: int) -> Iterator[Question]:
     """Held-out problems in all shapes, in turn."""
     drawn = iter(problems("held_out", 2 * count, seed=seed))
     for number in range(count):
         max_tokens, earlier = _SHAPES[number % len(_SHAPES)]
-        messages: list[tuple[str, str]] = []
-        for _ in range(earlier):
-            problem = next(drawn)
-            messages += [("user", problem.question), ("assistant", problem.solution)]
-        yield Question(model, (*messages, ("user", next(drawn).question)), max_tokens)
+        yield Question(model, conversation(drawn, earlier), max_tokens)
 
 
 def _clear_answer(http: httpx.Client, question: Question) -> ExpectedAnswer | None:

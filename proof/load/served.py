@@ -97,8 +97,8 @@ class ServedFleet:
         self.base_url, self.ops_url = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{self.ops_port}"
         self.output = folder / "kimi.out"
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
-        self._command = [
-            *program,
+        self._program = program
+        self.words = [
             *("serve", "--recipe", recipe, "--replicas", str(replicas), "--ops-port", str(self.ops_port)),
             *("--set", f"port={self.port}", *arguments),
         ]
@@ -139,9 +139,7 @@ class ServedFleet:
         with self.output.open("ab") as output:
             self._process = self._begin(_environment({"TMPDIR": self._temporary.name}), output)
 
-    def wait_whole(
-        self, timeout_s: float = START_TIMEOUT_S, on_wait: Callable[[float], None] | None = None, since: float = 0.0
-    ) -> float:
+    def wait_whole(self, timeout_s: float = START_TIMEOUT_S, since: float = 0.0) -> float:
         """Wait until every replica is ready and registered; returns the Unix time from which on it was so.
 
         since: only a moment after this Unix time counts. Raises KimiError when `serve` ends or takes too long.
@@ -156,8 +154,6 @@ class ServedFleet:
                 raise self._failure(f"`kimi-w4a8 serve` ended with exit code {self.process.poll()}")
             if time.monotonic() - began > timeout_s:
                 raise self._failure(f"the fleet was not whole within {timeout_s:.0f} s")
-            if on_wait is not None:
-                on_wait(time.monotonic() - began)
             time.sleep(_POLL_S)
 
     def events(self) -> list[Event]:
@@ -273,7 +269,7 @@ class ServedFleet:
 
     def _begin(self, environ: dict[str, str], output: BinaryIO) -> subprocess.Popen[bytes] | ForkedProcess:
         return subprocess.Popen(
-            self._command,
+            [*self._program, *self.words],
             cwd=self.folder,
             env=environ,
             stdin=subprocess.DEVNULL,

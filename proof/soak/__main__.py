@@ -8,17 +8,15 @@ Starts `kimi-w4a8 serve --recipe tiny --replicas N`, or uses the fleet at --url.
 from __future__ import annotations
 
 import signal
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import psutil
 import typer
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from kimi_w4a8_eagle3.base.console import table_console
@@ -27,12 +25,10 @@ from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, rec
 from kimi_w4a8_eagle3.cli import run
 from kimi_w4a8_eagle3.fleet.serve import Terminated, signals_raise
 from proof.load.load import write_records
-from proof.load.load_request import Record
 from proof.load.served import ServedFleet
 from proof.soak.findings import Bounds, outcomes
-from proof.soak.fleet import running, started
-from proof.soak.soak import OnProgress, Soak, SoakPlan, judge, soak
-from proof.soak.watch import RUNNING, USED, SoakSample
+from proof.soak.processes import serving_process
+from proof.soak.soak import Soak, SoakPlan, judge, soak
 
 _START_TIMEOUT_S = 900.0
 
@@ -62,16 +58,20 @@ def main(
     }
     write_json(folder / RECORD, record("soak", {}, {}, **facts))
     console.print(f"soak: everything is in {folder}")
+    left = list[Finding]()
     try:
-        with signals_raise(), _progress(console, minutes) as (say, on_progress):
+        with signals_raise(), console.status("start") as status:
+            say = status.update
             if url is not None:
-                found = soak(running(url, ops_url), folder, plan, on_progress)
-                left = list[Finding]()
+                url, parts = url.rstrip("/"), urlsplit(url)
+                ops_url = ops_url or f"{parts.scheme}://{parts.hostname}:{(parts.port or 80) + 1}"
+                found = soak(url, ops_url, serving_process(url), folder, plan, say)
             else:
                 arguments = [word for setting in sets for word in ("--set", setting)]
                 with ServedFleet(folder, replicas, arguments, recipe) as fleet:
-                    fleet.wait_whole(_START_TIMEOUT_S, lambda seconds: say(f"start, {seconds:.0f} s"))
-                    found = soak(started(fleet), folder, plan, on_progress)
+                    fleet.wait_whole(_START_TIMEOUT_S)
+                    root = psutil.Process(fleet.process.pid)
+                    found = soak(fleet.base_url, fleet.ops_url, root, folder, plan, say)
                     say("the fleet is stopped")
                     fleet.stop(signal.SIGTERM)
                     still_there = fleet.leftovers()
@@ -86,30 +86,6 @@ def main(
     failed = [finding for finding in findings if not finding.passed]
     console.print("[green]✓ nothing leaks, nothing is lost[/]" if not failed else f"[red]✗ {len(failed)} findings[/]")
     raise typer.Exit(1 if failed else 0)
-
-
-@contextmanager
-def _progress(console: Console, minutes: float) -> Iterator[tuple[Callable[[str], None], OnProgress]]:
-    """A bar for the minutes of load; what the fleet does now is written behind it."""
-    columns = (SpinnerColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("start", total=60 * minutes)
-
-        def say(text: str) -> None:
-            progress.update(task, description=escape(text[:80]))
-
-        def on_progress(stage: str, seconds: float, records: Sequence[Record], sample: SoakSample | None) -> None:
-            counts = Counter(record.outcome.value for record in records)
-            said = ", ".join(f"{n} {name}" for name, n in counts.most_common())
-            if sample is not None:
-                engines = sample.engines.values()
-                running, used = (sum(engine[key] for engine in engines) for key in (RUNNING, USED))
-                said += f"; {running:.0f} run, {used:.0f} KV slots"
-            say(f"{stage}: {said}" if said else stage)
-            if stage == "load":
-                progress.update(task, completed=seconds)
-
-        yield say, on_progress
 
 
 def _served(found: Soak) -> Table:

@@ -24,8 +24,9 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Held:
-    """Resources of one process: bytes of its own memory, open descriptors, connections half closed, threads."""
+    """Resources of one process: its id, bytes of its own memory, descriptors, connections half closed, threads."""
 
+    pid: int
     uss: int
     fds: int
     close_wait: int
@@ -57,13 +58,6 @@ class ProcessTree:
     def shared_memory(self) -> list[str]:
         """Files in /dev/shm that these processes have mapped."""
         return sorted(str(path) for path in shared_memory_of(process.pid for process in self._processes()))
-
-    def pids(self) -> dict[str, int]:
-        found = {}
-        for process in self._processes():
-            with suppress(psutil.NoSuchProcess):
-                found[self._name(process)] = process.pid
-        return found
 
     def _processes(self) -> list[psutil.Process]:
         try:
@@ -111,6 +105,7 @@ def _held(process: psutil.Process) -> Held:
     with process.oneshot():
         connections = process.net_connections("tcp")
         return Held(
+            pid=process.pid,
             uss=process.memory_full_info().uss,
             fds=process.num_fds(),
             close_wait=sum(connection.status == psutil.CONN_CLOSE_WAIT for connection in connections),

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.finding import Finding
 
+from ..load.engine_loads import RUNNING, USED, WAITING
 from ..load.load import ClientLoad
+from ..load.load_questions import Question, conversation, known_questions
 from ..load.load_request import Manner, Record
+from ..tiny.problems import problems
 from .findings import Bounds, check_answers, check_empty, check_level, check_memory, check_same_processes
-from .fleet import Subject
-from .questions import MIX, Oversized, leave_after, questions
-from .watch import RUNNING, USED, WAITING, SoakSample, Watch
+from .watch import SoakSample, Watch
 
+# Of fourteen requests: nine are answered, three are left by their clients, two must be refused.
+MIX: Mapping[Manner, int] = {
+    Manner.STREAM: 6,
+    Manner.LEAVES_STREAM: 2,
+    Manner.PLAIN: 3,
+    Manner.BAD: 2,
+    Manner.LEAVES_PLAIN: 1,
+}
+_LEAVE_AFTER = 12  # pieces at most, or tenths of a second
+# Earlier turns (about 80 tokens each) and answer tokens of questions whose answer is not known beforehand.
+_LONG = ((12, 24), (40, 16), (0, 200), (12, 8), (0, 300), (20, 48), (0, 8), (0, 400))
 # Rest before and after the load: connections that idle are closed, aborted requests are cleared away.
 REST_S = 20.0
 _HANG_S = 300.0
@@ -34,8 +50,6 @@ class Soak:
     samples: Sequence[SoakSample]
     before: SoakSample
     after: SoakSample
-    pids_before: dict[str, int]
-    pids_after: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -47,43 +61,54 @@ class SoakPlan:
     seed: int
 
 
-# stage, seconds in it, records, last sample
-OnProgress = Callable[[str, float, Sequence[Record], SoakSample | None], None]
+def questions(base_url: str, seed: int, known: int = 24) -> list[Question]:
+    """Questions in an order of their own for every seed.
+
+    Three quarters have a known answer. The others are long in prompt or answer and run for an exact number of tokens;
+    the model wavers there, so their text is compared with the server's own list of its tokens.
+    """
+    found = known_questions(base_url, known, seed=seed)
+    drawn = iter(problems("held_out", sum(turns + 1 for turns, _ in _LONG), seed=seed + 1))
+    for turns, max_tokens in _LONG:
+        asked = conversation(drawn, turns)
+        found.append(Question(found[0].model, asked, max_tokens, ignore_eos=True, counted=True))
+    random.Random(seed).shuffle(found)
+    return found
 
 
-def soak(subject: Subject, folder: Path, plan: SoakPlan, on_progress: OnProgress) -> Soak:
-    """Load the fleet; one client reads slowly, and one more than planned sends oversized bodies."""
-    on_progress("reference answers", 0.0, (), None)
-    asked = questions(subject.url, plan.seed)
+def soak(
+    url: str, ops_url: str, root: psutil.Process | None, folder: Path, plan: SoakPlan, say: Callable[[str], object]
+) -> Soak:
+    """Load the fleet, with one client that reads slowly; `root` is its process, if it runs on this machine."""
+    say("reference answers")
+    asked, drawn = questions(url, plan.seed), random.Random(plan.seed)
     short = [question for question in asked if not question.counted]
-    tree = subject.tree
-    with Watch(subject.ops_url, tree, folder / "samples.jsonl") as watch:
-        _rest(watch, "rest before", on_progress)
-        before, pids_before = watch.look(), tree.pids() if tree else {}
+    with Watch(ops_url, root, folder / "samples.jsonl") as watch:
+        say("rest before the load")
+        time.sleep(REST_S)
+        before = watch.look()
         steady = ClientLoad(
-            subject.url,
-            asked,
-            plan.concurrency - _SLOW_CLIENTS,
-            mix=MIX,
-            hang_s=_HANG_S,
-            leave_after=leave_after(plan.seed),
-        )
-        slow = ClientLoad(subject.url, short, _SLOW_CLIENTS, mix={Manner.SLOW: 1}, hang_s=_HANG_S)
-        oversized = Oversized(subject.url)
+            url, asked, plan.concurrency - _SLOW_CLIENTS, mix=MIX, hang_s=_HANG_S,
+            leave_after=lambda: drawn.randint(1, _LEAVE_AFTER),
+        )  # fmt: skip
+        slow = ClientLoad(url, short, _SLOW_CLIENTS, mix={Manner.SLOW: 1}, hang_s=_HANG_S)
         began = time.time()
-        with steady, slow, oversized:
+        with steady, slow:
             while (passed := time.time() - began) < 60 * plan.minutes:
-                on_progress("load", passed, _all(steady, slow, oversized), watch.samples[-1] if watch.samples else None)
+                counts = Counter(record.outcome.value for record in steady.records + slow.records)
+                seen = ", ".join(f"{n} {name}" for name, n in counts.most_common())
+                say(f"load for {passed:.0f} of {60 * plan.minutes:.0f} s: {seen}")
                 if steady.wait(0) or slow.wait(0):
                     raise KimiError("the load ended before its time", where=str(folder), remedy="see the trace above")
                 time.sleep(_TICK_S)
             ended = time.time()
-            on_progress("the last requests end", 0.0, _all(steady, slow, oversized), None)
-        _rest(watch, "rest after", on_progress)
-        after, pids_after = watch.look(), tree.pids() if tree else {}
+            say("the last requests end")
+        say("rest after the load")
+        time.sleep(REST_S)
+        after = watch.look()
         samples = [*watch.samples, after]
-    records = sorted(_all(steady, slow, oversized), key=lambda record: record.ended)
-    return Soak(began, ended, records, samples, before, after, pids_before, pids_after)
+    records = sorted(steady.records + slow.records, key=lambda record: record.ended)
+    return Soak(began, ended, records, samples, before, after)
 
 
 def judge(found: Soak, bounds: Bounds) -> list[Finding]:
@@ -94,7 +119,8 @@ def judge(found: Soak, bounds: Bounds) -> list[Finding]:
         findings.append(check_empty(what, left, found.before.engines.keys()))
     if not found.before.held:
         return findings
-    findings.append(check_same_processes(found.pids_before, found.pids_after))
+    ids = ({name: held.pid for name, held in sample.held.items()} for sample in (found.before, found.after))
+    findings.append(check_same_processes(*ids))
     for what, count, allowance in (
         ("open descriptors", "fds", bounds.fds),
         ("threads", "threads", bounds.threads),
@@ -110,14 +136,3 @@ def judge(found: Soak, bounds: Bounds) -> list[Finding]:
     names = [name for name in found.before.held if all(name in sample.held for sample in under_load)]
     memory = {name: [float(sample.held[name].uss) for sample in under_load] for name in names}
     return findings + check_memory([sample.at for sample in under_load], memory, bounds)
-
-
-def _all(*loads: ClientLoad | Oversized) -> list[Record]:
-    return [record for load in loads for record in load.records]
-
-
-def _rest(watch: Watch, stage: str, on_progress: OnProgress) -> None:
-    began = time.monotonic()
-    while (passed := time.monotonic() - began) < REST_S:
-        on_progress(stage, passed, (), watch.samples[-1] if watch.samples else None)
-        time.sleep(_TICK_S)

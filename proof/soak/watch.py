@@ -9,16 +9,17 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
+import psutil
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 
+from ..load.engine_loads import engine_loads
 from .processes import Held, ProcessTree
 
 _TIMEOUT_S = 10.0
-# As the engines report them at /v1/loads, which is always current; gauges of /metrics rest while an engine is idle.
-USED, RUNNING, WAITING = "num_used_tokens", "num_running_reqs", "num_waiting_reqs"
 
 
 @dataclass(frozen=True)
@@ -27,20 +28,20 @@ class SoakSample:
 
     at: float
     held: Mapping[str, Held]
-    engines: Mapping[str, Mapping[str, float]]
+    engines: Mapping[str, Mapping[str, int]]
     shared_memory: int
 
 
 class Watch:
     """Samples every `every_s` seconds between entry and exit of a `with` block; each sample is a JSON line of `path`.
 
-    tree: None when the fleet runs on another machine.
+    root: `kimi-w4a8 serve`; None when the fleet runs on another machine.
     """
 
-    def __init__(self, ops_url: str, tree: ProcessTree | None, path: Path, every_s: float = 5.0) -> None:
-        self._ops_url, self._tree, self._path, self._every_s = ops_url, tree, path, every_s
-        self._http = httpx.Client(timeout=_TIMEOUT_S, trust_env=False)
-        self._engines = engines(self._http, ops_url)
+    def __init__(self, ops_url: str, root: psutil.Process | None, path: Path, every_s: float = 5.0) -> None:
+        self._engines, self._path, self._every_s = engines(ops_url), path, every_s
+        ports = {urlsplit(url).port or 80: name for name, url in self._engines.items()}
+        self._tree = None if root is None else ProcessTree(root, ports)
         self.samples: list[SoakSample] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
@@ -52,13 +53,12 @@ class Watch:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
-        self._http.close()
 
     def look(self) -> SoakSample:
         return SoakSample(
             at=time.time(),
             held=self._tree.held() if self._tree else {},
-            engines={name: found for name, url in self._engines.items() if (found := self._engine(url)) is not None},
+            engines={name: found for name, url in self._engines.items() if (found := _loads(url)) is not None},
             shared_memory=len(self._tree.shared_memory()) if self._tree else 0,
         )
 
@@ -72,18 +72,18 @@ class Watch:
                 file.flush()
                 self._stop.wait(max(0.0, began + self._every_s - time.monotonic()))
 
-    def _engine(self, url: str) -> dict[str, float] | None:
-        with suppress(httpx.HTTPError, ValueError, LookupError, TypeError):
-            loads = self._http.get(f"{url}/v1/loads").raise_for_status().json()["loads"]
-            return {name: float(sum(load[name] for load in loads)) for name in (USED, RUNNING, WAITING)}
-        return None
+
+def _loads(url: str) -> dict[str, int] | None:
+    with suppress(httpx.HTTPError, ValueError, LookupError, TypeError):
+        return engine_loads(url, _TIMEOUT_S)
+    return None
 
 
-def engines(http: httpx.Client, ops_url: str) -> dict[str, str]:
-    """Addresses of the fleet's engines by `replica-NAME`; KimiError when its ops endpoint does not tell."""
+def engines(ops_url: str) -> dict[str, str]:
+    """Return the addresses of the fleet's engines by `replica-NAME`; KimiError when its ops endpoint does not tell."""
     try:
-        replicas = http.get(f"{ops_url}/status").raise_for_status().json()["replicas"]
-        return {f"replica-{replica['name']}": str(replica["base_url"]) for replica in replicas}
+        status = httpx.get(f"{ops_url}/status", timeout=_TIMEOUT_S, trust_env=False).raise_for_status().json()
+        return {f"replica-{replica['name']}": str(replica["base_url"]) for replica in status["replicas"]}
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
         raise KimiError(
             f"the fleet's ops endpoint does not answer: {error or type(error).__name__}",

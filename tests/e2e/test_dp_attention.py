@@ -24,6 +24,7 @@ from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_eagle3.ops.window import increase, spec_steps
 from kimi_w4a8_lab.base.counters import Counters, read
+from proof.load.engine_loads import RUNNING, engine_loads
 from proof.tiny.problems import problems
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -121,11 +122,6 @@ def test_evicted_prefixes_come_back_with_the_same_tokens_and_drafts(groups: Engi
     assert without_drafts != warm  # and the accepted drafts show what was forgotten
 
 
-def running(server: EngineServer) -> int:
-    loads = httpx.get(f"{server.base_url}/v1/loads", timeout=60).json()["loads"]
-    return sum(load["num_running_reqs"] for load in loads)
-
-
 @PINNED
 def test_a_request_that_raises_ends_alone_in_its_group(groups: EngineServer) -> None:
     right, right_soon = content(ask(groups, **LONG)), content(ask(groups))
@@ -133,7 +129,11 @@ def test_a_request_that_raises_ends_alone_in_its_group(groups: EngineServer) -> 
         for place in ("BUILDING", "STOP-CHECK", "READING"):
             # A batch ends as a whole while it is built or its results are read, so healthy requests run before.
             healthy = [pool.submit(ask, groups, **LONG) for _ in range(0 if place == "READING" else 2)]
-            until(lambda asked=healthy: running(groups) == len(asked) or all(one.done() for one in asked))
+            until(
+                lambda asked=healthy: (
+                    engine_loads(groups.base_url)[RUNNING] == len(asked) or all(one.done() for one in asked)
+                )
+            )
             bad = [pool.submit(ask, groups, stop=[place]) for _ in range(2)]  # one for each group
             assert [one.result().status_code for one in bad] == [500, 500]
             assert [content(one.result()) for one in healthy] == [right] * len(healthy)

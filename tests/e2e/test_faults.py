@@ -5,14 +5,10 @@ Its clients need a key, so that every test here proves that keys pass the router
 
 import asyncio
 import contextlib
-import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
-from typing import BinaryIO
 
 import httpx
 import pytest
@@ -24,26 +20,19 @@ from support.waiting import until
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.engine.process import free_port
 from kimi_w4a8_lab.accuracy import smoke
+from kimi_w4a8_lab.base.counters import read
 from kimi_w4a8_lab.base.server_under_test import Target
 from kimi_w4a8_lab.speed.runs import read_run
 from kimi_w4a8_lab.speed.single import Texts, bench
 from kimi_w4a8_lab.speed.workloads import load_workload, with_changes
-from kimi_w4a8_laptop.fork_server import ForkedProcess
+from proof.fault_stage import other_kimi
+from proof.load.engine_loads import RUNNING, engine_loads
 from proof.load.load import ClientLoad, forbidden
 from proof.load.load_questions import endless_question, known_questions
 from proof.load.load_request import ClientOutcome, LoadClient, Manner
-from proof.load.served import ServedFleet
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
-ABORTED = "sglang:num_aborted_requests_total"
 KEY = "a-key-for-this-fleet"
-
-
-class ForkedFleet(ServedFleet):
-    """`kimi-w4a8 serve` without its first ten seconds of imports."""
-
-    def _begin(self, environ: dict[str, str], output: BinaryIO) -> ForkedProcess:
-        return supervisor.forked(self._command, self.folder, environ, output.fileno())
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +42,8 @@ def fleet(tmp_path_factory):
     key.write_text(f"{KEY}\n")
     key.chmod(0o600)
     native = "env.KIMI_DOOR_NATIVE=open"  # the benchmark sends ready-made prompts to /generate
-    soon = "decode-log-interval=4"  # what runs is on /metrics after a few steps, not after 40
-    arguments = ["--api-key-file", str(key), "--set", native, "--set", soon]
-    with ForkedFleet(folder, arguments=arguments, program=[supervisor.KIMI]) as served:
+    arguments = ["--api-key-file", str(key), "--set", native]
+    with supervisor.ForkedFleet(folder, arguments=arguments) as served:
         served.wait_whole()
         yield served
 
@@ -73,20 +61,17 @@ def ask(fleet, question, manner=Manner.STREAM):
     return asyncio.run(once())
 
 
-def of_each(fleet, metric) -> list[float]:
-    """One of SGLang's metrics of each engine that is ready."""
-    counts = []
-    for entry in fleet.status()["replicas"]:
-        if not entry["ready"]:
-            continue
-        text = httpx.get(f"{entry['base_url']}/metrics", timeout=280.0).text
-        lines = [line for line in text.splitlines() if line.startswith(metric + "{")]
-        counts.append(sum(float(line.rpartition(" ")[2]) for line in lines))
-    return counts
+def ready(fleet) -> list[str]:
+    """Addresses of the engines that are ready."""
+    return [entry["base_url"] for entry in fleet.status()["replicas"] if entry["ready"]]
 
 
-def running(fleet) -> list[float]:
-    return of_each(fleet, "sglang:num_running_reqs")
+def aborted(fleet) -> float:
+    return sum(read(url, timeout_s=280.0).total("sglang:num_aborted_requests_total") or 0.0 for url in ready(fleet))
+
+
+def running(fleet) -> list[int]:
+    return [engine_loads(url, timeout_s=280.0)[RUNNING] for url in ready(fleet)]
 
 
 @pytest.mark.parametrize("sent", [{}, {"Authorization": f"Bearer {KEY}x"}], ids=["none", "wrong"])
@@ -94,7 +79,7 @@ def test_the_router_refuses_requests_without_the_key(fleet, questions, sent):
     body = {"model": questions[0].model, "messages": [{"role": "user", "content": "?"}], "max_tokens": 1}
     answer = httpx.post(f"{fleet.base_url}/v1/chat/completions", json=body, headers=sent, timeout=280.0)
     assert answer.status_code == 401
-    assert len(of_each(fleet, ABORTED)) == 2  # and no replica is taken out for it
+    assert len(ready(fleet)) == 2  # and no replica is taken out for it
 
 
 def test_the_whole_fleet_is_measured_through_its_router(fleet, tmp_path):
@@ -128,10 +113,10 @@ def test_a_killed_router_comes_back_with_both_replicas(fleet, questions):
 
 
 def test_a_client_that_leaves_ends_its_request(fleet, questions):
-    before = sum(of_each(fleet, ABORTED))
+    before = aborted(fleet)
     record = ask(fleet, endless_question(questions[0].model, 3000), Manner.LEAVES_STREAM)
     assert record.outcome is ClientOutcome.LEFT
-    until(lambda: sum(of_each(fleet, ABORTED)) == before + 1 and running(fleet) == [0, 0])
+    until(lambda: aborted(fleet) == before + 1 and running(fleet) == [0, 0])
 
 
 def live_page(fleet, folder, *options) -> str:
@@ -174,28 +159,13 @@ def test_kill_9_of_an_engine_is_seen_by_its_clients_alone_and_the_other_replica_
 def test_another_model_is_refused_at_registration(fleet, tmp_path):
     port = free_port()
     words = ["route", "--recipe", "tiny", "--set", "served-model-name=other", "--port", str(port)]
-    words += ["--ops-port", str(free_port())]
-    words += ["--worker", fleet.replica_url(1)]
-    output = tmp_path / "route.out"
-    with output.open("wb") as file:
-        route = subprocess.Popen(
-            [sys.executable, "-m", supervisor.KIMI, *words],
-            cwd=tmp_path,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "COLUMNS": "400"},
-        )
-    try:
-        until(lambda: "refused" in output.read_text())
+    words += ["--ops-port", str(free_port()), "--worker", fleet.replica_url(1)]
+    with other_kimi(tmp_path, words, "route.out") as output:
+        until(lambda: "refused" in output())
         body = {"model": "other", "messages": [{"role": "user", "content": "?"}], "max_tokens": 1}
         answer = httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body, timeout=280.0)
         assert answer.status_code == 503
-    finally:
-        route.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            route.wait(30)
-        route.kill()
-    assert "serves 'kimi-k2.5-tiny', this router is for 'other'" in output.read_text()
+        assert "serves 'kimi-k2.5-tiny', this router is for 'other'" in output()
 
 
 def test_sigterm_answers_what_runs_and_leaves_nothing(fleet, questions):

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_lab.speed.runs import read_run
+from proof.load.engine_loads import engine_loads
 from proof.tiny.problems import problems
 
 pytestmark = pytest.mark.server
@@ -53,8 +54,7 @@ def test_a_client_that_disconnects_frees_its_cache(eagle3, stock):
         for number, _ in enumerate(response.iter_lines()):
             if number == 20:
                 break  # leave in the middle of 4,000 tokens
-    loads = f"{eagle3.base_url}/v1/loads"
-    until(lambda: not any(one["num_running_reqs"] + one["num_used_tokens"] for one in httpx.get(loads).json()["loads"]))
+    until(lambda: not any(engine_loads(eagle3.base_url).values()))
     assert answer(stock)
 
 

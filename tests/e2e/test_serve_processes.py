@@ -5,10 +5,8 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -23,30 +21,16 @@ from support.waiting import gone, until
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.cli import app
-from kimi_w4a8_eagle3.engine.process import free_port
 from kimi_w4a8_eagle3.fleet.checks import weights_digest
 from kimi_w4a8_laptop import tiny
-from kimi_w4a8_laptop.fork_server import ForkedProcess
+from proof.load.served import ServedFleet
 
 pytestmark = pytest.mark.server
 READY = re.compile(r"tiny ready: after")
 
 
-class Kimi:
-    """`kimi-w4a8 serve --recipe tiny` with its output in a file; forked: without its first ten seconds of imports."""
-
-    def __init__(self, folder: Path, arguments: tuple[str, ...], forked: bool) -> None:
-        self.output = folder / "kimi.out"
-        self.port, self.ops_port = free_port(), free_port()
-        ports = ["--set", f"port={self.port}", "--ops-port", str(self.ops_port)]
-        words = [supervisor.KIMI, "serve", "--recipe", "tiny", *ports, *arguments]
-        self.process: subprocess.Popen[bytes] | ForkedProcess
-        with self.output.open("wb") as file:
-            if forked:
-                self.process = supervisor.forked(words, folder, os.environ, file.fileno())
-            else:
-                command = [sys.executable, "-m", *words]
-                self.process = subprocess.Popen(command, cwd=folder, stdout=file, stderr=subprocess.STDOUT)
+class Kimi(ServedFleet):
+    """`kimi-w4a8 serve --recipe tiny` with one engine, from the first second on."""
 
     @property
     def text(self) -> str:
@@ -62,7 +46,7 @@ class Kimi:
     def ops_until(self, path: str, status: int, timeout_s: float = 280.0) -> dict[str, Any]:
         """Wait until the ops endpoint answers with this status, and return the answer."""
         end = time.monotonic() + timeout_s
-        while (answer := httpx.get(f"http://127.0.0.1:{self.ops_port}/{path}")).status_code != status:
+        while (answer := httpx.get(f"{self.ops_url}/{path}")).status_code != status:
             assert time.monotonic() < end, answer.text
             time.sleep(0.2)
         return answer.json()
@@ -71,19 +55,18 @@ class Kimi:
         return psutil.Process(self.process.pid).children(recursive=True)
 
 
+class ForkedKimi(Kimi, supervisor.ForkedFleet):
+    """The same without its first ten seconds of imports."""
+
+
 @pytest.fixture
 def serve(tmp_path):
-    made: list[Kimi] = []
+    with ExitStack() as started:
 
-    def start(*arguments: str, forked: bool = True) -> Kimi:
-        made.append(Kimi(tmp_path, arguments, forked))
-        return made[-1]
+        def start(*arguments: str, forked: bool = True) -> Kimi:
+            return started.enter_context((ForkedKimi if forked else Kimi)(tmp_path, 1, arguments))
 
-    yield start
-    for server in made:
-        if server.process.poll() is None:
-            server.process.kill()
-            server.process.wait()
+        yield start
 
 
 def scheduler_of(family: list[psutil.Process]) -> psutil.Process:
@@ -98,17 +81,17 @@ def test_a_key_is_asked_for_and_shown_nowhere_and_ctrl_c_ends_everything(serve, 
     kimi.wait_for(READY)  # the engine's warm-up and the canary prompts passed the door
     family = kimi.family()
     assert len(family) >= 4  # fork server, engine, scheduler, detokenizer
-    url = f"http://127.0.0.1:{kimi.port}/v1/completions"
+    url = f"{kimi.base_url}/v1/completions"
     prompt = "what only this client knows"
     body = {"model": "kimi-k2.5-tiny", "prompt": prompt, "max_tokens": 2}
     sent = {"none": {}, "wrong": {"Authorization": f"Bearer {key}x"}, "right": {"Authorization": f"Bearer {key}"}}
     answers = {name: httpx.post(url, json=body, headers=headers, timeout=60) for name, headers in sent.items()}
     assert {name: answer.status_code for name, answer in answers.items()} == {"none": 401, "wrong": 401, "right": 200}
     assert "needs a key" in answers["none"].json()["error"]["message"]
-    assert httpx.get(f"http://127.0.0.1:{kimi.ops_port}/ready", timeout=60).status_code == 200
+    assert httpx.get(f"{kimi.ops_url}/ready", timeout=60).status_code == 200
     monkeypatch.chdir(tmp_path)
     check = ["check", str(tiny.target_path()), "--record", "answers.json"]
-    check += ["--base-url", f"http://127.0.0.1:{kimi.port}/v1", "--api-key-file", str(tmp_path / "key")]
+    check += ["--base-url", f"{kimi.base_url}/v1", "--api-key-file", str(tmp_path / "key")]
     done = CliRunner().invoke(app, check)
     pinned = {"repo": str(tiny.target_path()), "sha256": weights_digest(tiny.target_path())}
     assert tomllib.loads(done.stdout) == {"model": {**pinned, "answers": str(tmp_path / "answers.json")}}, done.output

@@ -42,10 +42,10 @@ def body(text=TEXT, reason="stop", tokens=20):
     }
 
 
-def ask(url, manner, question=QUESTION, **options) -> Record:
+def ask(url, manner, question=QUESTION, number=0, **options) -> Record:
     async def run():
         async with LoadClient(url, **options) as client:
-            return await client.ask(question, manner)
+            return await client.ask(question, manner, number)
 
     return asyncio.run(run())
 
@@ -115,15 +115,17 @@ def test_nobody_listens():
     assert ask(f"http://127.0.0.1:{free_port()}", Manner.STREAM).outcome is ClientOutcome.UNREACHABLE
 
 
-def test_a_bad_request_must_be_refused_with_a_message():
-    for script, expected in (
-        (whole({"message": "no such model"}, 404), ClientOutcome.REFUSED),
-        (whole(b"", 400), ClientOutcome.WRONG),
-        (whole(body()), ClientOutcome.WRONG),
-        (whole({"message": "oops"}, 500), ClientOutcome.FAILED),
+def test_a_bad_request_must_be_refused_with_a_message_and_one_that_is_too_large_as_that():
+    for script, first, oversized in (
+        (whole({"message": "no such model"}, 404), ClientOutcome.REFUSED, ClientOutcome.WRONG),
+        (whole({"message": "too large"}, 413), ClientOutcome.REFUSED, ClientOutcome.REFUSED),
+        (whole(b"", 400), ClientOutcome.WRONG, ClientOutcome.WRONG),
+        (whole(body()), ClientOutcome.WRONG, ClientOutcome.WRONG),
+        (whole({"message": "oops"}, 500), ClientOutcome.FAILED, ClientOutcome.WRONG),
     ):
         with scripted_server(lambda *_, script=script: script) as server:
-            assert ask(server.base_url, Manner.BAD).outcome is expected
+            assert ask(server.base_url, Manner.BAD).outcome is first
+            assert ask(server.base_url, Manner.BAD, number=-1).outcome is oversized
 
 
 @pytest.mark.parametrize("manner", [Manner.LEAVES_STREAM, Manner.LEAVES_PLAIN])

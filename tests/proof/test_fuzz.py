@@ -26,7 +26,6 @@ from hypothesis import Phase
 from hypothesis.database import InMemoryExampleDatabase
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
-from support.asgi import served_app
 
 from proof.fuzz import session
 from proof.fuzz.cases import TEMPLATES, Cases
@@ -38,6 +37,7 @@ from proof.fuzz.rounds import try_round
 from proof.fuzz.send import FuzzAnswer, FuzzSender
 from proof.fuzz.session import Fuzz, FuzzFault, FuzzOutcome, FuzzTarget
 from proof.fuzz.values import KINDS
+from proof.load.asgi import served_app
 
 pytestmark = pytest.mark.slow
 

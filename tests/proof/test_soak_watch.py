@@ -12,13 +12,14 @@ import pytest
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from support.asgi import served_app
 from support.waiting import until
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.engine.process import free_port
+from proof.load.asgi import served_app
+from proof.load.engine_loads import RUNNING, USED, WAITING
 from proof.soak.processes import ProcessTree, serving_process
-from proof.soak.watch import RUNNING, USED, WAITING, Watch
+from proof.soak.watch import Watch
 
 ENGINE = """
 import subprocess, sys, threading, time
@@ -59,7 +60,7 @@ def test_every_process_has_its_name_descriptors_threads_and_memory() -> None:
         assert held["replica-1 engine"].fds - held["replica-0 engine"].fds == 20
         assert held["replica-0 engine"].threads == 4
         assert 0 < held["replica-0 engine"].uss <= few.memory_info().rss
-        assert tree.pids()["replica-0 engine"] == few.pid
+        assert held["replica-0 engine"].pid == few.pid
     gone = {"replica-0 engine", "replica-0 scheduler", "replica-1 engine", "replica-1 scheduler"}
     assert not gone & tree.held().keys()
 
@@ -88,7 +89,7 @@ class Fleet:
 def test_a_sample_has_what_the_engines_report_now_and_leaves_out_the_silent(tmp_path) -> None:
     fleet = Fleet()
     with fleet.served() as url, Watch(url, None, tmp_path / "samples.jsonl", every_s=0.05) as watch:
-        assert watch.look().engines == {"replica-0": {USED: 111.0, RUNNING: 2.0, WAITING: 1.0}}
+        assert watch.look().engines == {"replica-0": {USED: 111, RUNNING: 2, WAITING: 1}}
         fleet.loads = None
         assert watch.look().engines == {}
         until(lambda: len(watch.samples) >= 3)

@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from support.asgi import served_app
 from support.door_app import (
     ADMIN_KEY,
     CHAT,
@@ -30,6 +29,7 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.door.middleware import InternalKey
 from kimi_w4a8_eagle3.door.presence import require_door
 from kimi_w4a8_eagle3.door.settings import DoorSettings
+from proof.load.asgi import served_app
 
 
 @pytest.mark.parametrize("path", ["/health", "/server_info"])

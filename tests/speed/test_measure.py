@@ -12,7 +12,6 @@ import pytest
 from rich.console import Console
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
-from support.asgi import served_app
 from support.null_server import KEY, NUM_PROMPTS, null_server, steps_of
 
 from kimi_w4a8_eagle3.base.errors import KimiError
@@ -29,6 +28,7 @@ from kimi_w4a8_lab.speed.sampler import summarize
 from kimi_w4a8_lab.speed.single import Texts, bench
 from kimi_w4a8_lab.speed.trace_readers import read_trace
 from kimi_w4a8_lab.speed.workloads import load_workload, with_changes
+from proof.load.asgi import served_app
 
 TOKENS = 48
 STEPS = steps_of(TOKENS)

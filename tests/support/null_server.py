@@ -19,8 +19,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from kimi_w4a8_laptop import tiny
-
-from .asgi import served_app
+from proof.load.asgi import served_app
 
 MODEL = "null-model"
 DRAFT_TOKENS = 4

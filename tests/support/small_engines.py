@@ -11,8 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from kimi_w4a8_eagle3.engine.process import free_port
-
-from .asgi import served_app
+from proof.load.asgi import served_app
 
 ARCHITECTURE = "KimiK25ForConditionalGeneration"
 

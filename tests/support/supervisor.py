@@ -13,6 +13,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import setproctitle
 
@@ -20,6 +21,7 @@ from kimi_w4a8_eagle3.engine.process import Program, die_with_parent
 from kimi_w4a8_eagle3.recipe.launch import load_recipe
 from kimi_w4a8_laptop import fork_server
 from kimi_w4a8_laptop.fork_server import ForkedProcess, ForkServer
+from proof.load.served import ServedFleet
 
 KIMI = "kimi_w4a8_eagle3.cli"
 
@@ -30,6 +32,13 @@ def forked(words: Sequence[str], folder: Path, environ: Mapping[str, str], log: 
     process = fork_server.fork(program, {**environ, **load_recipe("tiny").env}, log)
     assert process is not None
     return process
+
+
+class ForkedFleet(ServedFleet):
+    """`kimi-w4a8 serve` without its first ten seconds of imports."""
+
+    def _begin(self, environ: dict[str, str], output: BinaryIO) -> ForkedProcess:
+        return forked([KIMI, *self.words], self.folder, environ, output.fileno())
 
 
 def main(folder: str, *words: str) -> None:

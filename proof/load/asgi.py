@@ -1,4 +1,4 @@
-"""An ASGI application on loopback for the time of a test."""
+"""An ASGI application on loopback for a while."""
 
 from __future__ import annotations
 
