@@ -10,6 +10,7 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
+from ..base.errors import UsageError
 from ..base.finding import LABELS, STYLES, Finding, Severity
 from ..fleet.checks import ServeOptions, ready_to_serve, require_parsed
 from ..fleet.serve import serve_foreground
@@ -56,6 +57,8 @@ def serve(
 
     SIGTERM lets running requests finish, SIGINT does not. SIGHUP restarts one replica of several after the other.
     """
+    if as_json and not dry_run:
+        raise UsageError("only a dry run prints JSON", where="--json", expected="--dry-run --json")
     extra = context.args
     if recipe and name:  # in `-r tiny -- --port 1` the first word after `--` lands in RECIPE
         extra, name = [name, *extra], None

@@ -22,7 +22,7 @@ def trust(
         list[str] | None, typer.Argument(metavar="[MODEL]...", help="owner/name, directory, recipe.")
     ] = None,
     recipe: Annotated[str | None, typer.Option("--recipe", "-r", help="The target and draft of this recipe.")] = None,
-    revision: Annotated[str, typer.Option(help="Branch, tag or commit of MODEL.")] = "main",
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of MODEL (default: main).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Record the files as read and accepted.")] = False,
 ) -> None:
@@ -32,7 +32,9 @@ def trust(
     some are not accepted.
     """
     named, recipes = [*(names or []), *([recipe] if recipe else [])], {*recipe_names(), recipe}
-    wanted = [one for name in named for one in (_of_recipe(name) if name in recipes else [(name, revision)])]
+    if revision and recipes & {*named}:
+        raise UsageError("--revision does not go with a recipe", remedy="drop --revision: the recipe pins its own")
+    wanted = [one for name in named for one in (_of_recipe(name) if name in recipes else [(name, revision or "main")])]
     if not wanted and recipe is None:
         raise UsageError("no checkpoint was named", expected="MODEL ..., or --recipe NAME")
     cache = Path(constants.HF_HUB_CACHE)

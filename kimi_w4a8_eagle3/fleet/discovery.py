@@ -27,7 +27,12 @@ def dns(address: str) -> Discover:
     replica. If the name server does not answer, the last result stays.
     """
     name, _, port = address.rpartition(":")
-    if not name or not port.isdigit() or not 0 < int(port) < 65536:
+    try:
+        name.encode("idna")  # as getaddrinfo does
+        valid = bool(name) and port.isdigit() and 0 < int(port) < 65536
+    except UnicodeError:
+        valid = False
+    if not valid:
         raise UsageError(f"cannot read {address!r}", where="--workers-dns", expected="NAME:PORT")
     last: frozenset[str] = frozenset()
 
@@ -50,7 +55,8 @@ def dns(address: str) -> Discover:
 def _checked(url: str) -> str:
     try:
         parts = urlsplit(url.rstrip("/"))
-        usable = parts.scheme == "http" and parts.hostname and parts.port and not parts.path and not parts.query
+        named = parts.scheme == "http" and parts.hostname and parts.hostname.encode("idna")
+        usable = named and parts.port and not parts.path and not parts.query
     except ValueError:
         usable = False
     if not usable:

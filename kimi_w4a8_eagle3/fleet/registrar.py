@@ -6,6 +6,7 @@ router that restarted and forgot everything, a replica that came back, or one th
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -21,6 +22,8 @@ from ..recipe.router_settings import RouterSettings
 from .identity import Identity, ask_identity
 from .replica import keep
 from .router import RouterControl, RouterEndpoint, router_process
+
+logger = logging.getLogger(__name__)
 
 INTERVAL_S = 0.25
 _READY_S = 60.0
@@ -78,6 +81,8 @@ class Registrar:
             self._mend()
         except httpx.HTTPError:
             self._workers = frozenset()
+        except Exception as error:  # a bug here must not freeze the router's list
+            logger.error("the router's list of replicas was not updated", exc_info=error)
         with self._passed:
             self._passed.notify_all()
 

@@ -21,7 +21,9 @@ def test_a_fixed_list():
     assert discovery.static(["http://a:1", "http://b:2/"])() == {"http://a:1", "http://b:2"}
 
 
-@pytest.mark.parametrize("url", ["a:1", "https://a:1", "http://a", "http://a:1/v1", "http://a:x", "http://:80", ""])
+@pytest.mark.parametrize(
+    "url", ["a:1", "https://a:1", "http://a", "http://a:1/v1", "http://a:x", "http://:80", "http://a..b:1", ""]
+)
 def test_invalid_addresses_are_refused(url):
     with pytest.raises(KimiError, match="cannot read the replica"):
         discovery.static([url])
@@ -56,7 +58,9 @@ def test_no_ready_pod_is_no_replica_but_no_name_server_keeps_the_last(monkeypatc
     assert discover() == frozenset()
 
 
-@pytest.mark.parametrize("text", ["replicas", "replicas:", ":9527", "replicas:0", "replicas:http", "replicas:70000"])
+@pytest.mark.parametrize(
+    "text", ["replicas", "replicas:", ":9527", "replicas:0", "replicas:http", "replicas:70000", "a..b:1"]
+)
 def test_a_name_needs_a_port(text):
     with pytest.raises(KimiError, match="cannot read"):
         discovery.dns(text)

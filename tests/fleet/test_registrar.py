@@ -72,6 +72,14 @@ def test_a_replica_of_another_identity_is_refused_and_gets_nothing(
         assert reasons(tmp_path, "refused") == [f"{stranger.url}: {named}"]
 
 
+def test_an_error_of_discovery_does_not_end_the_updates(router, events):
+    found = [lambda: frozenset(), lambda: 1 / 0]
+    registrar = Registrar(router, lambda: found.pop()(), events)
+    registrar.reconcile()
+    registrar.reconcile()
+    assert found == []
+
+
 def test_the_expected_model_refuses_even_the_first(router, events, tmp_path):
     with SmallEngine("stranger", model="other") as stranger:
         registrar = Registrar(router, lambda: frozenset({stranger.url}), events, model="kimi")
