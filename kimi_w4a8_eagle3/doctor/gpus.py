@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from ..base.finding import Finding
 from ..machine.hardware import GIB
+from ..recipe.on_machine import LEAST_HBM
 from .facts import Facts, summary
 from .result import fail, ok, skip, warn
 
 IN_USE = 2 * GIB  # an idle MI300-class GPU uses about 0.3 GiB
 VISIBLE = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-TOLERANCE = 0.02  # share of the nominal size that the driver reserves
 
 
 def gpus(facts: Facts) -> Finding:
@@ -83,7 +83,7 @@ def hbm(facts: Facts) -> Finding:
         return warn("the driver does not report free memory", "see `amd-smi metric --mem-usage`")
     smallest, free = min(gpu.memory_total for gpu in loads), min(gpu.memory_total - gpu.memory_used for gpu in loads)
     found = f"{free / GIB:.1f} of {smallest / GIB:.1f} GiB free on the fullest GPU"
-    if smallest < needed * GIB * (1 - TOLERANCE):
+    if smallest < LEAST_HBM * needed * GIB:
         return fail(f"{found}; {needed:.0f} GiB per GPU needed", "use larger GPUs, or another recipe")
     busy = [f"GPU {at} {gpu.memory_used / GIB:.1f} GiB" for at, gpu in enumerate(loads) if gpu.memory_used > IN_USE]
     if busy:

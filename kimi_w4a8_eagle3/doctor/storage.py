@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.filesize import decimal
+
 from ..base.files import shortage
 from ..base.finding import Finding
-from ..fetch.progress import human
 from ..fetch.snapshot import Snapshot
 from ..recipe.schema import RecipeCheckpoint
 from .facts import Facts
@@ -66,8 +67,10 @@ def _checkpoint(facts: Facts, name: str, checkpoint: RecipeCheckpoint) -> Findin
     found = presence(facts, checkpoint)
     what = f"{checkpoint.repo} at {checkpoint.revision[:12]}"
     if found.here:
-        return ok(f"{what}: {human(found.total)}, complete" + (", verified" if found.verified else ""), name)
-    state = f"{what}: {human(found.missing)} of {human(found.total)} missing" if found.total else f"{what}: not here"
+        return ok(f"{what}: {decimal(found.total)}, complete" + (", verified" if found.verified else ""), name)
+    state = (
+        f"{what}: {decimal(found.missing)} of {decimal(found.total)} missing" if found.total else f"{what}: not here"
+    )
     command = f"kimi-w4a8 fetch --recipe {facts.recipe.name}"
     if facts.probe.offline():
         return fail(f"{state}, and HF_HUB_OFFLINE forbids downloads", f"unset it, then {command}", name)
@@ -85,4 +88,4 @@ def disk(facts: Facts) -> Finding:
     _, free = facts.probe.space(cache)
     if error := shortage(cache, missing, "set HF_HOME to a larger disk (a local NVMe loads fastest)", free):
         return fail(f"{error.what} in {cache}", error.remedy)
-    return ok(f"{human(free)} free in {cache}, {human(missing)} to fetch")
+    return ok(f"{decimal(free)} free in {cache}, {decimal(missing)} to fetch")

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
+from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 
@@ -44,7 +45,7 @@ class ByteProgress:
             self._shown = now
             rate = self._done / max(now - self._start, 1e-9)
         share = self._done / self._total if self._total else 1.0
-        line = f"{self._label}: {human(self._done)} of {human(self._total)} ({share:.0%}), {human(rate)}/s"
+        line = f"{self._label}: {decimal(self._done)} of {decimal(self._total)} ({share:.0%}), {decimal(int(rate))}/s"
         return self._console.print(line, highlight=False, soft_wrap=True)
 
 
@@ -79,12 +80,3 @@ def _bytes_read(counter: Path) -> int:
         return int(counter.read_text().split()[1])  # rchar: 1234
     except OSError:
         return 0
-
-
-def human(size: float) -> str:
-    """Format bytes in decimal units, as disks and the Hub count: `533.6 GB`, `6.1 GB`, `512 B`."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from huggingface_hub import constants
 from rich.console import Console
+from rich.filesize import decimal
 from rich.markup import escape
 
 from ..base.errors import KimiError, UsageError
 from ..recipe.launch import load_recipe, recipe_names
 from .download import Repository, compare, damaged, fetch
 from .hub import scrub
-from .progress import ByteProgress, human
+from .progress import ByteProgress
 from .snapshot import Snapshot
 
 
@@ -72,7 +73,7 @@ class Session:
         result = fetch(repository, self._show, self.jobs)
         snapshot = result.snapshot
         self._say(f"{repository.repo} at {snapshot.commit}: complete, every digest compared with the Hub's")
-        self._say(f"  {human(result.fetched)} fetched, {human(result.kept)} were already here")
+        self._say(f"  {decimal(result.fetched)} fetched, {decimal(result.kept)} were already here")
         self._say(f"  {snapshot.folder}")
         if result.without_xet:
             self._say(f"  files came by plain HTTP, not by Xet: {result.without_xet}")
@@ -84,7 +85,7 @@ class Session:
         found = compare(repository, snapshot, self._show)
         if found.mismatches or found.missing_paths:
             return self._complain(repository, snapshot, found.missing_paths, damaged(found))
-        size = human(sum(snapshot.present.values()))
+        size = decimal(sum(snapshot.present.values()))
         self._say(f"{repository.repo} at {snapshot.commit}: {found.checked_count} files, {size}, every digest is right")
         return True
 
@@ -102,7 +103,7 @@ class Session:
     ) -> bool:
         sizes = snapshot.sizes or {}
         bad = [f"damaged  {path}: its digest is wrong; deleted" for path in wrong]
-        bad += [f"missing  {path}" + (f" ({human(sizes[path])})" if path in sizes else "") for path in missing]
+        bad += [f"missing  {path}" + (f" ({decimal(sizes[path])})" if path in sizes else "") for path in missing]
         self._say(f"{repository.repo} at {snapshot.commit}: {len(bad)} files are missing or damaged")
         for line in bad:
             self._say(f"  {line}")

@@ -144,11 +144,8 @@ def local_folder(launch: Launch, checkpoint: str | None, option: str) -> Path | 
     """Return the folder of a checkpoint at the engine's revision on this disk, or None when it is not here."""
     if checkpoint is None:
         return None
-    if Path(checkpoint).is_dir():
-        return Path(checkpoint)
-    revision = str(launch.args.get(option, "main"))
     try:
-        return locate(checkpoint, revision, Path(constants.HF_HUB_CACHE)).folder
+        return locate(checkpoint, str(launch.args.get(option, "main")), Path(constants.HF_HUB_CACHE)).folder
     except KimiError:
         return None
 

@@ -14,6 +14,7 @@ from ..engine.metrics import Acceptance
 from .replica_state import Phase, ReplicaState
 
 Series = Iterable[tuple[Sequence[str], float]]
+Family = GaugeMetricFamily | CounterMetricFamily
 
 
 def fleet_families(
@@ -23,7 +24,10 @@ def fleet_families(
 
     recent: acceptance of the last minute by replica. answering: replicas whose own metrics were just read.
     """
-    return [_build_info(recipe), *_states(replicas, answering), *_acceptance(replicas, recent)]
+    running = (__version__, version_of("sglang") or "", recipe)  # `kimi-w4a8 route` runs without an engine
+    labels = ("version", "sglang", "recipe")
+    build = _family("kimi_build_info", "Always 1; what is running.", labels, [(running, 1.0)])
+    return [build, *_states(replicas, answering), *_acceptance(replicas, recent)]
 
 
 def seconds_since_progress(replica: ReplicaState) -> float | None:
@@ -31,54 +35,50 @@ def seconds_since_progress(replica: ReplicaState) -> float | None:
     return None if replica.last_progress is None else max(time.monotonic() - replica.last_progress, 0.0)
 
 
-def _build_info(recipe: str) -> Metric:
-    sglang = version_of("sglang") or ""  # `kimi-w4a8 route` runs without an engine
-    labels = ("version", "sglang", "recipe")
-    return _gauge("kimi_build_info", "Always 1; what is running.", labels, [((__version__, sglang, recipe), 1.0)])
-
-
 def _states(replicas: Sequence[ReplicaState], answering: Collection[str]) -> list[Metric]:
     one = ("replica",)
     waited = [((r.name,), age) for r in replicas if (age := seconds_since_progress(r)) is not None]
     return [
-        _gauge(
+        _family(
             "kimi_replica_phase",
             "1 for the phase that the replica is in, 0 for all others.",
             ("replica", "phase"),
             [((r.name, phase.value), float(r.phase is phase)) for r in replicas for phase in Phase],
         ),
-        _gauge(
+        _family(
             "kimi_replica_ready", "1 while the replica takes requests.", one, [((r.name,), r.ready) for r in replicas]
         ),
-        _gauge(
+        _family(
             "kimi_replica_up",
             "1 when the engine's own metrics were read for this exposition.",
             one,
             [((r.name,), r.name in answering) for r in replicas],
         ),
-        _gauge(
+        _family(
             "kimi_seconds_since_progress",
             "Seconds since a token counter moved or a health check generated a token.",
             one,
             waited,
         ),
-        _gauge(
+        _family(
             "kimi_progress_timeout_seconds",
             "Seconds without progress after which the watchdog calls the replica stalled.",
             one,
             [((r.name,), r.progress_timeout_s) for r in replicas if r.progress_timeout_s > 0],
         ),
-        _counter(
+        _family(
             "kimi_watchdog_stalls",
             "Stalls that the progress watchdog found.",
             one,
             [((r.name,), r.stalls) for r in replicas],
+            CounterMetricFamily,
         ),
-        _counter(
+        _family(
             "kimi_replica_restarts",
             "Restarts of the replica by reason.",
             ("replica", "reason"),
             [((r.name, reason), count) for r in replicas for reason, count in sorted(r.restarts.items())],
+            CounterMetricFamily,
         ),
     ]
 
@@ -87,13 +87,13 @@ def _acceptance(replicas: Sequence[ReplicaState], recent: Mapping[str, Acceptanc
     known = {name: found for name, found in recent.items() if found is not None}
     canaries = [(r.name, r.canary, r.canary_at) for r in replicas if r.canary is not None and r.canary_at is not None]
     return [
-        _gauge(
+        _family(
             "kimi_accept_length",
             "Tokens committed per verify step over the last minute, the bonus token included.",
             ("replica",),
             [((name,), found.length) for name, found in known.items()],
         ),
-        _gauge(
+        _family(
             "kimi_accept_rate",
             "Share of the last minute's verify steps that accepted the draft token at this position.",
             ("replica", "position"),
@@ -103,13 +103,13 @@ def _acceptance(replicas: Sequence[ReplicaState], recent: Mapping[str, Acceptanc
                 for position, share in enumerate(found.per_position, start=1)
             ],
         ),
-        _gauge(
+        _family(
             "kimi_canary_accept_length",
             "Accept length of the last canary prompts.",
             ("replica",),
             [((name,), canary.length) for name, canary, _ in canaries],
         ),
-        _gauge(
+        _family(
             "kimi_canary_timestamp_seconds",
             "When the canary prompts last ran, in Unix time.",
             ("replica",),
@@ -118,15 +118,10 @@ def _acceptance(replicas: Sequence[ReplicaState], recent: Mapping[str, Acceptanc
     ]
 
 
-def _gauge(name: str, help_text: str, labels: Sequence[str], series: Series) -> Metric:
-    return _filled(GaugeMetricFamily(name, help_text, labels=labels), series)
-
-
-def _counter(name: str, help_text: str, labels: Sequence[str], series: Series) -> Metric:
-    return _filled(CounterMetricFamily(name, help_text, labels=labels), series)
-
-
-def _filled(family: GaugeMetricFamily | CounterMetricFamily, series: Series) -> Metric:
-    for labels, value in series:
-        family.add_metric(labels, float(value))
+def _family(
+    name: str, help_text: str, labels: Sequence[str], series: Series, kind: type[Family] = GaugeMetricFamily
+) -> Metric:
+    family = kind(name, help_text, labels=labels)
+    for values, value in series:
+        family.add_metric(values, float(value))
     return family

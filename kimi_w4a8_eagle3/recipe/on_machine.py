@@ -32,6 +32,7 @@ from .schema import ArgValue, Recipe
 
 # The rest is for the checkpoint's files while they load. SGLang leaves 10 GiB of what is free to others.
 HOST_SHARE, HOST_RESERVE = 0.75, 10 * GIB
+LEAST_HBM = 0.95  # of what the recipe asks for: the driver keeps a few GiB for itself
 CORE_LISTS = "SGLANG_SET_CPU_AFFINITY"
 
 
@@ -188,7 +189,7 @@ def unmet_requirements(recipe: Recipe, machine: Machine) -> list[str]:
     if wrong:
         unmet.append(f"the GPUs are {', '.join(wrong)}, the recipe is made for {', '.join(need.arch)}")
     least = min(device.hbm_bytes for device in machine.devices[: need.gpus]) / GIB
-    if least < 0.95 * need.hbm_gib:  # the driver keeps a few GiB for itself
+    if least < LEAST_HBM * need.hbm_gib:
         unmet.append(f"a GPU here has {least:.0f} GiB of memory, the recipe is made for {need.hbm_gib:.0f}")
     return unmet
 

@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal
@@ -73,28 +73,21 @@ class Accepted(BaseModel):
     recorded: str = ""
 
 
-class Content(BaseModel):
-    """The record as a file."""
+class TrustRecord(BaseModel):
+    """The files that a person accepted, kept at `path`. Their names tell a changed file from a new one."""
 
     format: Literal[1] = 1
     files: list[Accepted] = []
-
-
-@dataclass
-class TrustRecord:
-    """The files that a person accepted. Their names tell a changed file from a new one."""
-
-    path: Path
-    content: Content = field(default_factory=Content)
+    path: Path = Field(default=Path(), exclude=True)
 
     @classmethod
     def load(cls, path: Path | None = None) -> TrustRecord:
         """Read a record, by default this user's. No file is an empty record, a damaged one is a KimiError."""
         path = path or record_path(os.environ)
         try:
-            return cls(path, Content.model_validate_json(path.read_bytes()))
+            return cls.model_validate_json(path.read_bytes()).model_copy(update={"path": path})
         except FileNotFoundError:
-            return cls(path)
+            return cls(path=path)
         except (OSError, ValueError) as error:
             raise KimiError(
                 f"the record of trusted code cannot be read: {' '.join(str(error).split()):.200}",
@@ -105,7 +98,7 @@ class TrustRecord:
 
     def hashes(self, name: str) -> set[str]:
         """Return the accepted hashes of files with this name."""
-        return {file.sha256 for file in self.content.files if file.name == name}
+        return {file.sha256 for file in self.files if file.name == name}
 
     def trusts(self, file: CodeFile) -> bool:
         return file.sha256 in self.hashes(file.name)
@@ -124,10 +117,10 @@ class TrustRecord:
         for file in files:
             if not self.trusts(file):
                 entry = {"name": file.name, "sha256": file.sha256, "from": str(file.source), "recorded": now}
-                self.content.files.append(Accepted.model_validate(entry))
+                self.files.append(Accepted.model_validate(entry))
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(self.path, self.content.model_dump_json(indent=1, by_alias=True) + "\n")
+            write_atomic(self.path, self.model_dump_json(indent=1, by_alias=True) + "\n")
         except OSError as error:
             raise KimiError(
                 f"the record of trusted code cannot be written: {error.strerror}",

@@ -24,10 +24,10 @@ def shown(every: float, terminal: bool = False) -> str:
 def test_a_log_gets_whole_lines_that_count_what_was_taken_back():
     lines = shown(every=0).splitlines()
     assert [line.split(",")[0] for line in lines] == [
-        "org/model (3 files): 250 B of 1.0 kB (25%)",
-        "org/model (3 files): 500 B of 1.0 kB (50%)",
-        "org/model (3 files): 750 B of 1.0 kB (75%)",
-        "org/model (3 files): 500 B of 1.0 kB (50%)",
+        "org/model (3 files): 250 bytes of 1.0 kB (25%)",
+        "org/model (3 files): 500 bytes of 1.0 kB (50%)",
+        "org/model (3 files): 750 bytes of 1.0 kB (75%)",
+        "org/model (3 files): 500 bytes of 1.0 kB (50%)",
     ]
 
 

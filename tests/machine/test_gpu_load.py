@@ -18,6 +18,7 @@ def card(sysfs: Path, number: int, files: dict[str, str]) -> None:
 
 
 def test_memory_power_and_junction_of_amd_cards(tmp_path: Path) -> None:
+    assert gpu_loads(tmp_path) == []
     memory = {"vendor": "0x1002", "mem_info_vram_used": "1024", "mem_info_vram_total": "4096"}
     hot = {"temp1_label": "edge", "temp1_input": "50000", "temp2_label": "junction", "temp2_input": "71500"}
     sensors = {f"hwmon/hwmon3/{name}": text for name, text in {**hot, "power1_input": "612000000"}.items()}
@@ -28,7 +29,3 @@ def test_memory_power_and_junction_of_amd_cards(tmp_path: Path) -> None:
         GpuLoad("0000:01:00.0", 1024, 4096, 612.0, 71.5),
         GpuLoad("0000:02:00.0", 1024, 4096, None, None),
     ]
-
-
-def test_a_machine_without_gpus_has_none(tmp_path: Path) -> None:
-    assert gpu_loads(tmp_path) == []

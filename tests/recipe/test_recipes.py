@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -13,7 +14,8 @@ from kimi_w4a8_eagle3.base.finding import Finding, Severity
 from kimi_w4a8_eagle3.gates import read_gates
 from kimi_w4a8_eagle3.machine.aiter_regime import Regime
 from kimi_w4a8_eagle3.machine.hardware import GIB, Device, Machine
-from kimi_w4a8_eagle3.recipe.launch import load_recipe, recipe_names, render, unmet_requirements
+from kimi_w4a8_eagle3.recipe.launch import load_recipe, recipe_names, render, unmet_requirements, with_settings
+from kimi_w4a8_eagle3.recipe.router_settings import RouterSettings
 from kimi_w4a8_lab.base.server_under_test import Target
 from kimi_w4a8_lab.predict.machine_model import Cluster
 from kimi_w4a8_lab.predict.predict import adaptive_table, calibrate
@@ -328,3 +330,22 @@ def test_a_cpu_recipe_needs_lscpu_which_sglang_runs(monkeypatch: pytest.MonkeyPa
     assert unmet_requirements(tiny, machine) == ["SGLang runs the program lscpu on a CPU: apt-get install util-linux"]
     with pytest.raises(KimiError, match="this machine cannot serve the recipe 'tiny': SGLang runs the program lscpu"):
         Target(recipe="tiny").check()
+
+
+def test_every_argument_is_one_that_the_router_knows() -> None:
+    from sglang_router.router_args import RouterArgs  # optional: sglang-router
+
+    arguments = RouterSettings().resolved(prefix_cache=True).router_arguments()
+    assert set(arguments) <= {field.name for field in dataclasses.fields(RouterArgs)}
+    assert RouterArgs(**arguments).policy == "cache_aware"
+
+
+@pytest.mark.parametrize(("prefix_cache", "threshold"), [(True, 16), (False, 1)])
+def test_without_a_prefix_cache_the_load_decides(prefix_cache: bool, threshold: int) -> None:
+    assert RouterSettings().resolved(prefix_cache).router_arguments()["balance_abs_threshold"] == threshold
+
+
+def test_what_an_operator_sets_stays() -> None:
+    recipe = with_settings(load_recipe("tiny"), {"router.balance_abs_threshold": "7", "router.policy": "round_robin"})
+    found = recipe.router.resolved(prefix_cache=False)
+    assert (found.balance_abs_threshold, found.balance_rel_threshold, found.policy) == (7, 1.01, "round_robin")

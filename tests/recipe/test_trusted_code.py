@@ -77,7 +77,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def record(tmp_path: Path) -> TrustRecord:
-    return TrustRecord(tmp_path / "config" / "trusted-code.json")
+    return TrustRecord(path=tmp_path / "config" / "trusted-code.json")
 
 
 def launch_of(model: str, *more: str, trust: bool = True, draft: str | None = None) -> Launch:
@@ -295,7 +295,7 @@ def test_kimi_check_reports_code_that_serve_would_refuse(folder, tmp_path):
     environment = {"KIMI_TRUSTED_CODE": str(tmp_path / "code.json")}
     before = json.loads(kimi("http://127.0.0.1:9", tmp_path, "check", str(folder), "--json", **environment).stdout)
     assert [p["found"] for p in before["problems"] if p["name"] == "code"]
-    TrustRecord(tmp_path / "code.json").add(code_of(Source(str(folder), folder), tmp_path))
+    TrustRecord(path=tmp_path / "code.json").add(code_of(Source(str(folder), folder), tmp_path))
     after = json.loads(kimi("http://127.0.0.1:9", tmp_path, "check", str(folder), "--json", **environment).stdout)
     assert [p["name"] for p in after["problems"]] == [p["name"] for p in before["problems"] if p["name"] != "code"]
 

@@ -25,18 +25,17 @@ SIGNATURE = "c2lnbmF0dXJl"
 
 @dataclass
 class Repo:
-    """A model repository: `files` by path; those in `large` (or over 1 kB) are in large-file storage."""
+    """A model repository: `files` by path; those over 1 kB are in large-file storage."""
 
     files: dict[str, bytes]
     commit: str = "c0ffee" + "0" * 34
     branches: tuple[str, ...] = ("main",)
-    large: frozenset[str] = frozenset()
     token: str | None = None
     gated: bool = False
     xet: dict[str, str] = field(default_factory=dict)  # hashes of files in Xet storage, by path
 
     def is_large(self, path: str) -> bool:
-        return path in self.large or len(self.files[path]) > 1000
+        return len(self.files[path]) > 1000
 
     def digest(self, path: str) -> str:
         data = self.files[path]
