@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from ..base.finding import Finding
@@ -50,7 +51,10 @@ def examine(probe: Probe, asked: Resolved) -> Report:
     """Return all results for one machine and one recipe."""
     facts = Facts(probe, asked)
     results = [result for check in CHECKS for result in _run(check, facts)]
-    return Report(asked.recipe.name, tuple(results), _numa_nodes(facts))
+    numa_nodes = None
+    with suppress(Exception):  # the numa check reports the reason
+        numa_nodes = facts.machine.numa_nodes
+    return Report(asked.recipe.name, tuple(results), numa_nodes)
 
 
 def _run(check: Check, facts: Facts) -> list[Finding]:
@@ -65,10 +69,3 @@ def _run(check: Check, facts: Facts) -> list[Finding]:
         found = f"the check itself failed: {type(error).__name__}: {error}"
         return [fail(found, "report this with the output of `kimi-w4a8 doctor --json`", name)]
     return [replace(one, name=one.name or name) for one in (results if isinstance(results, list) else [results])]
-
-
-def _numa_nodes(facts: Facts) -> list[int] | None:
-    try:
-        return facts.machine.numa_nodes
-    except Exception:
-        return None  # the numa check reports the reason

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import os
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from huggingface_hub import constants
 
 from ..base.errors import KimiError, UsageError
+from ..base.files import read_text
 from ..base.finding import Finding, Severity
-from ..base.installed import require
+from ..base.installed import operator_dir, require
 from ..base.run_dir import DEFAULT_ROOT
 from ..door.settings import is_loopback
 from ..engine.aiter_jit import jit_environment
@@ -80,6 +83,7 @@ def checked(launch: Launch, preflight: bool = True) -> Launch:
             where=f"the known fault {fault.id}",
             remedy=f"{fault.remedy}; or take the risk: --set 'options.accept_faults=[\"{fault.id}\"]'",
         )
+    answers_file(launch)
     if any(map(allows_code, launch.args)):
         launch = require_trusted(launch)
     if launch.recipe.hardware.gpus:
@@ -114,6 +118,19 @@ def checked_weights(launch: Launch, preflight: bool = True) -> str | None:
     return fingerprint(*(folder for folder in (model, draft) if folder is not None))
 
 
+def answers_file(launch: Launch) -> Path | None:
+    """Return the file of recorded answers that the recipe names, if any; raise KimiError if they are not in it."""
+    if not (named := launch.recipe.model.answers):
+        return None
+    packaged, expected = operator_dir("launch/answers") / f"{named}.json", "a file of `kimi-w4a8 check --record`"
+    file = packaged if packaged.is_file() else Path(named)
+    text = read_text(file, "the recorded answers", expected)
+    with suppress(ValueError, AttributeError):
+        if json.loads(text).keys() >= {"band", "prompts", "answers", "logprobs"}:
+            return file
+    raise KimiError("these are no recorded answers", str(file), expected, "correct model.answers in the recipe")
+
+
 def require_parsed(args: Args) -> None:
     """Raise UsageError for an argument unknown to the installed SGLang, which would fail much later."""
     if importlib.util.find_spec("sglang") is None:
@@ -144,6 +161,8 @@ def local_folder(launch: Launch, checkpoint: str | None, option: str) -> Path | 
     """Return the folder of a checkpoint at the engine's revision on this disk, or None when it is not here."""
     if checkpoint is None:
         return None
+    if Path(checkpoint).is_dir():
+        return Path(checkpoint)
     try:
         return locate(checkpoint, str(launch.args.get(option, "main")), Path(constants.HF_HUB_CACHE)).folder
     except KimiError:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Protocol
 
 from ..base.errors import KimiError
-from ..base.installed import operator_dir
 from ..base.run_dir import WANTED, EventLog
 from ..door.presence import require_door
 from ..engine import startup_check
@@ -20,7 +19,7 @@ from ..engine.process import EngineServer
 from ..engine.watchdog import Watchdog
 from ..ops.replica_state import Phase, ReplicaState
 from ..recipe.launch import Launch
-from .checks import DRAIN_TIMEOUT_S
+from .checks import DRAIN_TIMEOUT_S, answers_file
 from .engine_processes import EngineProcesses, Pulse
 
 # A cold start on MI325X reads 534 GB and builds kernels; the engine's own exit ends the wait earlier.
@@ -129,9 +128,8 @@ class Replica:
         self._enter(Phase.CHECKING, "canary prompts")
         with EngineClient(state.base_url, key, state.progress_timeout_s) as client:
             answers = startup_check.require_answers(client, state.groups)
-            if known := self.launch.recipe.model.answers:
-                packaged = operator_dir("launch/answers") / f"{known}.json"
-                startup_check.require_recorded(client, answers, packaged if packaged.is_file() else Path(known))
+            if recorded := answers_file(self.launch):
+                startup_check.require_recorded(client, answers, recorded)
         state.openings = startup_check.openings(answers)
         if self.launch.draft is not None and state.num_draft_tokens is not None:
             state.canary = startup_check.require_acceptance(

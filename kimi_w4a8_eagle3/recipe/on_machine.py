@@ -296,7 +296,10 @@ def concerning(
 
 def apply_faults(faults: Sequence[Fault], args: Args, accepted: Sequence[str], notes: list[Finding]) -> list[Fault]:
     """Set arguments and add warnings; return the faults that refuse. `accepted`: ids that the operator accepts."""
-    require_known(accepted)
+    ids = [fault.id for fault in known_faults()]
+    if unknown := [fault for fault in accepted if fault not in ids]:
+        what = f"no known fault is called {unknown[0]!r}{nearest(unknown[0], ids)}"
+        raise KimiError(what, where="options.accept_faults", expected=", ".join(ids))
     refused = []
     for fault in faults:
         if fault.id in accepted:
@@ -308,17 +311,6 @@ def apply_faults(faults: Sequence[Fault], args: Args, accepted: Sequence[str], n
             refused += [fault] if fault.severity is Severity.FAIL else []
             notes.append(Finding(f"{fault.sentence}; {fault.remedy}", fault.severity))
     return refused
-
-
-def require_known(accepted: Sequence[str]) -> None:
-    """Raise KimiError for an accepted fault that is not in the table."""
-    ids = [fault.id for fault in known_faults()]
-    if unknown := [fault for fault in accepted if fault not in ids]:
-        raise KimiError(
-            f"no known fault is called {unknown[0]!r}{nearest(unknown[0], ids)}",
-            where="options.accept_faults",
-            expected=", ".join(ids),
-        )
 
 
 def _is_one_of(listed: Sequence[str], text: str) -> bool:

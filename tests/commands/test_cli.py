@@ -139,6 +139,8 @@ BAD |= {
     "serve eagle3 --dry-run --gpu mi99": "unknown GPU 'mi99'",
     "serve eagle3 --dry-run --api-key-file .": "the key file cannot be read: Is a directory",
     "serve eagle3 --dry-run --model nowhere": "there is no folder nowhere\n  where:    --model",
+    "serve tiny --port FREE --set model.answers=no.json": "cannot read the recorded answers: No such file",
+    "serve tiny --port FREE --set model.answers=collect.json": "these are no recorded answers",
     "serve tiny --json": "only a dry run prints JSON",
     "trust agent --revision v1": "--revision does not go with a recipe",
     "serve w4a8 --dry-run --draft .": "the recipe 'w4a8' has no draft",
