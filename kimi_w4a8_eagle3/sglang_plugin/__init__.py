@@ -17,16 +17,12 @@ from ..base.errors import or_end
 from . import hooks
 
 
+@or_end("the plugin cannot be installed")
 def register() -> None:
     """Register our hooks with SGLang's HookRegistry, which applies them later and imports their targets then.
 
     A failure ends the process. SGLang would only log a plugin's exception and serve without the door.
     """
-    with or_end("the plugin cannot be installed"):
-        _register()
-
-
-def _register() -> None:
     # SGLang's import order: on a CPU `run_module` runs before the first import of sglang
     from sglang.srt.plugins.hook_registry import HookRegistry
 

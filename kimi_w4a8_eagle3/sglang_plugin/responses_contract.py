@@ -15,7 +15,7 @@ from sglang.srt.entrypoints.openai import protocol
 from ..chat.calls import flat_name
 from ..chat.reader import is_json
 from ..door.answers import CONTEXT_EXCEEDED, OVERFLOW
-from .hooks import Feature
+from .hooks import Feature, Hook
 from .sealed_thinking import sealed, unsealed
 
 if TYPE_CHECKING:
@@ -37,6 +37,10 @@ FEATURE = Feature(
         "SGLang serves and forces namespaces for Kimi, reports cut calls as such, keeps max_output_tokens, refuses "
         "what it does not store, and authenticates encrypted_content"
     ),
+    hooks=[  # of `encrypted_content`
+        Hook(f"{_MODULE}.encode_reasoning_state", "replace", sealed),
+        Hook(f"{_MODULE}.decode_reasoning_state", "replace", unsealed),
+    ],
 )
 Names = Mapping[str, tuple[str, dict[str, Any]]]
 
@@ -141,18 +145,6 @@ async def store_nothing(
 def always_seal(original: Callable[..., bool], request: ResponsesRequest) -> bool:
     """Give `encrypted_content` wherever nothing is stored: the AI SDK asks for it only with OpenAI's models."""
     return not request.store or original(request)
-
-
-@FEATURE.around(f"{_MODULE}.encode_reasoning_state")
-def seal(original: Callable[..., str], text: str) -> str:
-    """Write `encrypted_content`."""
-    return sealed(text)
-
-
-@FEATURE.around(f"{_MODULE}.decode_reasoning_state")
-def unseal(original: Callable[..., str | None], blob: object) -> str | None:
-    """Read `encrypted_content`, and nothing that another server wrote."""
-    return unsealed(blob)
 
 
 @FEATURE.after(f"{_SERVING}._merge_consecutive_assistant_messages")
