@@ -42,7 +42,7 @@ SHIPPED = (SERVING, LAB, LAPTOP)
 ALL = frozenset({*SHIPPED, "launch", "proof", "tests"})
 PACKAGES = {
     SERVING: Package(
-        frozenset(), plan=21_500, today=23_736, untyped=150,
+        frozenset(), plan=21_500, today=23_728, untyped=150,
         sglang=("sglang_plugin/",), flydsl=("moe/flydsl/",), torch=("moe/", "quark/", "sampling/", "sglang_plugin/"),
     ),
     LAB: Package(
@@ -58,7 +58,7 @@ PACKAGES = {
 BACKENDS = {"flydsl", "moe", "triton"}  # folders with the same parts by the same names
 SHARED = {"tests": "proof"}  # a package whose lines count with another one's
 ENGINE = ("sglang_plugin/__init__.py", "sglang_plugin/run_module.py")  # what an engine process starts with
-ENGINE_LINES = (9_500, 10_924)  # of ours that they import: the plan, and the most for now
+ENGINE_LINES = (9_500, 10_826)  # of ours that they import: the plan, and the most for now
 
 SOURCES = {
     name: (ROOT / name).read_text()
