@@ -150,7 +150,9 @@ def block_notes(checkpoint: Checkpoint, weights: WeightFormat) -> list[str]:
     tops, counts = np.zeros(8, int), np.zeros(16, int)  # blocks by their largest code, and codes
     for tensor in stored[:: max(1, len(stored) // _SAMPLE)]:
         scales = np.fromfile(tensor.file, "u1", tensor.nbytes, offset=tensor.start).reshape(tensor.shape).astype(int)
-        span, largest = max(span, int(np.ptp(scales, axis=1).max())), max(largest, int(scales.max()))
+        most = scales.max(axis=1, keepdims=True)
+        least = np.where(scales == 0, most, scales).min(axis=1, keepdims=True)  # 0 is Quark's scale of a block of zeros
+        span, largest = max(span, int((most - least).max())), max(largest, int(most.max()))
         if (codes := checkpoint.tensors.get(tensor.name.removesuffix("_scale"))) and codes.nbytes == 16 * tensor.nbytes:
             some = np.fromfile(codes.file, "u1", min(codes.nbytes, _SAMPLE_BYTES), offset=codes.start)
             both = np.concatenate([some.reshape(-1, 16) & 15, some.reshape(-1, 16) >> 4], axis=1)

@@ -172,7 +172,7 @@ class _Run:
                     w.at_barrier = True
                     return False
                 elif outcome is END:
-                    scheduler.finish(w)
+                    scheduler.replace(w, [])
                     return False
                 elif isinstance(outcome, Branch):
                     self._split(w, outcome, scheduler)

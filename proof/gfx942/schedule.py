@@ -63,9 +63,6 @@ class Scheduler:
             joined.append(Waves.join(parts) if len(parts) > 1 else parts[0])
         self.batches = joined
 
-    def finish(self, batch: Waves) -> None:
-        self.replace(batch, [])
-
     def replace(self, batch: Waves, parts: list[Waves]) -> None:
         """Put `parts` in the place of `batch`."""
         at = next(n for n, b in enumerate(self.batches) if b is batch)

@@ -75,14 +75,13 @@ class Waves:
     def create(cls, rows: Rows, registers: int) -> Waves:
         """A batch at its kernel's first instruction: nothing written, all lanes active."""
         n = len(rows.wave)
-        waves = cls(
+        return cls(
             rows,
             np.zeros((registers, n, LANES), np.uint32),
             np.zeros((registers, n, LANES), bool),
             np.zeros((NUM_SGPRS, n), np.uint32),
             np.zeros((NUM_SGPRS, n), bool),
         )
-        return waves
 
     # -- EXEC ---------------------------------------------------------------------------------------------------
     def exec_changed(self) -> None:

@@ -101,6 +101,14 @@ def test_blocks_that_no_trained_weights_have_are_noted(target: Path, change: Cha
     assert all(part in note for part, note in zip(noted, notes, strict=True)), notes
 
 
+def test_a_block_of_zeros_spans_nothing(target: Path) -> None:
+    """Quark gives it the least scale."""
+    tensor(GATE, lambda codes: codes.index_fill(1, torch.arange(16), 0))(target)
+    tensor(f"{GATE}_scale", lambda scale: scale.index_fill(1, torch.tensor([0]), 0))(target)
+    report = preflight(target)
+    assert report.ok and report.notes == []
+
+
 def test_the_order_of_nibbles_shows_in_no_statistic_of_the_blocks(target: Path) -> None:
     every_expert(lambda codes: codes << 4 | codes >> 4)(target)
     assert preflight(target).notes == []

@@ -135,8 +135,3 @@ def test_recipes_differ_in_what_they_launch() -> None:
 def test_a_batch_beyond_the_buffers_is_refused() -> None:
     with pytest.raises(KimiError, match="exceed the kernels' 4 GiB"):
         FlydslBackend().forward(*meta_batch(1 << 18))
-
-
-def test_tiles_that_no_kernel_has_are_refused() -> None:
-    with pytest.raises(KimiError, match="no kernel for tile"):
-        FlydslBackend(gates_of("w4a8", {"AITER_FLYDSL_STAGE1_TILE_N": "256"})).wanted(KIMI)

@@ -238,10 +238,6 @@ def test_mismatched_arguments_are_refused(layer: QuarkMoeWeights) -> None:
     backend = TritonBackend()
     with pytest.raises(KimiError, match="layout"):
         backend.forward(x, ReferenceBackend().prepare(layer), weights, ids)
-    with pytest.raises(KimiError, match="topk_ids"):
-        backend.forward(x, backend.prepare(layer), weights, ids.long())
-    with pytest.raises(KimiError, match=r"x is torch\.float32"):
-        backend.forward(x.float(), backend.prepare(layer), weights, ids)
 
 
 def test_rows_are_quantized_as_the_contract_says() -> None:
