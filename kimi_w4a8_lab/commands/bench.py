@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from kimi_w4a8_eagle3.base.console import table_console
+from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.installed import require
 from kimi_w4a8_eagle3.base.next_step import command
 from kimi_w4a8_eagle3.commands.options import KEY_FILE, OPS_URL, RUNS, complete
@@ -25,10 +26,10 @@ from ..report.analysis import Analysis
 from ..report.changes import require_hits
 from ..report.measured import page
 from ..report.page import PACKAGES, Table, write_page
-from ..report.tables import print_choices, print_figures, print_model, print_table, require_comparison
+from ..report.tables import print_choices, print_figures, print_model, print_table
 from ..speed import ab as comparison
 from ..speed import inferencex
-from ..speed.replay import Replay, require_speed, selected
+from ..speed.replay import Replay, selected
 from ..speed.runs import read_run
 from ..speed.single import Texts, bench
 from ..speed.trace_readers import read_trace
@@ -243,7 +244,6 @@ def replay(
 
     This needs SGLang on this machine for its load generator. No extra installs SGLang: use its image, or `make venv`.
     """
-    require_speed(speed)
     played = Replay(selected(read_trace(trace, output_len), sessions, context_len), speed)
     server.measure(played.workload(users), played)
 
@@ -259,7 +259,13 @@ def compare(
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in analysis.changes], indent=2, default=str))
     else:
-        require_comparison(analysis)
+        if not analysis.changes:
+            raise KimiError(
+                "nothing to compare",
+                where=", ".join(map(str, runs)),
+                expected="usable measurements of one workload and concurrency on at least two sides",
+                remedy="run the same workload on another recipe, or use `kimi-w4a8 bench ab`",
+            )
         print_figures(analysis)
     require_hits(analysis.groups)
 

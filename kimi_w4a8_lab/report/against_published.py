@@ -21,9 +21,9 @@ class Comparison:
 
 def compare(cell: Cell) -> dict[str, Comparison]:
     """Return the published counterparts of a cell's figures by metric."""
-    reference, main = cell.workload.reference or "", published.load(published.MAIN)
+    reference = cell.workload.reference or ""
     reported = published.points().get(reference, {}).get(cell.side, {})
-    why_not = why_not_comparable(cell.run, main["gpus"], main["arch"], f"published on {main['hardware']}")
+    why_not = _why_not_comparable(cell.run)
     return {
         key: Comparison(value, Direction.UNKNOWN, why_not)
         if why_not
@@ -33,15 +33,15 @@ def compare(cell: Cell) -> dict[str, Comparison]:
     }
 
 
-def why_not_comparable(run: Run, gpus: int, arch: str, instead: str) -> str | None:
-    """Return a sentence if the server's GPUs are not known to be `gpus` or more of `arch`, else None."""
-    hardware = run.record.get("hardware") or {}
+def _why_not_comparable(run: Run) -> str | None:
+    """Return a sentence if the server's GPUs are not known to be those of the article or more, else None."""
+    hardware, main = run.record.get("hardware") or {}, published.load(published.MAIN)
     if not hardware.get("known", True):
         return "not comparable: the server runs on another machine with unknown GPUs"
     found = hardware.get("gpus") or []
-    if len(found) < gpus or set(found) != {arch}:
+    if len(found) < main["gpus"] or set(found) != {main["arch"]}:
         here = f"{len(found)} x {', '.join(sorted(set(found)))}" if found else "no AMD GPU"
-        return f"not comparable: measured with {here}, {instead}"
+        return f"not comparable: measured with {here}, published on {main['hardware']}"
     return None
 
 

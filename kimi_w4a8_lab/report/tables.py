@@ -11,7 +11,6 @@ from rich.markup import escape
 from rich.panel import Panel
 
 from kimi_w4a8_eagle3.base.console import table_console
-from kimi_w4a8_eagle3.base.errors import KimiError
 
 from ..base.verdict import Verdict
 from ..predict.predict import Choice, Fit, Load, PredictedPoint, mean_error
@@ -47,17 +46,6 @@ def print_page(page: Page, verdict: Verdict) -> None:
                 print_table(replace(table, title=table.title or section.title), console)
     text = "\n".join([f"[bold]{escape(page.title)}[/]", *(escape(words.text) for words in page.verdicts)])
     console.print(Panel.fit(text, border_style=_COLOURS.get(verdict, "yellow")))
-
-
-def require_comparison(analysis: Analysis) -> None:
-    """Raise KimiError if no workload was measured on two sides."""
-    if not analysis.changes:
-        raise KimiError(
-            "nothing to compare",
-            where=", ".join(str(run.folder) for run in analysis.runs),
-            expected="usable measurements of one workload and concurrency on at least two sides",
-            remedy="run the same workload on another recipe, or use `kimi-w4a8 bench ab`",
-        )
 
 
 def print_table(table: Table, console: Console) -> None:

@@ -28,6 +28,10 @@ class Replay:
     trace: Trace
     speed: float = 1.0
 
+    def __post_init__(self) -> None:
+        if not 0 < self.speed < float("inf"):
+            raise UsageError(f"a speed of {self.speed}", "--speed", "above 0; 2 halves the waiting times")
+
     @property
     def by_sglang(self) -> bool:
         return self.trace.format == "agentic-trace"
@@ -140,8 +144,3 @@ def _shared(before: Sequence[Segment], after: Sequence[Segment]) -> int:
             break
         count += 1
     return count
-
-
-def require_speed(speed: float) -> None:
-    if not 0 < speed < float("inf"):
-        raise UsageError(f"a speed of {speed}", where="--speed", expected="above 0; 2 halves the waiting times")

@@ -46,7 +46,7 @@ PACKAGES = {
         sglang=("sglang_plugin/",), flydsl=("moe/flydsl/",), torch=("moe/", "quark/", "sampling/", "sglang_plugin/"),
     ),
     LAB: Package(
-        frozenset({SERVING}), plan=10_500, today=14_146, untyped=50,
+        frozenset({SERVING}), plan=10_500, today=14_143, untyped=50,
         sglang=("with_sglang/",),
         torch=("draft/", "kernels/", "predict/simulate.py", "predict/traffic.py", "quantize/", "with_sglang/"),
     ),
