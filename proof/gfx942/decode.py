@@ -89,14 +89,13 @@ def _decode(instruction: Instruction, kernel: Kernel, context: Context) -> Step:
 
 def _compute(instruction: Instruction, kernel: Kernel, context: Context) -> Step | None:
     """Ask each module for the closure of an instruction; None where it has none of that name."""
-    opcode = instruction.opcode
+    opcode, operands = instruction.opcode, [parse_operand(text, kernel) for text in instruction.operands]
     if opcode.startswith("s_"):
-        return decode_smem(instruction, kernel, context) or decode_salu(instruction, kernel)
+        return decode_smem(instruction, operands, context) or decode_salu(instruction, operands)
     if opcode.startswith("ds_"):
-        return decode_ds(instruction, kernel, context)
+        return decode_ds(instruction, operands, context)
     if not opcode.startswith("v_"):
-        return decode_vmem(instruction, kernel, context)
-    operands = [parse_operand(text, kernel) for text in instruction.operands]
+        return decode_vmem(instruction, operands, context)
     if opcode in _VECTOR:
         modifiers, decode = _VECTOR[opcode]
         check_modifiers(instruction, modifiers)

@@ -8,8 +8,8 @@ import numpy as np
 
 from .context import Context
 from .errors import UnknownInstruction
-from .operands import Operand, parse_operand, reader
-from .parser import Instruction, Kernel
+from .operands import Operand, reader
+from .parser import Instruction
 from .state import LANES, Array, Step, Waves
 from .valu import check_modifiers
 from .waits import Outstanding
@@ -18,9 +18,8 @@ _PLAIN = re.compile(r"^ds_(read|write)_([bu])(8|16|32|64|96|128)$")
 _TWO = re.compile(r"^ds_(read|write)2(st64)?_b(32|64)$")
 
 
-def decode_ds(instruction: Instruction, kernel: Kernel, context: Context) -> Step | None:
+def decode_ds(instruction: Instruction, operands: list[Operand], context: Context) -> Step | None:
     opcode = instruction.opcode
-    operands = [parse_operand(text, kernel) for text in instruction.operands]
     two, plain = _TWO.match(opcode), _PLAIN.match(opcode)
     if two:
         check_modifiers(instruction, {"offset0", "offset1"})

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from .errors import UnknownInstruction
-from .operands import DTYPES, Operand, parse_operand, scalar_reader, width
-from .parser import Instruction, Kernel
+from .operands import DTYPES, Operand, scalar_reader, width
+from .parser import Instruction
 from .state import EXEC, VCC, Array, Step, Waves
 
 u32, u64, i64 = np.uint32, np.uint64, np.int64
@@ -107,22 +107,22 @@ _COMPARE: dict[str, Callable[[Array, Array], Array]] = {
 }
 
 
-def decode_salu(instruction: Instruction, kernel: Kernel) -> Step | None:
+def decode_salu(instruction: Instruction, operands: list[Operand]) -> Step | None:
     """The closure of a scalar instruction other than branches, waits and loads, or None."""
     opcode = instruction.opcode
     compare = re.match(r"^s_cmpk?_(eq|lg|gt|ge|lt|le)_([ui]32|u64)$", opcode)
     if compare:
-        return _compare(instruction, kernel, _COMPARE[compare[1]], compare[2])
+        return _compare(instruction, operands, _COMPARE[compare[1]], compare[2])
     if opcode == "s_and_saveexec_b64":
-        return _and_save_exec(instruction, kernel)
+        return _and_save_exec(operands)
     bit = re.match(r"^s_bitcmp([01])_b32$", opcode)
     if bit:
-        return _bit_compare(instruction, kernel, int(bit[1]))
+        return _bit_compare(operands, int(bit[1]))
     immediate = re.match(r"^s_(mov|add|mul)k_i32$", opcode)
     if immediate:
-        return _immediate(instruction, kernel, immediate[1])
+        return _immediate(operands, immediate[1])
     if opcode in _OPS:
-        return _table(instruction, kernel, _OPS[opcode])
+        return _table(operands, _OPS[opcode])
     return None
 
 
@@ -138,9 +138,8 @@ def _write(register: int, kind: str) -> Callable[[Waves, Array], None]:
     return lambda w, value: w.write_scalar(register, np.asarray(value).view(u32))
 
 
-def _table(instruction: Instruction, kernel: Kernel, row: _Row) -> Step:
+def _table(operands: list[Operand], row: _Row) -> Step:
     kinds, result, function, scc = row
-    operands = [parse_operand(text, kernel) for text in instruction.operands]
     register = _target(operands[0])
     write = _write(register, result)
     readers = [scalar_reader(o, k) for o, k in zip(operands[1:], kinds, strict=False)]
@@ -164,8 +163,10 @@ def _table(instruction: Instruction, kernel: Kernel, row: _Row) -> Step:
     return step
 
 
-def _compare(instruction: Instruction, kernel: Kernel, condition: Callable[[Array, Array], Array], kind: str) -> Step:
-    first, second = (parse_operand(text, kernel) for text in instruction.operands)
+def _compare(
+    instruction: Instruction, operands: list[Operand], condition: Callable[[Array, Array], Array], kind: str
+) -> Step:
+    first, second = operands
     if instruction.opcode.startswith("s_cmpk") and kind == "i32" and second.number > 0x7FFF:
         second = replace(second, number=second.number - 0x10000)  # a 16-bit immediate is sign-extended
     a, b = scalar_reader(first, kind), scalar_reader(second, kind)
@@ -176,8 +177,8 @@ def _compare(instruction: Instruction, kernel: Kernel, condition: Callable[[Arra
     return step
 
 
-def _bit_compare(instruction: Instruction, kernel: Kernel, wanted: int) -> Step:
-    value, bit = (scalar_reader(parse_operand(text, kernel), "u32") for text in instruction.operands)
+def _bit_compare(operands: list[Operand], wanted: int) -> Step:
+    value, bit = (scalar_reader(operand, "u32") for operand in operands)
 
     def step(w: Waves) -> None:
         found = (value(w) >> (bit(w) & u32(31))) & u32(1)
@@ -186,10 +187,9 @@ def _bit_compare(instruction: Instruction, kernel: Kernel, wanted: int) -> Step:
     return step
 
 
-def _and_save_exec(instruction: Instruction, kernel: Kernel) -> Step:
-    operands = [parse_operand(text, kernel) for text in instruction.operands]
+def _and_save_exec(operands: list[Operand]) -> Step:
     register, source = _target(operands[0]), scalar_reader(operands[1], "u64")
-    current = scalar_reader(parse_operand("exec", kernel), "u64")
+    current = scalar_reader(Operand("scalar", "exec", EXEC, 2), "u64")
 
     def step(w: Waves) -> None:
         old, mask = current(w), source(w)
@@ -201,9 +201,8 @@ def _and_save_exec(instruction: Instruction, kernel: Kernel) -> Step:
     return step
 
 
-def _immediate(instruction: Instruction, kernel: Kernel, name: str) -> Step:
-    register = _target(parse_operand(instruction.operands[0], kernel))
-    raw = int(instruction.operands[1], 0) & 0xFFFF
+def _immediate(operands: list[Operand], name: str) -> Step:
+    register, raw = _target(operands[0]), int(operands[1].number) & 0xFFFF
     value = raw - 0x10000 if raw & 0x8000 else raw
 
     def step(w: Waves) -> None:

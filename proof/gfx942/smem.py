@@ -8,20 +8,19 @@ import numpy as np
 
 from .context import Context
 from .errors import UnknownInstruction
-from .operands import parse_operand, scalar_reader
-from .parser import Instruction, Kernel
+from .operands import Operand, scalar_reader
+from .parser import Instruction
 from .state import Array, Step, Waves
 from .valu import check_modifiers
 from .waits import Outstanding
 
 
-def decode_smem(instruction: Instruction, kernel: Kernel, context: Context) -> Step | None:
+def decode_smem(instruction: Instruction, operands: list[Operand], context: Context) -> Step | None:
     match = re.match(r"^s_load_dword(?:x(\d+))?$", instruction.opcode)
     if not match:
         return None
     check_modifiers(instruction, {"glc", "offset"})
     count = int(match[1] or 1)
-    operands = [parse_operand(text, kernel) for text in instruction.operands]
     target, base = operands[0], operands[1]
     if target.count != count:
         raise UnknownInstruction(f"{target.text} does not fit {instruction.opcode}")

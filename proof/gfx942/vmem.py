@@ -12,8 +12,8 @@ import numpy as np
 from .addresses import Address, address_of
 from .context import ActiveLanes, Context
 from .errors import UnknownInstruction
-from .operands import Operand, parse_operand
-from .parser import Instruction, Kernel
+from .operands import Operand
+from .parser import Instruction
 from .state import Array, Step, Waves
 from .valu import check_modifiers
 from .waits import Outstanding
@@ -22,14 +22,13 @@ _NAME = re.compile(r"^(buffer|global)_(load|store)_(\w+)$")
 _BYTES = {"ubyte": 1, "byte": 1, "ushort": 2, "short": 2, "dword": 4, "dwordx2": 8, "dwordx3": 12, "dwordx4": 16}
 
 
-def decode_vmem(instruction: Instruction, kernel: Kernel, context: Context) -> Step | None:
+def decode_vmem(instruction: Instruction, operands: list[Operand], context: Context) -> Step | None:
     match = _NAME.match(instruction.opcode)
     size = _BYTES.get(match[3]) if match else None
     if match is None or size is None:
         return None
     space, action, _ = match.groups()
     check_modifiers(instruction, {"sc0", "sc1", "nt", "offset"} | ({"offen"} if space == "buffer" else set()))
-    operands = [parse_operand(text, kernel) for text in instruction.operands]
     place = 0 if action == "load" or space == "buffer" else 1
     data, rest = operands[place], operands[:place] + operands[place + 1 :]  # an address may be the same register
     if data.kind != "vector" or data.count != max(1, size // 4):
