@@ -34,6 +34,11 @@ def test_a_key_has_eight_characters() -> None:
         read_door({"KIMI_API_KEY": "1234567"})
 
 
+@pytest.mark.parametrize("limit", ["BODY_BYTES", "PROMPT_TOKENS", "CONCURRENT_REQUESTS", "SEQUENCES", "MASK_MS"])
+def test_a_limit_may_be_one(limit: str) -> None:
+    assert read_door({f"KIMI_MAX_{limit}": "1"}) != DoorSettings()
+
+
 def test_every_variable_is_read(tmp_path: Path) -> None:
     environ = {
         "KIMI_API_KEY_FILE": str(key_file(tmp_path)),
