@@ -99,17 +99,13 @@ def test_the_wheel_holds_nothing_that_only_proves(wheel: Path) -> None:
     assert not [name for name in names if "/_operator/" in name and name.endswith((".py", "Dockerfile"))]
 
 
-def test_the_wheel_says_its_version_and_that_it_is_typed(installed: Path) -> None:
+def test_the_wheel_holds_recipes_cards_its_version_and_its_types(installed: Path) -> None:
     (metadata,) = installed.glob("*.dist-info/METADATA")
     assert f"\nVersion: {kimi_w4a8_eagle3.__version__}\n" in metadata.read_text()
-    assert (installed / "kimi_w4a8_eagle3/py.typed").is_file()
-
-
-def test_the_wheel_holds_recipes_and_cards(installed: Path) -> None:
-    data = installed / "kimi_w4a8_eagle3/_operator/launch"
+    package = installed / "kimi_w4a8_eagle3"
     expected = sorted(path.name for path in (REPOSITORY / "launch/recipes").glob("*.toml"))
-    assert sorted(path.name for path in (data / "recipes").iterdir()) == expected
-    assert (data / "models/kimi-k2.5-w4a8.json").is_file()
+    assert sorted(path.name for path in (package / "_operator/launch/recipes").iterdir()) == expected
+    assert (package / "_operator/launch/models/kimi-k2.5-w4a8.json").is_file() and (package / "py.typed").is_file()
 
 
 def test_an_installation_reads_its_own_copies(installed: Path, tmp_path: Path) -> None:
