@@ -9,7 +9,7 @@ from rich.filesize import decimal
 
 from ..base.files import shortage
 from ..base.finding import Finding
-from ..fetch.snapshot import Snapshot
+from ..fetch.download import Repository
 from ..recipe.schema import RecipeCheckpoint
 from .facts import Facts
 from .result import fail, ok, skip, warn
@@ -40,7 +40,7 @@ class Presence:
 
 def presence(facts: Facts, checkpoint: RecipeCheckpoint) -> Presence:
     """Look into the cache; without a list of the repository's files its published size is compared."""
-    snapshot = Snapshot.find(checkpoint.repo, checkpoint.revision, facts.probe.cache())
+    snapshot = Repository(checkpoint.repo, checkpoint.revision, facts.probe.cache()).here()
     if snapshot is None or snapshot.sizes is None:
         size = PUBLISHED_SIZES.get(checkpoint.repo, 0)
         present = sum(snapshot.present.values()) if snapshot else 0

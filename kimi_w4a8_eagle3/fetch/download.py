@@ -14,8 +14,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import httpx
-from huggingface_hub import constants, snapshot_download
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub import constants, get_cached_repo_tree, snapshot_download
+from huggingface_hub.errors import CachedRepoTreeNotFoundError, HfHubHTTPError
 from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import WeakFileLock, tqdm, validate_repo_id
 from huggingface_hub.utils._runtime import is_xet_available
@@ -61,7 +61,18 @@ class Repository:
         return self.cache / repo_folder_name(repo_id=self.repo, repo_type=self.kind)
 
     def here(self) -> Snapshot | None:
-        return Snapshot.find(self.repo, self.revision, self.cache, self.kind)
+        """Return the snapshot that an earlier download left, whole or not, without a request to the Hub."""
+        place: dict[str, Any] = {"repo_type": self.kind, "cache_dir": self.cache}
+        try:
+            found = snapshot_download(
+                self.repo, revision=self.revision, local_files_only=True, allow_patterns=[], **place
+            )
+            files = get_cached_repo_tree(self.repo, revision=Path(found).name, **place)
+        except CachedRepoTreeNotFoundError:
+            return Snapshot(Path(found), None)
+        except (OSError, ValueError):
+            return None
+        return Snapshot(Path(found), {file.path: file.size for file in files})
 
 
 @dataclass(frozen=True)

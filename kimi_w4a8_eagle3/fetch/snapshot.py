@@ -7,9 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import get_cached_repo_tree, snapshot_download
-from huggingface_hub.errors import CachedRepoTreeNotFoundError
-
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -17,20 +14,6 @@ class Snapshot:
 
     folder: Path
     sizes: Mapping[str, int] | None
-
-    @classmethod
-    def find(cls, repo: str, revision: str, cache: Path, kind: str = "model") -> Snapshot | None:
-        """Return the snapshot that an earlier download left, whole or not, without a request to the Hub."""
-        try:
-            folder = snapshot_download(
-                repo, repo_type=kind, revision=revision, cache_dir=cache, local_files_only=True, allow_patterns=[]
-            )
-            files = get_cached_repo_tree(repo, repo_type=kind, revision=Path(folder).name, cache_dir=cache)
-        except CachedRepoTreeNotFoundError:
-            return cls(Path(folder), None)
-        except (OSError, ValueError):
-            return None
-        return cls(Path(folder), {file.path: file.size for file in files})
 
     @property
     def commit(self) -> str:
