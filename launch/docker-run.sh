@@ -186,10 +186,13 @@ for word in "${@:2}"; do
   fi
   if [[ -e $value && ($value == */* || -n $option || $previous == -*) ]]; then
     path=$(realpath "$value")
-    value=$(inside "$path")
+    # A link in RUNS stays one, because `draft switch` exchanges it. Its target is mounted at the same path.
+    link=$(realpath "$(dirname "$value")")/$(basename "$value")
+    [[ -L $link && $link == "$RUNS"/* && $(inside "$path") == "$path" ]] || link=$path
+    value=$(inside "$link")
     case $path/ in
       "$RUNS"/* | "$MODELS"/hub/* | "$CONFIG"/*) ;;
-      *) args+=(--volume "$path:$value:ro") ;;
+      *) args+=(--volume "$path:$(inside "$path"):ro") ;;
     esac
   fi
   words+=("$option$value")

@@ -79,28 +79,24 @@ def test_files_that_arguments_name_get_in_under_the_hosts_path(ordinary: Host) -
     prompts.write_text("{}")
     (folder / "bench").mkdir(parents=True)
     earlier = ordinary.home / "out/20261123T000000Z-bench"
-    words = [
-        "bench",
-        "chat",
-        "--prompts-file",
-        "prompts.jsonl",
-        "--model=my model",
-        "--baseline",
-        "out/earlier",
-        "bench",
-    ]
+    words = ["bench", "chat", "--prompts-file", "prompts.jsonl", "--model=my model"]
+    words += ["--baseline", "out/earlier", "bench"]
+    links = ["out/link", "out/outside"]  # `draft switch` exchanges a link, so it must get the link's own name
     for path in (ordinary.home / "bench", earlier.with_name("earlier")):
         path.mkdir(parents=True)
         if os.geteuid() == 0:
             for made in (path, path.parent):
                 os.chown(made, ordinary.uid, ordinary.groups[0])
-    done = ordinary.run(*words, **RELATIVE)
+    (ordinary.home / "out/link").symlink_to("earlier")
+    (ordinary.home / "out/outside").symlink_to("../bench")
+    done = ordinary.run(*words, *links, **RELATIVE)
     assert (done.returncode, done.stderr) == (0, "")
     started = ordinary.started()
     inside_words = ["bench", "chat", "--prompts-file", str(prompts), f"--model={folder}", "--baseline"]
-    assert started["words"][1:] == [*inside_words, str(earlier.with_name("earlier")), "bench"]
+    expected = [str(earlier.with_name("earlier")), "bench", *(str(ordinary.home / link) for link in links)]
+    assert started["words"][1:] == [*inside_words, *expected]
     mounted = {mount["source"]: mount for mount in started["mounts"]}
-    for path in (prompts, folder):
+    for path in (prompts, folder, ordinary.home / "bench"):
         assert mounted[str(path)]["target"] == str(path) and mounted[str(path)]["read_only"]
     assert str(earlier.with_name("earlier")) not in mounted
     assert started["options"]["--workdir"] == [f"{ordinary.home}/out"]
