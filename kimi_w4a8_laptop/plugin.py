@@ -32,7 +32,17 @@ def _register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry
 
     # Start-up: these import torch, and only an engine on a CPU needs them.
-    from .cpu import batch_invariant, dp_controller, fp8_kv, fp8_linear, gloo_thread, host_cache, mla_draft, nccl
+    from .cpu import (
+        batch_invariant,
+        dp_controller,
+        fp8_kv,
+        fp8_linear,
+        gloo_thread,
+        host_cache,
+        mla_draft,
+        nccl,
+        padded_groups,
+    )
 
     gloo_thread.install()
     batch_invariant.register()
@@ -47,6 +57,8 @@ def _register() -> None:
             Hook(dp_controller.TARGET, "replace", dp_controller.event_loop),
             Hook(host_cache.TARGET, "around", host_cache.init_hicache),
             Hook(nccl.TARGET, "replace", nccl.find_nccl_library),
+            Hook(padded_groups.DECODE, "around", padded_groups.attend),
+            Hook(padded_groups.EXTEND, "around", padded_groups.attend),
             Hook(mla_draft.EMBED, "replace", mla_draft.set_embed),
             Hook(mla_draft.EMBED_AND_HEAD, "replace", mla_draft.set_embed_and_head),
         ],
