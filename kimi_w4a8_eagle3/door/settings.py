@@ -6,6 +6,7 @@ including keys, into its log and into /server_info.
 
 from __future__ import annotations
 
+import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -60,6 +61,8 @@ class Variable:
             if text not in (*TRUE, *FALSE):
                 raise self._refused(text)
             return text in TRUE
+        if self.kind == "int" and not re.fullmatch("-?[0-9]+", text):  # Python also reads 1_000 and other digits
+            raise self._refused(text)
         try:
             return {"int": int, "float": float}.get(self.kind, str)(text)
         except ValueError:

@@ -69,6 +69,7 @@ def test_every_variable_is_read(tmp_path: Path) -> None:
         ({"KIMI_DOOR_STOP": "on"}, "did you mean 'KIMI_DOOR_STOP_REGEX'?"),
         ({"KIMI_DOOR": "off", "KIMI_ADMIN_KEY": KEY}, "KIMI_DOOR=off, but a key is set"),
         ({"KIMI_MAX_BODY_BYTES": "32M"}, "KIMI_MAX_BODY_BYTES='32M' is not allowed"),
+        ({"KIMI_MAX_MASK_MS": "1_000"}, "KIMI_MAX_MASK_MS='1_000' is not allowed"),
         ({"KIMI_MAX_PROMPT_TOKENS": "-1"}, "KIMI_MAX_PROMPT_TOKENS='-1' is not allowed"),
         ({"KIMI_MAX_CONCURRENT_REQUESTS": "0"}, "KIMI_MAX_CONCURRENT_REQUESTS='0' is not allowed"),
         ({"KIMI_MAX_CONCURRENT": "3"}, "did you mean 'KIMI_MAX_CONCURRENT_REQUESTS'?"),
