@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,7 @@ def mi355x() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Case:
-    """An MI325X machine with other answers and files (None: removed), a check, and its verdict."""
+    """An MI325X machine with other answers and files (None: removed), a check, and its verdict; * is any text."""
 
     check: str
     verdict: str
@@ -79,15 +80,15 @@ CASES = {
         "gpus", "fail", remedy="unset HIP_VISIBLE_DEVICES", answers={"variables": {"HIP_VISIBLE_DEVICES": "0,1,2,3"}}
     ),
     "all GPUs are visible": Case("gpus", "ok", answers={"variables": {"HIP_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}}),
-    "no driver: gpus": Case("gpus", "fail", "8 AMD GPUs on the PCI bus, but no amdgpu driver", files=DRIVERLESS),
+    "no driver: gpus": Case("gpus", "fail", "8 AMD GPUs on the PCI bus, but no amdgpu driver*", files=DRIVERLESS),
     "no driver: driver": Case("driver", "fail", remedy="modprobe amdgpu", files=DRIVERLESS),
     "no driver: devices": Case("devices", "fail", remedy="--device /dev/kfd", files=DRIVERLESS),
     "inbox driver": Case("driver", "ok", "amdgpu of kernel 6.17.0 (in-tree driver)", files=INBOX),
     "one other architecture": Case(
         "arch", "fail", "7 x gfx942, 1 x gfx90a; the recipe is for gfx942", files=gpu_files(3, PCI[3], arch=90010)
     ),
-    "MI355X: gpus": Case("gpus", "ok", "8 x MI35", files=mi355x()),
-    "MI355X: arch": Case("arch", "fail", "8 x gfx950", files=mi355x()),
+    "MI355X: gpus": Case("gpus", "ok", "8 x MI35*", files=mi355x()),
+    "MI355X: arch": Case("arch", "fail", "8 x gfx950*", files=mi355x()),
     "partitions": Case(
         "partition", "fail", "8 x CPX/NPS4", "--compute-partition SPX",
         files=every_gpu(current_compute_partition="CPX", current_memory_partition="NPS4"),
@@ -95,14 +96,16 @@ CASES = {
     "memory in use": Case(
         "hbm", "fail", "in use: GPU 5 100.0 GiB", files=gpu_files(5, PCI[5], used_mib=100 * 1024)
     ),
-    "small GPUs": Case("hbm", "fail", "288 GiB per GPU needed", asked=changed("eagle3-opt", {"hardware.hbm_gib": 288})),
+    "small GPUs": Case(
+        "hbm", "fail", "*; 288 GiB per GPU needed", asked=changed("eagle3-opt", {"hardware.hbm_gib": 288})
+    ),
     "NUMA nodes are derived": Case("numa", "ok", "--numa-node 1 1 1 1 0 0 0 0", files=SWAPPED),
     "NUMA nodes of the recipe": Case(
-        "numa", "warn", "but the recipe has 0 0 0 0 1 1 1 1", files=SWAPPED,
+        "numa", "warn", "*but the recipe has 0 0 0 0 1 1 1 1", files=SWAPPED,
         asked=resolve(load_recipe("eagle3-opt"), ["numa-node=[0, 0, 0, 0, 1, 1, 1, 1]"]),
     ),
     "NUMA nodes unknown": Case("numa", "warn", remedy="args.numa-node", files=every_gpu(numa_node="-1")),
-    "no numactl": Case("numa", "warn", "numactl is missing", answers={"programs": frozenset()}),
+    "no numactl": Case("numa", "warn", "*numactl is missing*", answers={"programs": frozenset()}),
     "no numactl needed": Case("numa", "ok", answers={"programs": frozenset()}, asked=UNBOUND),
     "NUMA balancing": Case(
         "numa_balancing", "warn", remedy="sysctl kernel.numa_balancing=0", files={"proc/sys/kernel/numa_balancing": "1"}
@@ -129,7 +132,7 @@ CASES = {
     "no AITER": Case("aiter", "fail", answers=NO_KERNELS),
     "altered kernels": Case("kernels", "fail", "one was altered", "kimi-w4a8 warm", answers=NO_KERNELS),
     "router of another release": Case(
-        "router", "fail", "does not know history_backend", answers={"lacks": ["history_backend"]}
+        "router", "fail", "*does not know history_backend", answers={"lacks": ["history_backend"]}
     ),
     "router": Case("router", "ok", answers={"lacks": []}),
     "no router": Case("router", "skip", answers={"lacks": None}),
@@ -138,9 +141,9 @@ CASES = {
         "model", "warn", "amd/Kimi-K2.5-W4A8 at main: 534.0 GB of 534.0 GB missing; the Hub has it",
         "kimi-w4a8 fetch --recipe eagle3-opt",
     ),
-    "offline": Case("draft", "fail", "HF_HUB_OFFLINE", answers={"is_offline": True}),
+    "offline": Case("draft", "fail", "*HF_HUB_OFFLINE*", answers={"is_offline": True}),
     "small disk": Case(
-        "disk", "fail", "540.0 GB needed, 300.0 GB free in", answers={"spaces": {"cache": 300 * 10**9}}
+        "disk", "fail", "*540.0 GB needed, 300.0 GB free in*", answers={"spaces": {"cache": 300 * 10**9}}
     ),
     "port in use": Case(
         "port", "fail", "port 9527 is used by process 7", answers={"taken": "port 9527 is used by process 7"}
@@ -155,7 +158,7 @@ PATCHES = {
 }
 CASES |= {
     f"patch {state.value}": Case(
-        "patch p", verdict, "detail", remedy, {"patch_states": (PatchState("p", state, "detail"),)}
+        "patch p", verdict, "*detail", remedy, {"patch_states": (PatchState("p", state, "detail"),)}
     )
     for state, (verdict, remedy) in PATCHES.items()
 }
@@ -183,7 +186,7 @@ def test_a_machine_gets_its_verdict(name: str, tmp_path: Path) -> None:
         remove(tmp_path, path)
     result = check(machine, case.check, case.asked)
     assert result.severity.value == case.verdict
-    assert case.found in result.found and case.remedy in result.remedy
+    assert fnmatchcase(result.found, case.found or "*") and case.remedy in result.remedy
 
 
 def test_a_good_machine_passes_without_a_word(tmp_path):
