@@ -179,13 +179,6 @@ def test_a_write_to_an_address_that_several_waves_read(order, writer):
         run_workgroup(code, waves=3, lds=256, order=order)
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_two_waves_writing_the_same_bytes(order):
-    code = "v_and_b32_e32 v2, 63, v0\nv_lshlrev_b32_e32 v2, 2, v2\nv_mov_b32_e32 v32, 1\nds_write_b32 v2, v32"
-    with pytest.raises(DataRace):
-        run_workgroup(code, waves=2, lds=256, order=order)
-
-
 SAME_VALUE = """
 	v_and_b32_e32 v2, 63, v0
 	v_lshlrev_b32_e32 v2, 2, v2

@@ -167,8 +167,3 @@ def test_endless_loop_and_running_off_the_end():
 def test_mode_changes_are_not_silently_ignored():
     with pytest.raises(UnknownInstruction, match="s_setreg"):
         run_lanes("s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 2), 0")
-
-
-def test_unwritten_scalar():
-    with pytest.raises(UndefinedRead, match="s40"):
-        run_lanes("v_mov_b32_e32 v32, s40")

@@ -67,13 +67,6 @@ def test_integer_instruction(code, sources, expected):
     assert [hex(x) for x in set(result.tolist())] == [hex(expected & 0xFFFFFFFF)]
 
 
-def test_vector_sources_differ_per_lane():
-    rng = np.random.default_rng(0)
-    a, b = rng.integers(0, 2**32, (2, 64), dtype=np.uint32)
-    (result,) = run_lanes("v_mul_lo_u32 v32, v10, v11", [a, b])
-    assert (result == (a.astype(np.uint64) * b).astype(np.uint32)).all()
-
-
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
@@ -137,12 +130,6 @@ def test_unwritten_register_is_an_error_but_a_copy_of_it_is_not():
         run_lanes("v_mov_b32_e32 v21, v20\nv_add_u32_e32 v32, v21, v0")
 
 
-def test_lane_that_was_masked_off_is_unwritten():
-    code = "s_mov_b64 exec, 0xf\nv_mov_b32_e32 v20, 1\ns_mov_b64 exec, -1\nv_add_u32_e32 v32, v20, v0"
-    with pytest.raises(UndefinedRead, match="lane 4"):
-        run_lanes(code)
-
-
 def test_select_needs_only_the_side_it_picks():
     code = """
 	s_mov_b64 exec, 0xf
@@ -152,7 +139,7 @@ def test_select_needs_only_the_side_it_picks():
 	v_cndmask_b32_e32 v32, 0, v20, vcc"""
     (result,) = run_lanes(code.format(limit=4))
     assert (result == np.where(LANES < 4, 7, 0)).all()
-    with pytest.raises(UndefinedRead):
+    with pytest.raises(UndefinedRead, match="lane 4"):
         run_lanes(code.format(limit=5))
 
 
