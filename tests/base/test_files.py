@@ -2,6 +2,7 @@
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -42,23 +43,15 @@ def test_what_cannot_be_replaced_stays_and_no_temporary_file_does(tmp_path: Path
 
 
 def test_many_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
-    path, errors = tmp_path / "shared", []
-    started = threading.Barrier(8)
+    path, started = tmp_path / "shared", threading.Barrier(8)
 
     def write(letter: str) -> None:
         started.wait()
-        try:
-            for _ in range(25):
-                write_atomic(path, letter * 4096)
-        except OSError as error:
-            errors.append(error)
+        for _ in range(25):
+            write_atomic(path, letter * 4096)
 
-    threads = [threading.Thread(target=write, args=(letter,)) for letter in "abcdefgh"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, "abcdefgh"))  # raises what a writer raises
     assert len(set(path.read_text())) == 1 and path.stat().st_size == 4096
     assert list(tmp_path.iterdir()) == [path]
 

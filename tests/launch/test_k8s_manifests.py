@@ -5,12 +5,11 @@ from __future__ import annotations
 import copy
 import re
 import shlex
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
+import httpx
 import kubernetes_validate
 import pytest
 import typer
@@ -171,24 +170,16 @@ def ops() -> Iterator[str]:
         yield server.base_url
 
 
-def status(url: str) -> int:
-    try:
-        with urllib.request.urlopen(url, timeout=10) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        return error.code
-
-
 def test_probes_ask_what_the_ops_endpoint_answers(objects: list[Manifest], ops: str) -> None:
     for workload in (replicas(objects), router(objects)):
         container = served(workload)
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             assert container[probe]["httpGet"]["port"] == "ops"
-            assert status(ops + container[probe]["httpGet"]["path"]) in (200, 503)
+            assert httpx.get(ops + container[probe]["httpGet"]["path"]).status_code in (200, 503)
     engine = served(replicas(objects))
     # While it loads an engine is alive and not ready: were these two exchanged, no pod would ever finish loading.
-    assert status(ops + engine["livenessProbe"]["httpGet"]["path"]) == 200
-    assert status(ops + engine["readinessProbe"]["httpGet"]["path"]) == 503
+    assert httpx.get(ops + engine["livenessProbe"]["httpGet"]["path"]).status_code == 200
+    assert httpx.get(ops + engine["readinessProbe"]["httpGet"]["path"]).status_code == 503
     assert engine["startupProbe"]["httpGet"] == engine["readinessProbe"]["httpGet"]
 
 
@@ -373,4 +364,4 @@ def test_prometheus_finds_the_ops_ports(objects: list[Manifest], monitors: list[
 def test_prometheus_reads_a_path_that_is_there(monitors: list[Manifest], ops: str) -> None:
     for monitor in monitors:
         for endpoint in monitor["spec"]["endpoints"]:
-            assert status(ops + endpoint["path"]) == 200
+            assert httpx.get(ops + endpoint["path"]).status_code == 200
