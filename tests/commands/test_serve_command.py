@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from support.kimi_checkpoint import edit_json
 from support.repository import ROOT
 from typer.testing import CliRunner
 
@@ -59,9 +60,7 @@ def test_overrides_are_shown() -> None:
 def test_no_preflight_starts_what_kimi_check_refuses(tmp_path: Path) -> None:
     assert "# override: --no-preflight" in serve("-r", "tiny", "--dry-run", "--no-preflight").stderr
     target = shutil.copytree(ROOT / "kimi_w4a8_laptop/tiny/weights/target-w4a8", tmp_path / "target")
-    config = json.loads((target / "config.json").read_text())
-    config["quantization_config"]["export"]["pack_method"] = "order"
-    (target / "config.json").write_text(json.dumps(config))
+    edit_json(target / "config.json", lambda c: c["quantization_config"]["export"].update(pack_method="order"))
     launch = resolve(with_settings(load_recipe("tiny"), {"model.repo": str(target)})).on(Machine())
     with pytest.raises(KimiError, match="pack_method is 'order'"):
         checked_weights(launch)

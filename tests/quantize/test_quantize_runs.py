@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
 
 import pytest
 from safetensors.torch import load_file, save_file
+from support.kimi_checkpoint import edit_json, rewrite
 from support.quantizing import quantize
 
 from kimi_w4a8_eagle3.base.errors import KimiError
@@ -24,12 +25,6 @@ from kimi_w4a8_lab.quantize.quantize import quantize_w4a8
 from kimi_w4a8_laptop import tiny
 
 JOB = {"format": "w4a8"}
-
-
-class Usage(NamedTuple):
-    total: int
-    used: int
-    free: int
 
 
 def test_an_interrupted_run_continues_with_the_next_shard(tmp_path: Path) -> None:
@@ -97,7 +92,7 @@ def test_exclude_lists_and_indexes_of_the_shards_are_joined(tmp_path: Path) -> N
 
 
 def test_a_full_disk_is_found_before_anything_is_quantized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_shard.shutil, "disk_usage", lambda _: Usage(10**9, 10**9, 1 << 20))
+    monkeypatch.setattr(by_shard.shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
     result = quantize("w4a8-target", tiny.target_bf16_path(), tmp_path / "deep/er/out")
     assert "not enough disk" in str(result.exception) and not (tmp_path / "deep/er/out").exists()
 
@@ -119,12 +114,8 @@ def broken(source: Path, directory: Path, change: Callable[[Path], None]) -> Pat
 
 
 def marked(method: str) -> Callable[[Path], None]:
-    def change(directory: Path) -> None:
-        config = json.loads((directory / "config.json").read_text())
-        config["quantization_config"] = {"quant_method": method}
-        (directory / "config.json").write_text(json.dumps(config))
-
-    return change
+    found = {"quantization_config": {"quant_method": method}}
+    return lambda directory: edit_json(directory / "config.json", lambda config: config.update(found))
 
 
 def lose_shard(directory: Path) -> None:
@@ -137,12 +128,7 @@ def truncate(directory: Path) -> None:
 
 
 def drop(name: str) -> Callable[[Path], None]:
-    def change(directory: Path) -> None:
-        tensors = load_file(directory / "model.safetensors")
-        del tensors[name]
-        save_file(tensors, directory / "model.safetensors")
-
-    return change
+    return lambda directory: rewrite(directory, lambda tensors: tensors.pop(name))
 
 
 def scatter(directory: Path) -> None:
@@ -153,9 +139,7 @@ def scatter(directory: Path) -> None:
     two[name] = one.pop(name)
     save_file(one, first)
     save_file(two, second)
-    index = json.loads((directory / INDEX_NAME).read_text())
-    index["weight_map"][name] = second.name
-    (directory / INDEX_NAME).write_text(json.dumps(index))
+    edit_json(directory / INDEX_NAME, lambda index: index["weight_map"].update({name: second.name}))
 
 
 BF16, DRAFT, W4A8 = tiny.target_bf16_path, tiny.draft_path, tiny.target_path

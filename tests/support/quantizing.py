@@ -23,6 +23,8 @@ from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.quark.safetensors_header import INDEX_NAME
 from kimi_w4a8_lab.quantize import quantize as quantize_module
 
+from .kimi_checkpoint import edit_json
+
 GROUP = 32
 HIDDEN, INTER, VOCAB = 64, 96, 80
 PACKED_CONFIG = {
@@ -89,9 +91,7 @@ def write_packed_target(bf16: Path, directory: Path) -> Path:
         save_file(tensors, file, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(tensors, file.name)
     (directory / INDEX_NAME).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    config = json.loads((directory / "config.json").read_text())
-    config["text_config"]["quantization_config"] = PACKED_CONFIG
-    (directory / "config.json").write_text(json.dumps(config))
+    edit_json(directory / "config.json", lambda config: config["text_config"].update(quantization_config=PACKED_CONFIG))
     return directory
 
 
