@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.kimi_checkpoint import HIDDEN, INTER, edit_json, read_shards, rewrite
+from support.kimi_checkpoint import HIDDEN, INTER, edit_json, edit_tensor, read_shards, rewrite
 from support.quantizing import import_quark
 
 from kimi_w4a8_eagle3.quark.packing import MAX_SHIFT, dequantized
@@ -60,12 +60,7 @@ def test_it_passes(target: Path) -> None:
 
 
 def tensor(name: str, change: Callable[[torch.Tensor], torch.Tensor | None]) -> Change:
-    def edit(tensors: dict[str, torch.Tensor]) -> None:
-        if name in tensors:
-            new = change(tensors.pop(name))
-            tensors.update({} if new is None else {name: new})
-
-    return lambda target: rewrite(target, edit)
+    return lambda target: edit_tensor(target, name, change)
 
 
 def weight(**fields: Any) -> Change:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.kimi_checkpoint import EXPERTS, HIDDEN, INTER, LAYERS, edit_json, read_shards, rewrite, seeing
+from support.kimi_checkpoint import EXPERTS, HIDDEN, INTER, LAYERS, edit_json, edit_tensor, read_shards, rewrite, seeing
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.quark.preflight import PreflightReport, preflight
@@ -39,17 +39,14 @@ def name_of(weight: str) -> str:
     return weight.removesuffix(".weight")
 
 
-def set_tensor(name: str, value: torch.Tensor) -> Change:
-    def change(tensors: dict[str, torch.Tensor]) -> None:
-        if name in tensors:
-            tensors[name] = value
-
-    return change
+def last(value: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a tensor with another last value."""
+    return lambda tensor: tensor.flatten().index_fill(0, torch.tensor(tensor.numel() - 1), value).view_as(tensor)
 
 
 @pytest.mark.parametrize("suffix", ["", "_scale", "_scale_2"])
 def test_missing_tensor(target: Path, suffix: str) -> None:
-    rewrite(target, lambda tensors: tensors.pop(GATE + suffix, None))
+    edit_tensor(target, GATE + suffix, lambda _: None)
     problem = only_problem(target)
     assert problem.found == f"weight{suffix} is missing" and problem.tensors == (GATE + suffix,)
     assert "kimi-w4a8 quantize" in problem.remedy
@@ -69,11 +66,7 @@ def test_many_missing_tensors_are_one_counted_problem(target: Path) -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("suffix", ["_scale", "_scale_2"])
 def test_scale_that_is_not_finite(target: Path, value: float, suffix: str) -> None:
-    def poison(tensors: dict[str, torch.Tensor]) -> None:
-        if GATE in tensors:
-            tensors[GATE + suffix].view(-1)[-1] = value
-
-    rewrite(target, poison)
+    edit_tensor(target, GATE + suffix, last(value))
     problem = only_problem(target)
     total = INTER if suffix == "_scale_2" else 1
     assert problem.found == f"NaN or Inf in 1 of {total} values"
@@ -101,19 +94,14 @@ def test_every_small_tensor_is_read(tmp_path: Path, value: float) -> None:
     assert len(planted) == 20 and any("norm" in n for n in planted) and any("_scale" in n for n in planted)
     for number, name in enumerate(planted):
         broken = Path(shutil.copytree(folder, tmp_path / str(number)))
-
-        def poison(tensors: dict[str, torch.Tensor], name: str = name) -> None:
-            if name in tensors:
-                tensors[name].view(-1)[-1] = value
-
-        rewrite(broken, poison)
+        edit_tensor(broken, name, last(value))
         problem = only_problem(broken)
         assert problem.found.startswith("NaN or Inf in 1 of ") and problem.tensors == (name,)
         shutil.rmtree(broken)
 
 
 def test_a_draft_with_a_nan_is_refused(target: Path, draft: Path) -> None:
-    rewrite(draft, set_tensor("norm.weight", torch.full((HIDDEN,), float("nan"))))
+    edit_tensor(draft, "norm.weight", lambda norm: torch.full_like(norm, float("nan")))
     (problem,) = preflight(target, draft).problems
     assert problem.message == f"NaN or Inf in {HIDDEN} of {HIDDEN} values: norm.weight"
 
@@ -129,14 +117,14 @@ def test_a_draft_with_a_nan_is_refused(target: Path, draft: Path) -> None:
     ],
 )
 def test_wrong_shape_or_dtype(target: Path, suffix: str, value: torch.Tensor, found: str, expected: str) -> None:
-    rewrite(target, set_tensor(GATE + suffix, value))
+    edit_tensor(target, GATE + suffix, lambda _: value)
     problem = only_problem(target)
     assert (problem.found, problem.expected) == (found, expected)
     assert problem.tensors == (GATE + suffix,) and problem.where == str(target / SHARD)
 
 
-def tensors(change: Change) -> Callable[[Path], None]:
-    return lambda target: rewrite(target, change)
+def tensor(name: str, value: torch.Tensor) -> Callable[[Path], None]:
+    return lambda target: edit_tensor(target, name, lambda _: value)
 
 
 def config(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
@@ -144,21 +132,21 @@ def config(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]
     return lambda target: edit_json(target / "config.json", lambda found: change(found["quantization_config"]))
 
 
-def restore(found: dict[str, torch.Tensor]) -> None:
-    if GATE in found:
-        found[GATE] = torch.zeros(INTER, HIDDEN, dtype=torch.bfloat16)
-        del found[f"{GATE}_scale"], found[f"{GATE}_scale_2"]
+def restore(target: Path) -> None:
+    edit_tensor(target, GATE, lambda _: torch.zeros(INTER, HIDDEN, dtype=torch.bfloat16))
+    for suffix in ("_scale", "_scale_2"):
+        edit_tensor(target, GATE + suffix, lambda _: None)
 
 
-PACKED = tensors(set_tensor(SHARED, torch.zeros(INTER, HIDDEN // 8, dtype=torch.int32)))
+PACKED = tensor(SHARED, torch.zeros(INTER, HIDDEN // 8, dtype=torch.int32))
 NAN = torch.tensor(float("nan"), dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ([tensors(restore)], f"expert is not quantized (BF16): {GATE}"),
-        ([tensors(set_tensor(f"{GATE}_scale", NAN))], f"NaN or Inf in 1 of 1 values: {GATE}_scale"),
+        ([restore], f"expert is not quantized (BF16): {GATE}"),
+        ([tensor(f"{GATE}_scale", NAN)], f"NaN or Inf in 1 of 1 values: {GATE}_scale"),
         ([config(lambda q: q["exclude"].append(name_of(GATE)))], f"routed expert is in the exclude list: {GATE}"),
         ([PACKED], f"excluded layer is quantized (I32): {SHARED}"),
         (
@@ -229,7 +217,7 @@ def test_tensor_parallel_size(target: Path, tp: int, messages: list[str]) -> Non
 
 def test_several_problems_are_listed_together(target: Path) -> None:
     edit_json(target / "config.json", lambda c: c["quantization_config"]["export"].update(pack_method="order"))
-    rewrite(target, lambda tensors: tensors.pop(f"{GATE}_scale_2", None))
+    edit_tensor(target, f"{GATE}_scale_2", lambda _: None)
     report = preflight(target, tp=8)
     with pytest.raises(KimiError) as caught:
         report.raise_for_problems()
@@ -311,6 +299,6 @@ def test_a_tower_whose_weights_are_missing(tmp_path: Path, suffix: str, count: i
 def test_a_tower_that_is_quantized(tmp_path: Path) -> None:
     folder = seeing(tmp_path / "seeing")
     name = "vision_tower.encoder.blocks.0.wqkv.weight"
-    rewrite(folder, set_tensor(name, torch.zeros(72, 3, dtype=torch.int32)))
+    edit_tensor(folder, name, lambda _: torch.zeros(72, 3, dtype=torch.int32))
     problem = only_problem(folder)
     assert problem.found == "excluded layer is quantized (I32)" and problem.tensors == (name,)

@@ -16,7 +16,6 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
 from contextlib import redirect_stdout
 from functools import cache
 from importlib import metadata
@@ -38,6 +37,7 @@ import pytest_timeout  # noqa: E402
 import torch  # noqa: E402, F401
 import typer.testing  # noqa: E402, F401
 import xdist.plugin  # noqa: E402
+from base.packages import imports, nodes  # noqa: E402
 from support.hiding import hide_packages  # noqa: E402
 from support.optional_parts import PARTS, PROGRAMS  # noqa: E402
 
@@ -58,35 +58,19 @@ FOLDERS = (TESTS, ROOT / "kimi_w4a8_eagle3", ROOT / "kimi_w4a8_lab")
 FILES = {name_of(path): path for folder in FOLDERS for path in sorted(folder.rglob("*.py"))}
 
 
-def at_import(node: ast.AST) -> Iterator[ast.AST]:
-    """The statements that run when the module is imported; bodies of functions do not."""
-    for child in ast.iter_child_nodes(node):
-        yield child
-        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            yield from at_import(child)
-
-
 @cache
 def needs(name: str) -> frozenset[str]:
     """Modules that a module of ours imports, and parts that it names by a string."""
-    path = FILES[name]
-    tree = ast.parse(path.read_text())
-    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
-    found = {
+    path, text = FILES[name], FILES[name].read_text()
+    home = str(path.relative_to(TESTS if path.is_relative_to(TESTS) else ROOT))
+    asked = {
         str(argument.value)
-        for call in ast.walk(tree)
+        for call in nodes(text)
         if isinstance(call, ast.Call) and getattr(call.func, "attr", getattr(call.func, "id", "")) in ASKING
         for argument in call.args
         if isinstance(argument, ast.Constant)
     }
-    for node in at_import(tree):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            origin = ".".join([*base, *(node.module or "").split(".")]).strip(".")
-            found |= {origin, *(f"{origin}.{alias.name}" for alias in node.names)}
-    return frozenset(found)
+    return frozenset(asked | {imported.target for imported in imports(home, text) if imported.at_import})
 
 
 def reached(name: str) -> set[str]:

@@ -102,6 +102,17 @@ def rewrite(directory: Path, change: Callable[[dict[str, torch.Tensor]], None]) 
         index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
 
 
+def edit_tensor(directory: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
+    """Replace a tensor by what `change` makes of it; None takes it out."""
+
+    def edit(tensors: dict[str, torch.Tensor]) -> None:
+        if name in tensors:
+            new = change(tensors.pop(name))
+            tensors.update({} if new is None else {name: new})
+
+    rewrite(directory, edit)
+
+
 def edit_json(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     """Let `change` edit a JSON file's object in place."""
     content = json.loads(path.read_text())
