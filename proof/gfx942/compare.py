@@ -5,6 +5,7 @@ CDNA3 ISA chapter 12 (VOPC, VOP2 with carry, V_DIV_SCALE, V_DIV_FMAS, V_READLANE
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,12 +19,7 @@ from .state import PARTIAL, Array, Step, Waves
 from .valu import check_modifiers, copy_undefined, source_readers
 
 _CONDITIONS: dict[str, Callable[[Array, Array], Array]] = {
-    "lt": lambda a, b: a < b,
-    "eq": lambda a, b: a == b,
-    "le": lambda a, b: a <= b,
-    "gt": lambda a, b: a > b,
-    "ne": lambda a, b: a != b,
-    "ge": lambda a, b: a >= b,
+    **{name: getattr(operator, name) for name in ("lt", "eq", "le", "gt", "ne", "ge")},
     "o": lambda a, b: ~(np.isnan(a) | np.isnan(b)),
     "nle": lambda a, b: ~(a <= b),
 }

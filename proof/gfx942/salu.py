@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -96,31 +97,25 @@ _op("s_brev_b32", "u32", "u32", lambda a: np.array([int(f"{int(x):032b}"[::-1], 
 
 
 _op("s_bitset1_b32", "u32 self", "u32", lambda a, old: old | (u32(1) << (a & u32(31))))
-
-_COMPARE: dict[str, Callable[[Array, Array], Array]] = {
-    "eq": lambda a, b: a == b,
-    "lg": lambda a, b: a != b,
-    "gt": lambda a, b: a > b,
-    "ge": lambda a, b: a >= b,
-    "lt": lambda a, b: a < b,
-    "le": lambda a, b: a <= b,
-}
+_op("s_movk_i32", "i32", "i32", lambda a: a)
+_op("s_addk_i32", "i32 self", "u32", lambda a, old: _signed(_wide(old.view(np.int32)) + _wide(a)), "pair")
+_op("s_mulk_i32", "i32 self", "u32", lambda a, old: (_wide(old.view(np.int32)) * _wide(a) & 0xFFFFFFFF).astype(u32))
 
 
 def decode_salu(instruction: Instruction, operands: list[Operand]) -> Step | None:
     """The closure of a scalar instruction other than branches, waits and loads, or None."""
     opcode = instruction.opcode
+    if re.match(r"^s_\w+k_(\w+_)?i32$", opcode):  # a 16-bit immediate is sign-extended
+        operands = [operands[0], replace(operands[1], number=(int(operands[1].number) & 0xFFFF ^ 0x8000) - 0x8000)]
     compare = re.match(r"^s_cmpk?_(eq|lg|gt|ge|lt|le)_([ui]32|u64)$", opcode)
     if compare:
-        return _compare(instruction, operands, _COMPARE[compare[1]], compare[2])
+        return _compare(operands, operator.ne if compare[1] == "lg" else getattr(operator, compare[1]), compare[2])
     if opcode == "s_and_saveexec_b64":
         return _and_save_exec(operands)
     bit = re.match(r"^s_bitcmp([01])_b32$", opcode)
     if bit:
-        return _bit_compare(operands, int(bit[1]))
-    immediate = re.match(r"^s_(mov|add|mul)k_i32$", opcode)
-    if immediate:
-        return _immediate(operands, immediate[1])
+        wanted = int(bit[1])
+        return _compare(operands, lambda value, at: ((value >> (at & u32(31))) & u32(1)) == wanted, "u32")
     if opcode in _OPS:
         return _table(operands, _OPS[opcode])
     return None
@@ -163,26 +158,11 @@ def _table(operands: list[Operand], row: _Row) -> Step:
     return step
 
 
-def _compare(
-    instruction: Instruction, operands: list[Operand], condition: Callable[[Array, Array], Array], kind: str
-) -> Step:
-    first, second = operands
-    if instruction.opcode.startswith("s_cmpk") and kind == "i32" and second.number > 0x7FFF:
-        second = replace(second, number=second.number - 0x10000)  # a 16-bit immediate is sign-extended
-    a, b = scalar_reader(first, kind), scalar_reader(second, kind)
+def _compare(operands: list[Operand], condition: Callable[[Array, Array], Array], kind: str) -> Step:
+    a, b = (scalar_reader(operand, kind) for operand in operands)
 
     def step(w: Waves) -> None:
         w.scc = np.array(np.broadcast_to(condition(a(w), b(w)), w.count))
-
-    return step
-
-
-def _bit_compare(operands: list[Operand], wanted: int) -> Step:
-    value, bit = (scalar_reader(operand, "u32") for operand in operands)
-
-    def step(w: Waves) -> None:
-        found = (value(w) >> (bit(w) & u32(31))) & u32(1)
-        w.scc = np.array(np.broadcast_to(found == wanted, w.count))
 
     return step
 
@@ -197,25 +177,6 @@ def _and_save_exec(operands: list[Operand]) -> Step:
         new = np.broadcast_to(mask & old, w.count)
         w.write_scalar64(EXEC, new)
         w.scc = np.array(new != 0)
-
-    return step
-
-
-def _immediate(operands: list[Operand], name: str) -> Step:
-    register, raw = _target(operands[0]), int(operands[1].number) & 0xFFFF
-    value = raw - 0x10000 if raw & 0x8000 else raw
-
-    def step(w: Waves) -> None:
-        if name == "mov":
-            w.write_scalar(register, value & 0xFFFFFFFF)
-            return
-        w.check_scalar(register)
-        old = w.s32[register].view(np.int32).astype(i64)
-        if name == "add":
-            result, w.scc = _signed(old + value)
-            w.write_scalar(register, result)
-        else:
-            w.write_scalar(register, (old * value & 0xFFFFFFFF).astype(u32))
 
     return step
 

@@ -9,7 +9,7 @@ mask), PENDING (a memory instruction writes it and was not waited for).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,18 +109,13 @@ class Waves:
                 self.scalar_state[index] = READY
 
     def write_scalar(self, register: int, value: Array | int) -> None:
-        if self.scalar_state[register] == PENDING:
-            raise MissingWait(f"{scalar_name(register)} is overwritten while a load to it is outstanding")
-        self.s32[register][...] = value
-        self.scalar_state[register] = READY
-        if register >= EXEC:
-            self.exec_changed()
+        self.write_scalar_words(register, [value])
 
     def write_scalar64(self, register: int, value: Array) -> None:
         """Write a scalar pair from uint64 [rows]."""
         self.write_scalar_words(register, [value & np.uint64(0xFFFFFFFF), value >> np.uint64(32)])
 
-    def write_scalar_words(self, register: int, words: list[Array]) -> None:
+    def write_scalar_words(self, register: int, words: Sequence[Array | int]) -> None:
         for index, word in enumerate(words, register):
             if self.scalar_state[index] == PENDING:
                 raise MissingWait(f"{scalar_name(index)} is overwritten while a load to it is outstanding")
