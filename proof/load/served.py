@@ -49,31 +49,22 @@ class Event:
 class Leftovers:
     """Remains of a fleet that has ended; there may be none."""
 
-    processes: tuple[str, ...]
-    ports: tuple[int, ...]
-    shared_memory: tuple[str, ...]
-    temporary_files: tuple[str, ...]
+    processes: tuple[str, ...] = ()
+    ports: tuple[int, ...] = ()
+    shared_memory: tuple[str, ...] = ()
+    temporary_files: tuple[str, ...] = ()
 
     def since(self, earlier: Leftovers) -> Leftovers:
         """The remains that `earlier` does not have."""
-        return Leftovers(
-            processes=tuple(process for process in self.processes if process not in earlier.processes),
-            ports=tuple(port for port in self.ports if port not in earlier.ports),
-            shared_memory=tuple(segment for segment in self.shared_memory if segment not in earlier.shared_memory),
-            temporary_files=tuple(file for file in self.temporary_files if file not in earlier.temporary_files),
-        )
+        known = vars(earlier)
+        return Leftovers(*(tuple(one for one in found if one not in known[name]) for name, found in vars(self).items()))
 
     def __bool__(self) -> bool:
-        return bool(self.processes or self.ports or self.shared_memory or self.temporary_files)
+        return any(vars(self).values())
 
     def __str__(self) -> str:
-        parts = (
-            ("processes", self.processes),
-            ("ports", self.ports),
-            ("shared memory", self.shared_memory),
-            ("temporary files", self.temporary_files),
-        )
-        return "; ".join(f"{name}: {', '.join(map(str, found))}" for name, found in parts if found) or "nothing"
+        parts = ((name.replace("_", " "), found) for name, found in vars(self).items() if found)
+        return "; ".join(f"{name}: {', '.join(map(str, found))}" for name, found in parts) or "nothing"
 
 
 class ServedFleet:
@@ -233,7 +224,7 @@ class ServedFleet:
 
     def debris(self, known: Leftovers | None = None, patience_s: float = 15.0) -> Leftovers:
         """Remains of engines and routers that have ended while the fleet lives on, without the `known` ones."""
-        known = known or Leftovers((), (), (), ())
+        known = known or Leftovers()
         end = time.monotonic() + patience_s
         while (found := self._debris().since(known)) and time.monotonic() < end:
             time.sleep(0.25)
@@ -287,7 +278,7 @@ class ServedFleet:
         surplus = [path.name for path in folders if not any(used.startswith(f"{path}/") for used in used_paths)]
         return Leftovers(
             processes=tuple(f"{process.pid} {_name(process)}" for process in orphans),
-            ports=(),  # every port belongs to a process
+            # without ports: each belongs to a process
             shared_memory=tuple(sorted(path.name for path in self._shared_memory - used if path.exists())),
             temporary_files=tuple(surplus),
         )

@@ -62,8 +62,8 @@ def test_a_line_that_a_full_disk_cut_off_hides_no_other(tmp_path):
 
 
 def test_leftovers_say_what():
-    assert not Leftovers((), (), (), ())
-    left = Leftovers(("7 python",), (9527,), (), ("tmp1",))
+    assert not Leftovers()
+    left = Leftovers(("7 python",), (9527,), temporary_files=("tmp1",))
     assert left and str(left) == "processes: 7 python; ports: 9527; temporary files: tmp1"
 
 

@@ -40,25 +40,22 @@ def flat(values: list[float]) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_noise_is_no_leak(seed: int) -> None:
-    assert flat(memory(noise_mib=0.5, seed=seed))
+@pytest.mark.parametrize(("leak_mib_h", "is_flat"), [(0.0, True), (2 * BOUNDS.growth_mib_h, False)])
+def test_a_leak_is_found_in_noise_and_noise_is_no_leak(leak_mib_h: float, is_flat: bool, seed: int) -> None:
+    assert flat(memory(leak_mib_h, noise_mib=0.5, seed=seed)) == is_flat
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_a_leak_is_found_in_noise(seed: int) -> None:
-    assert not flat(memory(leak_mib_h=2 * BOUNDS.growth_mib_h, noise_mib=0.5, seed=seed))
-
-
-def test_a_slow_leak_without_noise_is_found_although_it_is_below_the_bound() -> None:
-    assert not flat(memory(leak_mib_h=(BOUNDS.negligible_mib_h + BOUNDS.growth_mib_h) / 2, noise_mib=0.01))
-
-
-def test_a_certain_but_negligible_growth_is_flat() -> None:
-    assert flat(memory(leak_mib_h=BOUNDS.negligible_mib_h / 2, noise_mib=0.01))
-
-
-def test_a_warm_up_in_the_first_half_is_no_leak() -> None:
-    assert flat(memory(warm_up_mib=300.0, noise_mib=0.5))
+@pytest.mark.parametrize(
+    ("values", "is_flat"),
+    [
+        (memory((BOUNDS.negligible_mib_h + BOUNDS.growth_mib_h) / 2, noise_mib=0.01), False),
+        (memory(BOUNDS.negligible_mib_h / 2, noise_mib=0.01), True),
+        (memory(warm_up_mib=300.0, noise_mib=0.5), True),
+    ],
+    ids=["a slow leak below the bound, without noise", "certain but negligible growth", "a warm-up in the first half"],
+)
+def test_what_is_flat(values: list[float], is_flat: bool) -> None:
+    assert flat(values) == is_flat
 
 
 def test_one_spike_is_no_leak() -> None:

@@ -29,9 +29,7 @@ class SmallEngine:
     def __enter__(self) -> SmallEngine:
         routes = [
             Route("/health", self._ok),
-            Route("/model_info", self._info),
-            Route("/server_info", self._info),
-            Route("/get_server_info", self._info),
+            *(Route(path, self._info) for path in ("/model_info", "/server_info", "/get_server_info")),
             Route("/v1/models", self._models),
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
         ]
