@@ -79,7 +79,7 @@ def resumed(data, tmp_path_factory):
         if reply.status == 200:
             answered.add(prompt)
         if len(answered) == 8:
-            server[0].stop_listening()
+            server[0].socket.close()  # refuses new connections while this request is answered
         return reply
 
     server.append(OpenAIServer(mortal, api_key=KEY))
@@ -89,7 +89,7 @@ def resumed(data, tmp_path_factory):
     server[0].close()
     (folder,) = runs.iterdir()
     assert not (folder / RESULT).exists()
-    with OpenAIServer(answer, port=server[0].port, api_key=KEY) as again:
+    with OpenAIServer(answer, port=server[0].server_port, api_key=KEY) as again:
         words = [sys.executable, "-m", "kimi_w4a8_eagle3.cli", "eval", "gsm8k", "--resume", str(folder)]
         done = subprocess.run(
             words, env={**os.environ, "KIMI_API_KEY": KEY}, capture_output=True, text=True, timeout=200
@@ -126,7 +126,7 @@ def test_a_server_that_cannot_be_measured_is_named_before_anything_is_asked(data
         with pytest.raises(KimiError, match=said):
             options = RunOptions(data_dir=data, runs=tmp_path)
             accuracy.run(Target(**{"base_url": server.base_url, **target}), PROTOCOL, options, SILENT)
-        assert server.total() == 0
+        assert server.asked == {}
     assert not list(tmp_path.iterdir())  # no half-made run directory
 
 

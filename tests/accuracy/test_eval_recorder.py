@@ -107,7 +107,7 @@ def test_a_server_that_comes_back_in_time_is_waited_for(path):
     waiting = threading.Thread(target=lambda: answers.extend(ask(recorder, "b")))
     waiting.start()
     until(lambda: recorder.retries >= 3)
-    with OpenAIServer(lambda p, n: Reply("after"), port=first.port):
+    with OpenAIServer(lambda p, n: Reply("after"), port=first.server_port):
         waiting.join(280)
     assert answers == ["after"]
 

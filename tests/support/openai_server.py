@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -26,7 +24,7 @@ class Reply:
     drop: bool = False
 
 
-class OpenAIServer:
+class OpenAIServer(LoopbackServer):
     """`answer(prompt, n)` makes the reply to the n-th request (from 1) for a prompt; `asked` counts per prompt.
 
     api_key: what every request must carry.
@@ -38,41 +36,22 @@ class OpenAIServer:
         self.answer, self.model, self.api_key = answer, model, api_key
         self.asked: dict[str, int] = {}
         self.lock = threading.Lock()
-        self.connections: list[socket.socket] = []
-        handler = type("Handler", (_Handler,), {"owner": self})
-        self._http = LoopbackServer(("127.0.0.1", port), handler)
-        self.port = self._http.server_port
-        self.base_url = f"http://127.0.0.1:{self.port}"
-        threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-
-    def __enter__(self) -> OpenAIServer:
-        return self
+        super().__init__(("127.0.0.1", port), _Handler)
+        self.base_url = f"http://127.0.0.1:{self.server_port}"
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        self._http.shutdown()
-        self._http.server_close()
-        for connection in self.connections:  # kept-alive ones would be answered for ever
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-
-    def stop_listening(self) -> None:
-        """Refuse new connections from now on; may be called while a request is answered."""
-        self._http.socket.close()
-
-    def total(self) -> int:
-        return sum(self.asked.values())
+        self.shutdown()
+        self.server_close()
 
 
 class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    owner: OpenAIServer
+    """By HTTP/1.0: kept connections would be answered after the server was closed."""
 
-    def setup(self) -> None:
-        super().setup()
-        self.owner.connections.append(self.connection)
+    server: OpenAIServer
 
     def log_message(self, *args: object) -> None:
         pass
@@ -87,7 +66,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def refused(self) -> bool:
-        key = self.owner.api_key
+        key = self.server.api_key
         if key is None or self.headers.get("Authorization") == f"Bearer {key}":
             return False
         self.send(401, {"error": {"message": "this server needs a key"}})
@@ -97,7 +76,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.refused():
             return None
         if self.path == "/v1/models":
-            return self.send(200, {"object": "list", "data": [{"id": self.owner.model, "object": "model"}]})
+            return self.send(200, {"object": "list", "data": [{"id": self.server.model, "object": "model"}]})
         return self.send(200, {})
 
     def do_POST(self) -> None:
@@ -106,11 +85,10 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         chat = self.path.endswith("chat/completions")
         prompt = body["messages"][-1]["content"] if chat else body["prompt"]
-        with self.owner.lock:
-            self.owner.asked[prompt] = number = self.owner.asked.get(prompt, 0) + 1
-        reply = self.owner.answer(prompt, number)
+        with self.server.lock:
+            self.server.asked[prompt] = number = self.server.asked.get(prompt, 0) + 1
+        reply = self.server.answer(prompt, number)
         if reply.drop:
-            self.close_connection = True
             return None
         if reply.status != 200:
             return self.send(reply.status, {"message": f"fault {reply.status}"}, reply.headers)
@@ -118,6 +96,6 @@ class _Handler(BaseHTTPRequestHandler):
         choice |= {"message": {"role": "assistant", "content": reply.text}} if chat else {"text": reply.text}
         usage = {"prompt_tokens": 1, "completion_tokens": len(reply.text.split()), "total_tokens": 1}
         return self.send(
-            200, {"id": "x", "object": "completion", "created": int(time.time()), "model": self.owner.model,
+            200, {"id": "x", "object": "completion", "created": int(time.time()), "model": self.server.model,
                   "choices": [choice], "usage": usage}
         )  # fmt: skip
