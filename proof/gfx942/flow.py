@@ -13,7 +13,6 @@ from .costs import (
     loads_to_lds,
     memory_bytes,
     scalar_registers,
-    valu_clocks,
     vector_registers,
 )
 from .parser import Instruction
@@ -42,11 +41,6 @@ class WeightFlow:
     @property
     def unpack_per_word(self) -> float:
         return sum(self.unpack.values()) / self.words if self.words else 0.0
-
-    def unpack_clocks_per_word(self, quarter_rate_multiply: bool) -> float:
-        """The same in clocks."""
-        clocks = sum(n * valu_clocks(op, quarter_rate_multiply) for op, n in self.unpack.items())
-        return clocks / self.words if self.words else 0.0
 
 
 @dataclass(frozen=True)

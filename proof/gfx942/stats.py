@@ -1,7 +1,7 @@
 """Counts that decide a kernel's speed, read off its machine code: static, nothing runs.
 
 `analyse(kernel)` gives the instruction mix of the whole kernel and of its hot region, registers, occupancy, weight
-flow and bytes in flight. `python -m proof.gfx942.stats FILE.s ... [--trips N]` prints them.
+flow and bytes in flight.
 
 The hot region is the loop with most MFMAs; in a kernel without such a loop it is the basic block with most MFMAs, from
 its first weight load to its last MFMA.
@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
-from .costs import VALU, address_group, is_vector_load, kind, memory_bytes, mfma_clocks, valu_clocks
+from .costs import VALU, address_group, is_vector_load, kind, mfma_clocks, valu_clocks
 from .flow import InFlight, WeightFlow, in_flight, renamed, weight_flow
-from .parser import Instruction, Kernel, parse_kernels
+from .parser import Instruction, Kernel
 
 SIMD_REGISTERS, REGISTER_GRANULE, MAX_WAVES, SIMDS = 512, 8, 8, 4
 LDS_PER_CU, LDS_GRANULE = 65536, 512
@@ -63,11 +61,6 @@ class Mix:
         issue = self.valu_clocks(quarter_rate_multiply) + 4 * (self.kinds["accumulator move"] + self.mfma)
         return max(issue, self.mfma_clocks)
 
-    @property
-    def memory(self) -> dict[str, int]:
-        """Vector memory and LDS instructions by opcode."""
-        return {op: n for op, n in sorted(self.counts.items()) if memory_bytes(op) or "_atomic_" in op}
-
 
 @dataclass(frozen=True)
 class KernelStats:
@@ -90,10 +83,6 @@ class KernelStats:
     trips: int
     flow: WeightFlow
     flight: InFlight
-
-    @property
-    def weight_bytes_per_mfma(self) -> float | None:
-        return self.flow.bytes / self.hot.mfma if self.hot.mfma else None
 
 
 def analyse(kernel: Kernel, trips: int = 1, lds_bytes: int = 0) -> KernelStats:
@@ -189,43 +178,3 @@ def _trim(block: list[Instruction], group: str | None) -> list[Instruction]:
         return block
     loads = (n for n, i in enumerate(block) if is_vector_load(i) and address_group(i) == group)
     return block[min(next(loads, mfmas[0]), mfmas[0]) : mfmas[-1] + 1]
-
-
-def report(stats: KernelStats) -> str:
-    flow, flight = stats.flow, stats.flight
-    lines = [
-        f"{stats.name}",
-        f"  VGPR {stats.vgprs} AGPR {stats.agprs} SGPR {stats.sgprs}  spills v{stats.vgpr_spills} s{stats.sgpr_spills}"
-        f" scratch {stats.scratch_bytes} B  LDS {stats.lds_bytes} B  workgroup {stats.workgroup}"
-        f"  {stats.waves_per_simd:g} waves/SIMD ({stats.workgroups_per_cu} workgroups/CU)",
-        f"  weights {flow.group}: {flow.bytes} B/wave in the hot region, {stats.weight_bytes_per_mfma or 0:.1f} B/MFMA;"
-        f" in flight max {flight.maximum} B mean {flight.mean:.0f} B; exposed waits {flight.exposed_waits}",
-        f"  unpack {sum(flow.unpack.values())} VALU = {flow.unpack_per_word:.2f} per 8 weights"
-        f" ({flow.unpack_clocks_per_word(True):.1f} / {flow.unpack_clocks_per_word(False):.1f} clocks): {flow.unpack}",
-    ]
-    if stats.trips > 1:
-        lines.append(f"  the rolled hot loop is counted {stats.trips} times")
-    for title, mix in (("whole", stats.whole), (f"hot ({'loop' if stats.hot_is_loop else 'span'})", stats.hot)):
-        kinds = mix.kinds
-        ratios = [f"{r:.3f}" if (r := mix.ratio(q)) is not None else "-" for q in (True, False)]
-        lines += [
-            f"  {title}: {mix.counts.total()} instructions, MFMA {mix.mfma} = {mix.mfma_clocks} clocks, VALU {mix.valu}"
-            f" (multiply {kinds['multiply']}, transcendental {kinds['transcendental']}, convert {kinds['conversion']})"
-            f" = {mix.valu_clocks(True)} / {mix.valu_clocks(False)} clocks, VALU/MFMA {' / '.join(ratios)},"
-            f" accumulator moves {kinds['accumulator move']}, SALU {kinds['scalar']}",
-            f"    waits {mix.counts['s_waitcnt']} (vmcnt(0) {mix.vmcnt0_waits}), barriers {mix.counts['s_barrier']}, "
-            + ", ".join(f"{op} {n}" for op, n in mix.memory.items()),
-        ]
-    return "\n".join(lines)
-
-
-def main(arguments: list[str]) -> None:
-    """Print the figures of the kernels in the given files."""
-    trips = int(arguments[arguments.index("--trips") + 1]) if "--trips" in arguments else 1
-    for name in (a for a in arguments if a.endswith((".s", ".amdgcn"))):
-        for kernel in parse_kernels(Path(name).read_text()):
-            sys.stdout.write(report(analyse(kernel, trips)) + "\n")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
