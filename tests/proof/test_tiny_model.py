@@ -216,8 +216,6 @@ def test_learning_rate_schedule():
 
 
 def test_rows_weigh_replies_and_hold_only_training_problems():
-    from kimi_w4a8_laptop import tiny
-
     tokenizer = load_tokenizer(tiny.target_path())
     tokens, weights = next(batches(tokenizer, tokens=16384, lengths=(1024,), seed=0))
     assert tokens.shape == (16, 1025) and weights.shape == (16, 1024)
@@ -294,8 +292,6 @@ def test_dialogues_come_with_shots_turns_pictures_and_parallel_calls():
 
 
 def test_a_continued_run_equals_an_unbroken_one(tmp_path, monkeypatch):
-    from kimi_w4a8_laptop import tiny
-
     monkeypatch.setattr(train_target_module, "TargetConfig", lambda: SMALL)
     tokenizer = load_tokenizer(tiny.target_path())
     run = TargetTraining(steps=4, tokens=128, lengths=(64,), save_every=2, int4_from=0.5, warmup=2)

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from support.kimi_checkpoint import CAPTURED, DRAFT, HIDDEN, LAYERS, TEXT, VOCAB, edit_json
+from support.kimi_checkpoint import CAPTURED, DRAFT, HIDDEN, LAYERS, TEXT, VOCAB, edit_json, rewrite
 
 from kimi_w4a8_eagle3.quark.config import DraftShape, TextShape, draft_shape, read_model_config
 from kimi_w4a8_eagle3.quark.preflight import captured_layers, check_draft, installed_sglang, preflight
@@ -30,12 +29,6 @@ def shape_of(draft: Path) -> DraftShape:
 def _rename(tensors: dict[str, torch.Tensor], old: str, new: str) -> None:
     for name in [name for name in tensors if name.startswith(old)]:
         tensors[name.replace(old, new)] = tensors.pop(name)
-
-
-def change_weights(draft: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    tensors = load_file(draft / "model.safetensors")
-    change(tensors)
-    save_file(tensors, draft / "model.safetensors")
 
 
 def sized(**sizes: tuple[int, ...]) -> dict[str, torch.Tensor]:
@@ -88,7 +81,7 @@ def test_a_draft_fits_its_target_or_the_reason_is_told(
         for name, tensor in tensors.items():
             found.pop(name) if tensor is None else found.update({name: tensor})
 
-    change_weights(draft, change)
+    rewrite(draft, change)
     found = messages(quark_target, draft, tp=4 if config.get("num_key_value_heads") == 3 else 1)
     assert [text[: len(start)] for text, start in zip(found, expected, strict=True)] == expected
 
@@ -147,14 +140,14 @@ def test_a_vocabulary_that_cannot_be_served_is_seen_in_the_config_alone(
 def test_vocabulary_map_that_leaves_the_target(
     quark_target: Path, draft: Path, d2t: torch.Tensor, message: str
 ) -> None:
-    change_weights(draft, lambda tensors: tensors.update(d2t=d2t))
+    rewrite(draft, lambda tensors: tensors.update(d2t=d2t))
     (found,) = messages(quark_target, draft)
     assert message in found
 
 
 def test_a_whole_mla_draft_has_no_problem(quark_target: Path, mla_draft: Path) -> None:
     assert messages(quark_target, mla_draft) == messages(quark_target, mla_draft, tp=4) == []  # latents are not split
-    change_weights(mla_draft, lambda t: _rename(t, "midlayer.", "layers.0."))
+    rewrite(mla_draft, lambda t: _rename(t, "midlayer.", "layers.0."))
     assert messages(quark_target, mla_draft) == []
 
 
@@ -178,7 +171,7 @@ def test_a_whole_mla_draft_has_no_problem(quark_target: Path, mla_draft: Path) -
 def test_an_mla_draft_that_would_load_and_accept_nothing(
     quark_target: Path, mla_draft: Path, change: Callable[[dict[str, torch.Tensor]], object], message: str
 ) -> None:
-    change_weights(mla_draft, change)
+    rewrite(mla_draft, change)
     (found,) = messages(quark_target, mla_draft)
     assert message in found
 
@@ -187,7 +180,7 @@ def test_an_mla_draft_that_would_load_and_accept_nothing(
 def test_an_mla_draft_that_asks_for_norms_has_them(quark_target: Path, mla_draft: Path, flag: str) -> None:
     edit_json(mla_draft / "config.json", lambda c: c.update({flag: True}))
     assert messages(quark_target, mla_draft) == [f"draft has no fc_norm.{number}.weight" for number in range(3)]
-    change_weights(mla_draft, lambda t: t.update({f"fc_norm.{i}.weight": torch.ones(HIDDEN) for i in range(3)}))
+    rewrite(mla_draft, lambda t: t.update({f"fc_norm.{i}.weight": torch.ones(HIDDEN) for i in range(3)}))
     assert messages(quark_target, mla_draft) == []
 
 

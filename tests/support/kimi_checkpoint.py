@@ -90,7 +90,7 @@ def read_shards(directory: Path) -> dict[str, dict[str, torch.Tensor]]:
     return {path.name: load_file(path) for path in sorted(directory.glob("*.safetensors"))}
 
 
-def rewrite(directory: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+def rewrite(directory: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
     """Let `change` edit each shard's tensors in place, then write shards and index to match."""
     weight_map = {}
     for name, tensors in read_shards(directory).items():
