@@ -57,25 +57,14 @@ def mfma_clocks(opcode: str) -> int:
     return {16: 16 if fast else 32, 32: 32 if fast else 64}[rows]
 
 
-def memory_bytes(opcode: str) -> int:
-    """Bytes per lane that a vector memory or LDS instruction moves; 0 for anything else."""
-    match = re.match(
-        r"^(?:buffer|global|flat|scratch)_(?:load|store)_(?:lds_)?([a-z]+(?:x\d)?)(?:_d16)?(?:_hi)?$", opcode
-    )
-    if match:
-        return _ELEMENT.get(match[1], 0)
-    match = re.match(r"^(?:buffer|global|flat)_atomic_(\w+)$", opcode)
-    if match:
-        return 8 if re.search("x2|64", match[1]) else 4
-    match = re.match(r"^ds_(?:read|write)(2|2st64)?_[bui](\d+)", opcode)
-    if match:
-        return int(match[2]) // 8 * (2 if match[1] else 1)
-    return 0
+def load_bytes(opcode: str) -> int:
+    """Bytes per lane that a load from memory into vector registers or LDS moves; 0 for anything else."""
+    match = re.match(r"^(?:buffer|global|flat)_load_(?:lds_)?([a-z]+(?:x\d)?)(?:_d16)?(?:_hi)?$", opcode)
+    return _ELEMENT.get(match[1], 0) if match else 0
 
 
 def is_vector_load(instruction: Instruction) -> bool:
-    """A load from memory into vector registers or LDS."""
-    return bool(re.match(r"^(buffer|global|flat)_load_", instruction.opcode)) and memory_bytes(instruction.opcode) > 0
+    return load_bytes(instruction.opcode) > 0
 
 
 def loads_to_lds(instruction: Instruction) -> bool:

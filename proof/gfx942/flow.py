@@ -10,8 +10,8 @@ from .costs import (
     address_group,
     is_vector_load,
     kind,
+    load_bytes,
     loads_to_lds,
-    memory_bytes,
     scalar_registers,
     vector_registers,
 )
@@ -81,7 +81,7 @@ def weight_flow(region: list[Instruction], loop: bool) -> WeightFlow:
     loaded: Counter[str] = Counter()
     for instruction in region:
         if is_vector_load(instruction) and not loads_to_lds(instruction):
-            loaded[address_group(instruction)] += 64 * memory_bytes(instruction.opcode)
+            loaded[address_group(instruction)] += 64 * load_bytes(instruction.opcode)
     direct = {name: count for name, count in loaded.items() if name not in staged}
     chosen = max(direct, key=lambda name: direct[name], default=None)
     unpack = _unpack_operations(region, loop, chosen)
@@ -149,7 +149,7 @@ def in_flight(region: list[Instruction], loop: bool, group: str | None) -> InFli
         if re.match(r"^(buffer|global|flat|scratch)_(load|store|atomic)_", instruction.opcode):
             load = "_load_" in instruction.opcode
             weight = load and address_group(instruction) == group and not loads_to_lds(instruction)
-            queue.append((position, 64 * memory_bytes(instruction.opcode) if weight else 0, load))
+            queue.append((position, 64 * load_bytes(instruction.opcode) if weight else 0, load))
         wait = re.search(r"vmcnt\((\d+)\)", instruction.text) if instruction.opcode == "s_waitcnt" else None
         if wait:
             done = queue[: max(0, len(queue) - int(wait[1]))]

@@ -29,12 +29,10 @@ class Mix:
 
     counts: Counter[str]  # by opcode
     kinds: Counter[str]  # of `costs.kind`
-    vmcnt0_waits: int
 
     @classmethod
     def of(cls, code: list[Instruction]) -> Mix:
-        waits = len([i for i in code if i.opcode == "s_waitcnt" and "vmcnt(0)" in i.text])
-        return cls(Counter(i.opcode for i in code), Counter(kind(i.opcode) for i in code), waits)
+        return cls(Counter(i.opcode for i in code), Counter(kind(i.opcode) for i in code))
 
     @property
     def mfma(self) -> int:
@@ -64,7 +62,7 @@ class Mix:
 
 @dataclass(frozen=True)
 class KernelStats:
-    """All figures of one kernel. `trips` is how often the rolled hot loop was counted in `whole`."""
+    """All figures of one kernel."""
 
     name: str
     vgprs: int
@@ -76,17 +74,15 @@ class KernelStats:
     lds_bytes: int
     workgroup: int
     waves_per_simd: float
-    workgroups_per_cu: int
     whole: Mix
     hot: Mix
     hot_is_loop: bool
-    trips: int
     flow: WeightFlow
     flight: InFlight
 
 
 def analyse(kernel: Kernel, trips: int = 1, lds_bytes: int = 0) -> KernelStats:
-    """Count `kernel`; `lds_bytes` is dynamic LDS."""
+    """Count `kernel`. trips: of the rolled hot loop in `whole`. lds_bytes: dynamic LDS."""
     code = kernel.instructions
     first, last, loop = _hot_region(kernel)
     block = renamed(code)[first:last]
@@ -94,7 +90,7 @@ def analyse(kernel: Kernel, trips: int = 1, lds_bytes: int = 0) -> KernelStats:
     region = block if loop else _trim(block, flow.group)
     threads = _threads(kernel)
     lds = kernel.lds_bytes + lds_bytes
-    waves, groups = occupancy(kernel.descriptor.get("next_free_vgpr", 0), lds, threads)
+    waves, _ = occupancy(kernel.descriptor.get("next_free_vgpr", 0), lds, threads)
     meta = kernel.metadata.get
     repeated = code + block * (trips - 1) if loop else code
     return KernelStats(
@@ -108,11 +104,9 @@ def analyse(kernel: Kernel, trips: int = 1, lds_bytes: int = 0) -> KernelStats:
         lds_bytes=lds,
         workgroup=threads,
         waves_per_simd=waves,
-        workgroups_per_cu=groups,
         whole=Mix.of(repeated),
         hot=Mix.of(region),
         hot_is_loop=loop,
-        trips=trips if loop else 1,
         flow=flow,
         flight=in_flight(region, loop, flow.group),
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from interpreter_asm import kernel
 
-from proof.gfx942.costs import memory_bytes, mfma_clocks, valu_clocks
+from proof.gfx942.costs import load_bytes, mfma_clocks, valu_clocks
 from proof.gfx942.stats import analyse, occupancy
 
 # Activations s[8:11] pass through LDS, weights s[12:15] are unpacked with three operations per word.
@@ -33,7 +33,7 @@ def test_rolled_loop():
 def test_straight_line_kernel_is_cut_from_first_weight_load_to_last_mfma():
     body = LOOP.replace("	s_cbranch_scc1 .Lloop\n", "").replace(".Lloop:\n", "")
     stats = analyse(kernel(body))
-    assert not stats.hot_is_loop and stats.trips == 1
+    assert not stats.hot_is_loop
     assert stats.hot.mfma == 3 and stats.hot.kinds["transcendental"] == 1
     assert stats.whole.counts.total() == stats.hot.counts.total() + 2  # the first move and s_endpgm
 
@@ -81,9 +81,9 @@ def test_int8_matrix_clocks_give_the_peak_of_the_data_sheet():
 def test_instruction_costs():
     assert valu_clocks("v_mul_lo_u32", True) == 16 and valu_clocks("v_mul_lo_u32", False) == 4
     assert valu_clocks("v_rcp_iflag_f32", False) == 16 and valu_clocks("v_perm_b32", True) == 4
-    widths = {"buffer_load_dwordx4": 16, "global_load_ubyte_d16_hi": 1, "ds_read2st64_b64": 16, "ds_read_u16_d16": 2}
-    widths |= {"global_store_short": 2, "buffer_atomic_add_x2": 8, "global_load_lds_dword": 4, "v_mov_b32": 0}
-    assert {op: memory_bytes(op) for op in widths} == widths
+    widths = {"buffer_load_dwordx4": 16, "global_load_ubyte_d16_hi": 1, "global_load_lds_dword": 4, "v_mov_b32": 0}
+    widths |= {"global_store_short": 0, "buffer_atomic_add_x2": 0, "ds_read_u16_d16": 0}
+    assert {op: load_bytes(op) for op in widths} == widths
 
 
 def test_registers_of_both_files():
