@@ -185,8 +185,3 @@ def test_a_baseline_of_another_protocol_is_refused(resumed, data, tmp_path):
         with pytest.raises(KimiError, match="no run is here"):
             accuracy.run(Target(base_url=server.base_url), PROTOCOL, options, SILENT)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_server_must_be_named():
-    with pytest.raises(KimiError, match="no server was named"):
-        Target()
