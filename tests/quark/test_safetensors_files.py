@@ -77,47 +77,38 @@ def test_malformed_header(target: Path, data: bytes, found: str) -> None:
     assert message.startswith(f"{SHARD} has a malformed safetensors header") and found in message
 
 
-@pytest.mark.parametrize(
-    "entry",
-    [
-        {"dtype": "F32", "shape": [2], "data_offsets": [0, 7]},
-        {"dtype": "F32", "shape": [2], "data_offsets": [8, 0]},
-        {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]},
-        {"dtype": "F31", "shape": [2], "data_offsets": [0, 8]},
-        {"dtype": "F32", "shape": 2, "data_offsets": [0, 8]},
-        {"dtype": ["F32"], "shape": [2], "data_offsets": [0, 8]},
-        {"dtype": "F32", "shape": [2]},
-        {"dtype": "F32", "shape": [1 << 62, 1 << 62], "data_offsets": [0, 8]},
-        "F32",
-        None,
-    ],
-)
-def test_malformed_entry(tmp_path: Path, entry: object) -> None:
-    write_file(tmp_path / "x.safetensors", json.dumps({"a": entry}).encode(), 8)
+def places(first: list[int], second: list[int]) -> str:
+    entries = {name: {"dtype": "F32", "shape": [2], "data_offsets": o} for name, o in (("a", first), ("b", second))}
+    return json.dumps(entries)
+
+
+ENTRIES = [
+    {"dtype": "F32", "shape": [2], "data_offsets": [0, 7]},
+    {"dtype": "F32", "shape": [2], "data_offsets": [8, 0]},
+    {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]},
+    {"dtype": "F31", "shape": [2], "data_offsets": [0, 8]},
+    {"dtype": "F32", "shape": 2, "data_offsets": [0, 8]},
+    {"dtype": ["F32"], "shape": [2], "data_offsets": [0, 8]},
+    {"dtype": "F32", "shape": [2]},
+    {"dtype": "F32", "shape": [1 << 62, 1 << 62], "data_offsets": [0, 8]},
+    "F32",
+    None,
+]
+FLOAT = '"a": {"dtype": "F32", "shape": [1], "data_offsets": [%d, %d]}'
+MALFORMED = {
+    **{f"entry {number}": (json.dumps({"a": entry}), 8) for number, entry in enumerate(ENTRIES)},
+    "overlap": (places([0, 8], [4, 12]), 12),
+    "gap": (places([0, 8], [12, 20]), 20),
+    "the same place": (places([0, 8], [0, 8]), 8),
+    "bytes after the last": (places([0, 8], [8, 16]), 17),
+    "a name twice": (f"{{{FLOAT % (0, 4)}, {FLOAT % (4, 8)}}}", 8),
+}
+
+
+@pytest.mark.parametrize(("header", "size"), MALFORMED.values(), ids=MALFORMED)
+def test_entries_that_do_not_describe_the_file(tmp_path: Path, header: str, size: int) -> None:
+    (tmp_path / "x.safetensors").write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(size))
     with pytest.raises(KimiError, match=r"x\.safetensors has a malformed safetensors header"):
-        read_header(tmp_path / "x.safetensors")
-
-
-def write_file(path: Path, header: bytes, size: int) -> None:
-    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(size))
-
-
-@pytest.mark.parametrize(
-    ("offsets", "size"),
-    [(([0, 8], [4, 12]), 12), (([0, 8], [12, 20]), 20), (([0, 8], [0, 8]), 8), (([0, 8], [8, 16]), 17)],
-    ids=["overlap", "gap", "the same place", "bytes after the last"],
-)
-def test_tensors_that_do_not_fill_the_file(tmp_path: Path, offsets: tuple[list[int], list[int]], size: int) -> None:
-    entries = {name: {"dtype": "F32", "shape": [2], "data_offsets": o} for name, o in zip("ab", offsets, strict=True)}
-    write_file(tmp_path / "x.safetensors", json.dumps(entries).encode(), size)
-    with pytest.raises(KimiError, match="malformed"):
-        read_header(tmp_path / "x.safetensors")
-
-
-def test_a_name_that_is_listed_twice(tmp_path: Path) -> None:
-    header = '"a": {"dtype": "F32", "shape": [1], "data_offsets": [%d, %d]}'
-    write_file(tmp_path / "x.safetensors", f"{{{header % (0, 4)}, {header % (4, 8)}}}".encode(), 8)
-    with pytest.raises(KimiError, match="malformed"):
         read_header(tmp_path / "x.safetensors")
 
 
