@@ -7,6 +7,7 @@ import torch
 from pydantic import TypeAdapter
 from safetensors.torch import save_file
 
+from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.quark.preflight import preflight
 from kimi_w4a8_laptop import tiny
 from kimi_w4a8_laptop.tiny.tokenizer import chat_text
@@ -20,7 +21,7 @@ from proof.tiny.config import (
     target_config_json,
     text_config_json,
 )
-from proof.tiny.evaluate import MAX_WEIGHT_BYTES, TinyEvaluation, weight_bytes
+from proof.tiny.evaluate import MAX_WEIGHT_BYTES, TinyEvaluation, evaluate, weight_bytes
 from proof.tiny.generate import greedy
 from proof.tiny.model import yarn_frequencies
 from proof.tiny.problems import problems
@@ -111,8 +112,6 @@ def test_pictures_that_it_has_not_seen_are_read_and_used():
 
 
 def test_a_missing_checkpoint_is_one_clear_error(monkeypatch, tmp_path):
-    from kimi_w4a8_eagle3.base.errors import KimiError
-
     monkeypatch.setattr(tiny, "WEIGHTS", tmp_path)
     with pytest.raises(KimiError, match="make tiny"):
         tiny.target_path()
@@ -170,8 +169,6 @@ def test_recorded_metrics_meet_the_bars():
 
 
 def test_bars_hold_when_recomputed_on_a_sample():
-    from proof.tiny.evaluate import evaluate
-
     texts = examination()[::60]
     result = evaluate(tiny.target_path(), tiny.target_bf16_path(), tiny.draft_path(), 3, texts=texts)
     assert {kind for shares in result.typed.values() for kind in shares} == {"sum", "story", "other"}

@@ -16,6 +16,7 @@ from support.packing import slice_packed_columns, slice_rows
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.quark.packing import fold_scales
 from kimi_w4a8_eagle3.quark.weight_format import INT4, MXFP4, WeightFormat
+from kimi_w4a8_eagle3.sglang_plugin import load_check
 
 LAYER = "language_model.model.layers.1.mlp.experts"
 SHARD_IDS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
@@ -147,8 +148,6 @@ def packed_words_exchanged(layer: Any) -> None:
 def test_the_load_check_finds_weights_that_the_files_lack(
     fused_moe: type[torch.nn.Module], quark_target: Path, tp: int, fault: Callable[[Any], None] | None, found: str
 ) -> None:
-    from kimi_w4a8_eagle3.sglang_plugin import load_check
-
     tensors = {name: t for shard in read_shards(quark_target).values() for name, t in shard.items()}
     load_check.note_folder((str(quark_target), [], True))
     try:
@@ -190,8 +189,6 @@ def test_a_rank_compares_every_parameter_outside_the_experts(
 ) -> None:
     from sglang.srt import distributed
 
-    from kimi_w4a8_eagle3.sglang_plugin import load_check
-
     monkeypatch.setattr(distributed, "get_tp_group", lambda: SimpleNamespace(rank_in_group=rank))
     stored, loaded = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
     for name, (cut, tensors) in HELD.items():
@@ -217,8 +214,6 @@ def test_a_rank_compares_every_parameter_outside_the_experts(
 
 
 def test_padding_is_no_difference_a_nan_is_one_value_and_shared_rows_are_not_compared(tmp_path: Path) -> None:
-    from kimi_w4a8_eagle3.sglang_plugin import load_check
-
     rows = torch.arange(20.0).reshape(10, 2).index_put((torch.tensor(7), torch.tensor(0)), torch.tensor(torch.nan))
     save_file({"embed": rows, "q": torch.ones(128, 2), "k": torch.ones(8, 2)}, file := tmp_path / "model.safetensors")
     embed, q, k = (load_check._Block.parts(file, name) for name in ("embed", "q", "k"))
@@ -231,10 +226,8 @@ def test_padding_is_no_difference_a_nan_is_one_value_and_shared_rows_are_not_com
 
 @pytest.mark.parametrize("padded_loading", [True, False], ids=["cpu", "gpu"])
 def test_every_rank_loads_its_blocks_of_mxfp4(
-    fused_moe: type[torch.nn.Module], tmp_path: Path, padded_loading: bool
+    fused_moe: type[torch.nn.Module], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, padded_loading: bool
 ) -> None:
-    from kimi_w4a8_eagle3.sglang_plugin import load_check
-
     tp, inter, tensors = 2, 64, {}
     for expert in range(EXPERTS):
         for part, rows, k in (("gate_proj", inter, HIDDEN), ("up_proj", inter, HIDDEN), ("down_proj", HIDDEN, inter)):
@@ -242,17 +235,14 @@ def test_every_rank_loads_its_blocks_of_mxfp4(
             tensors[name] = torch.randint(0, 256, (rows, k // 2), dtype=torch.uint8)
             tensors[f"{name}_scale"] = torch.randint(110, 130, (rows, k // 32), dtype=torch.uint8)
     save_file(tensors, tmp_path / "model.safetensors")
-    load_check.note_folder((str(tmp_path), [], True))
-    try:
-        for rank in range(tp):
-            layer = rank_layer(fused_moe, rank, tp, padded_loading, MXFP4, inter)
-            load(layer, tensors, suffixes=("", "_scale"))
+    monkeypatch.setattr(load_check, "_folder", [tmp_path])
+    for rank in range(tp):
+        layer = rank_layer(fused_moe, rank, tp, padded_loading, MXFP4, inter)
+        load(layer, tensors, suffixes=("", "_scale"))
+        load_check.require_as_stored("model.layers.1.mlp.experts", layer, MXFP4)
+        layer.w2_weight_scale[2, 5, 0] += 1
+        with pytest.raises(KimiError, match="w2_weight_scale of expert 2 did not load as it is stored"):
             load_check.require_as_stored("model.layers.1.mlp.experts", layer, MXFP4)
-            layer.w2_weight_scale[2, 5, 0] += 1
-            with pytest.raises(KimiError, match="w2_weight_scale of expert 2 did not load as it is stored"):
-                load_check.require_as_stored("model.layers.1.mlp.experts", layer, MXFP4)
-    finally:
-        load_check.note_folder(("", [], False))
 
 
 def scheme_weights(layer: Any) -> Any:

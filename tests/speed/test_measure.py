@@ -23,6 +23,7 @@ from kimi_w4a8_lab.report.analysis import Analysis
 from kimi_w4a8_lab.report.tables import print_figures
 from kimi_w4a8_lab.speed import generator
 from kimi_w4a8_lab.speed.generator import LoadDetails, LoadResult, read_last
+from kimi_w4a8_lab.speed.measure import _judge
 from kimi_w4a8_lab.speed.runs import Run, read_run
 from kimi_w4a8_lab.speed.sampler import summarize
 from kimi_w4a8_lab.speed.single import Texts, bench
@@ -111,8 +112,6 @@ def test_draft_steps_are_those_of_the_time_in_which_requests_ran() -> None:
 
 
 def test_a_wrong_length_or_another_client_is_a_problem_and_hits_in_the_prefix_cache_are_noted(null_run: Run) -> None:
-    from kimi_w4a8_lab.speed.measure import _judge
-
     point = with_changes(load_workload("tiny-con2"), num_prompts=NUM_PROMPTS).points()[0]
     found = null_run.result.measurements[0]
     details = read_last(null_run.folder / found.raw, LoadDetails)

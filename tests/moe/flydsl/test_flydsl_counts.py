@@ -16,7 +16,7 @@ from kimi_w4a8_eagle3.moe.contract import MoeShape
 from kimi_w4a8_eagle3.quark.weight_format import MXFP4
 from proof import kernel_counts as counts
 from proof.account.blocks import expected_blocks
-from proof.kernels import app
+from proof.kernels import app, count_kernels
 
 KIMI = {tp: MoeShape(384, 7168, 2048 // tp, 8) for tp in extent((8,), (4, 8))}
 
@@ -32,8 +32,6 @@ PUBLISHED = {
 
 @pytest.fixture(scope="module")
 def rows() -> dict[str, counts.Figures]:
-    from proof.kernels import count_kernels
-
     found: dict[str, counts.Figures] = {}
     for tp in KIMI:
         for tokens in (2, 8, 40, 160, 10240):
@@ -90,8 +88,6 @@ class TestCompiled:
     @pytest.mark.slow
     def test_no_figure_of_mxfp4_got_worse(self) -> None:
         """After a deliberate change: python -m proof.kernels --weights mxfp4 --save proof/kernel_counts.json"""
-        from proof.kernels import count_kernels
-
         shape = replace(KIMI[8], weights=MXFP4)
         found = count_kernels(shape, 8, "tp8") | (count_kernels(shape, 10240, "tp8") if LONG else {})
         saved = {name: row for name, row in counts.read_figures(counts.BASELINE).items() if name in found}
