@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from support.kimi_checkpoint import edit_json, edit_tensor
 
 from kimi_w4a8_eagle3.base.collection import REQUESTS, Consent, StoredRequest, key_name, packed, write_private
 from kimi_w4a8_eagle3.base.errors import KimiError
@@ -155,14 +156,11 @@ def test_a_saved_draft_is_the_first_one_with_other_values(tmp_path: Path) -> Non
 
 
 def rewritten(folder: Path, **changes: object) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    edit_json(folder / "config.json", lambda config: config.update(changes))
 
 
 def in_fp8(folder: Path) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    tensors["midlayer.mlp.up_proj.weight"] = tensors["midlayer.mlp.up_proj.weight"].to(torch.float8_e4m3fnuz)
-    save_file(tensors, folder / "model.safetensors")
+    edit_tensor(folder, "midlayer.mlp.up_proj.weight", lambda weight: weight.to(torch.float8_e4m3fnuz))
 
 
 @pytest.mark.parametrize(
