@@ -11,8 +11,8 @@ import hashlib
 import json
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from typing import Any
@@ -129,13 +129,8 @@ class HubServer:
         return sum(request.sent for request in self.gets(path) if request.status in (200, 206))
 
 
-@contextmanager
-def serve(repos: dict[str, Repo], page: int = 1000) -> Iterator[HubServer]:
-    server = HubServer(repos, page)
-    try:
-        yield server
-    finally:
-        server.close()
+def serve(repos: dict[str, Repo], page: int = 1000) -> closing[HubServer]:
+    return closing(HubServer(repos, page))
 
 
 def _server(handler: type[_Handler], hub: HubServer, host: str) -> LoopbackServer:
