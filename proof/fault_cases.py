@@ -11,7 +11,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -53,33 +55,19 @@ def kill_router(stage: FaultStage) -> FaultRow:
     return under_load(stage, stage.fleet.router().kill, VISIBLE | {ClientOutcome.UNREACHABLE}, "kill-router")
 
 
-def stop_scheduler(stage: FaultStage) -> FaultRow:
-    """The engine answers but computes nothing: only tokens tell."""
-    return _stopped(stage, stage.fleet.scheduler(1), "stop-scheduler")
-
-
-def stop_engine(stage: FaultStage) -> FaultRow:
-    """The engine accepts connections and says nothing."""
-    return _stopped(stage, stage.fleet.engine(1), "stop-engine")
-
-
-def _stopped(stage: FaultStage, process: psutil.Process, name: str) -> FaultRow:
-    row = under_load(stage, process.suspend, VISIBLE, name)
+def _stopped(process: Callable[[ServedFleet, int], psutil.Process], name: str, stage: FaultStage) -> FaultRow:
+    row = under_load(stage, process(stage.fleet, 1).suspend, VISIBLE, name)
     row.expect(row.detected_s is not None and row.detected_s < 4 * STALL_S, "the watchdog came late")
     return row
 
 
-def leave_stream(stage: FaultStage) -> FaultRow:
-    """A closed stream is noticed at the next piece."""
-    return _leave(stage, Manner.LEAVES_STREAM)
+# The engine answers but computes nothing: only tokens tell.
+stop_scheduler = partial(_stopped, ServedFleet.scheduler, "stop-scheduler")
+# The engine accepts connections and says nothing.
+stop_engine = partial(_stopped, ServedFleet.engine, "stop-engine")
 
 
-def leave_plain(stage: FaultStage) -> FaultRow:
-    """Nothing is written to a client that waits; the engine looks now and then."""
-    return _leave(stage, Manner.LEAVES_PLAIN)
-
-
-def _leave(stage: FaultStage, manner: Manner) -> FaultRow:
+def _leave(manner: Manner, stage: FaultStage) -> FaultRow:
     """Time how long an engine goes on for a client that has gone."""
     row, tokens = FaultRow(), 3000
     stage.wait_idle()
@@ -100,6 +88,12 @@ def _leave(stage: FaultStage, manner: Manner) -> FaultRow:
     row.expect(record.outcome is ClientOutcome.LEFT, f"the client saw {record.outcome.value} {record.detail}")
     row.expect(ended == 1 and stage.wait_idle() < 30, f"{ended:.0f} requests were aborted")
     return row
+
+
+# A closed stream is noticed at the next piece.
+leave_stream = partial(_leave, Manner.LEAVES_STREAM)
+# Nothing is written to a client that waits; the engine looks now and then.
+leave_plain = partial(_leave, Manner.LEAVES_PLAIN)
 
 
 def slow_client(stage: FaultStage) -> FaultRow:
