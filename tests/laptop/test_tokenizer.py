@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kimi_w4a8_eagle3.chat.calculator import declaration
-from kimi_w4a8_laptop import tiny
+from kimi_w4a8_laptop import tiny, torchvision_ops
 from kimi_w4a8_laptop.tiny.tokenizer import chat_text
 from proof.tiny.build import CORPUS_DOCUMENTS, CORPUS_SEED
 from proof.tiny.data import corpus
@@ -46,8 +46,6 @@ def test_committed_tokenizer_is_what_the_corpus_yields():
 
 @pytest.fixture(scope="module")
 def hf_tokenizer():
-    from kimi_w4a8_laptop import torchvision_ops
-
     torchvision_ops.declare_missing()
     from transformers import AutoTokenizer
 

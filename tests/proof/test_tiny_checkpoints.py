@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.quark.preflight import preflight
-from kimi_w4a8_laptop import tiny
+from kimi_w4a8_laptop import tiny, torchvision_ops
 from kimi_w4a8_laptop.tiny.tokenizer import chat_text
 from proof.tiny.checkpoint import PREFIX, load_target, load_tower, read_tensors, save_target
 from proof.tiny.config import (
@@ -120,8 +120,6 @@ def test_a_missing_checkpoint_is_one_clear_error(monkeypatch, tmp_path):
 @pytest.fixture(scope="module")
 def transformers_target(tmp_path_factory):
     """transformers' own DeepseekV3ForCausalLM on the text part of the BF16 checkpoint, float32."""
-    from kimi_w4a8_laptop import torchvision_ops
-
     torchvision_ops.declare_missing()
     with pytest.MonkeyPatch.context() as patch:  # sklearn and pandas, for a kind of assisted generation: a second
         patch.setitem(sys.modules, "sklearn", None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -37,8 +36,8 @@ class SmallEngine:
         self._served.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._served.__exit__(kind, error, tb)
+    def __exit__(self, *_: object) -> None:
+        self._served.__exit__(None, None, None)
 
     async def _ok(self, _: Request) -> Response:
         return Response()
