@@ -97,7 +97,8 @@ def merge(sources: Iterable[Exposition]) -> list[Metric]:
         seen: set[tuple[str, frozenset[tuple[str, str]]]] = set()
         for family in source.families:
             empty = Metric(family.name, family.documentation, family.type)
-            target = merged.setdefault(_exposed_name(family), empty)
+            # prometheus_client keeps a counter's name without the `_total` that the text has.
+            target = merged.setdefault(family.name + "_total" * (family.type == "counter"), empty)
             if target.type != family.type:
                 continue
             for sample in family.samples:
@@ -122,11 +123,6 @@ class _Families(Collector):
 
     def collect(self) -> Iterable[Metric]:
         return self._families
-
-
-def _exposed_name(family: Metric) -> str:
-    """Return the name in the text; prometheus_client stores counters without `_total`."""
-    return f"{family.name}_total" if family.type == "counter" else family.name
 
 
 def _labelled(sample: Sample, labels: Mapping[str, str]) -> Sample:

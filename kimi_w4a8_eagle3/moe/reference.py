@@ -27,7 +27,8 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     that holds NaN or Inf has a non-finite scale and yields NaN, so that a broken activation stays visible.
     """
     x = x.float()
-    scale = x.abs().amax(dim=-1, keepdim=True) / INT8_MAX
+    scale = x.abs().amax(dim=-1, keepdim=True)
+    scale = scale / torch.full_like(scale, INT8_MAX)  # a GPU multiplies by the reciprocal of a Python number
     scale = torch.where(scale == 0, 1.0, scale)
     return torch.round(x / scale), scale
 

@@ -53,12 +53,6 @@ class _Sample:
     times: tuple[tuple[float, ...], ...]  # seconds and counts of both histograms
     steps: Steps
 
-    def restarted_since(self, before: _Sample) -> bool:
-        """True if a counter fell, because the engine counts from zero again."""
-        return any(
-            gained < 0 for gained in (*increase(self.tokens, before.tokens), *increase(self.steps, before.steps))
-        )
-
 
 class Window:
     """Samples of one engine. One thread adds, any thread reads."""
@@ -82,7 +76,8 @@ class Window:
         kept = self._samples
         while len(kept) > 1 and kept[1].at <= now - ACCEPTANCE_SPAN_S:  # the last one before the window begins it
             kept = kept[1:]
-        if kept and sample.restarted_since(kept[-1]):
+        pairs = [(sample.tokens, kept[-1].tokens), (sample.steps, kept[-1].steps)] if kept else []
+        if any(min(increase(*pair), default=0) < 0 for pair in pairs):  # the engine counts from zero again
             kept = ()
         self._samples = (*kept, sample)
 

@@ -28,7 +28,7 @@ def penalize_kernel(
     scale = tl.where(seen, tl.load(weights + request * 3 + 2), 1.0)
     value = tl.load(row + at, mask=inside, other=0.0)
     value -= frequency * count.to(tl.float32) + tl.where(seen, presence, 0.0)
-    tl.store(row + at, tl.where(value < 0.0, value * scale, value / scale), mask=inside)
+    tl.store(row + at, tl.where(value < 0.0, value * scale, tl.div_rn(value, scale)), mask=inside)
 
 
 def launch(

@@ -35,7 +35,8 @@ class W4A8QuarkConfig(QuarkConfig):
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
-        self.exclude_layers: list[str] = [_as_sglang_pattern(name) for name in self.quant_config.get("exclude") or []]
+        names = self.quant_config.get("exclude") or []  # Quark's globs (`*lm_head`) become SGLang's `re:` patterns
+        self.exclude_layers = ["re:" + fnmatch.translate(name) if is_glob(name) else name for name in names]
 
     @property
     def packed_modules_mapping(self) -> dict[str, list[str]]:
@@ -80,8 +81,3 @@ class W4A8QuarkConfig(QuarkConfig):
 def from_config(original: Callable[..., QuarkConfig], cls: type[QuarkConfig], config: Mapping[str, Any]) -> QuarkConfig:
     """Construct our subclass when our kernels compute the format."""
     return original(W4A8QuarkConfig if weight_format(config) else cls, config)
-
-
-def _as_sglang_pattern(name: str) -> str:
-    """Translate Quark's globs (`*lm_head`) to SGLang's `re:` patterns; keep literal names."""
-    return "re:" + fnmatch.translate(name) if is_glob(name) else name

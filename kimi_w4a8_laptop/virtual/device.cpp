@@ -9,6 +9,8 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/result_type.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/alloc_cpu.h>
@@ -299,6 +301,22 @@ void count_copy(Call& call, const at::Tensor& to, const at::Tensor& from, bool n
   }
 }
 
+// A GPU divides by a Python number by multiplying with its reciprocal, which may lose the last bit of the quotient
+// (PyTorch's native/cuda/BinaryDivTrueKernel.cu, hipified for ROCm).
+c10::OperatorHandle as_on_gpu(const c10::OperatorHandle& op, const std::string& name, Stack* stack, size_t first) {
+  const auto& overload = op.schema().overload_name();
+  if ((name != "aten::div" && name != "aten::div_") || (overload != "Tensor" && overload != "out")) return op;
+  const at::Tensor self = (*stack)[first].toTensor(), number = (*stack)[first + 1].toTensor();
+  if (!number.unsafeGetTensorImpl()->is_wrapped_number()) return op;
+  const auto type = at::result_type(self, number);
+  if (at::isComplexType(type)) return op;
+  const double value = number.item<double>();
+  at::Tensor inverse = at::scalar_tensor(type == at::kDouble ? 1.0 / value : 1.0f / static_cast<float>(value), at::kDouble);
+  inverse.unsafeGetTensorImpl()->set_wrapped_number(true);
+  (*stack)[first + 1] = inverse;
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name == "aten::div" ? "aten::mul" : "aten::mul_", overload.c_str());
+}
+
 void run(const c10::OperatorHandle& op, Stack* stack) {
   Call call(op);
   const auto& schema = op.schema();
@@ -348,7 +366,7 @@ void run(const c10::OperatorHandle& op, Stack* stack) {
   }
   {
     at::AutoDispatchBelowADInplaceOrView guard;
-    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    as_on_gpu(op, call.name, stack, first).redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
   }
   for (auto& swap : call.swaps) call.carry_over(swap);
   const size_t results = schema.returns().size();

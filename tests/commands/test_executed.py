@@ -56,6 +56,8 @@ LINES: tuple[tuple[str, str, str], ...] = (
     (r"launch/vllm\.sh \S+", "launch/test_vllm.py::test_the_container_runs_the_same_command_in_the_right_image", GPU),
     (r"vllm bench serve .*", "launch/test_vllm.py::test_vllms_own_parser_accepts_every_command", GPU),
     (r"rocprofv3 .*", "", GPU),
+    (r"python -m proof\.on_gpu",
+     "moe/triton/test_triton_interpreter.py::test_the_program_for_a_gpu_runs_whole", GPU),
     (r"python -m proof\.tiny typed --texts proof/tiny/blind\.jsonl",
      "proof/test_tiny_typed.py::test_the_blind_test_is_examined_in_turns_and_large_sums_may_be_declined", ""),
     (r"pip install .*", "", NETWORK),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -81,6 +82,24 @@ def test_a_layer_is_tried_expert_by_expert_when_it_is_loaded(fault: str | None, 
         return
     with pytest.raises(KimiError, match=r"layer 7, expert \d+ on reference: .*% away from the reference"):
         require_layer("layer 7", backend, prepared, weights)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "factor", "passes"),
+    [(slice(0, None, 4), 1.006, True), (slice(0, None, 4), 1.02, False), (slice(None), 1.006, False)],
+    ids=["one token a little", "one token", "all tokens a little"],
+)
+def test_a_gpus_exp_may_move_a_token_but_not_an_expert(tokens: slice, factor: float, passes: bool) -> None:
+    """The first of the four tokens of each expert has an element of `h` that is rounded to the neighbouring integer."""
+
+    def moved(forward, *call):
+        out = forward(*call).float()
+        out[tokens] *= factor
+        return out.bfloat16()
+
+    weights, backend = random_layer(SHAPE, CPU), Planted(moved)
+    with nullcontext() if passes else pytest.raises(KimiError, match="away from the reference"):
+        require_layer("layer 7", backend, backend.prepare(weights), weights)
 
 
 def flipped_nibble(forward, x, moe, router, ids):

@@ -17,6 +17,7 @@ virtual.install()
 import torch  # noqa: E402  (the device is installed first, as in an engine)
 import torch.distributed as dist  # noqa: E402
 
+from kimi_w4a8_eagle3.moe.reference import quantize_rows  # noqa: E402
 from kimi_w4a8_eagle3.sampling.draw import Filters, draw  # noqa: E402
 from kimi_w4a8_laptop.virtual import library, rccl  # noqa: E402
 
@@ -176,6 +177,14 @@ def healthy() -> dict[str, object]:
     with ThreadPoolExecutor(2) as pool:
         halves = list(pool.map(scattered, range(2), [rccl.Gloo().ncclGetUniqueId()] * 2))
 
+    rows = torch.arange(1.0, 4001.0)[:, None]
+    by_number, by_tensor = (rows.cuda() / 127).cpu(), (rows.cuda() / torch.full_like(rows, 127).cuda()).cpu()
+    quotient = rows / 127
+    divided = [
+        torch.equal(*pair) for pair in ((by_number, rows * (1 / 127)), (by_number, quotient), (by_tensor, quotient))
+    ]
+    quantized = all(map(torch.equal, quantize_rows(rows), (part.cpu() for part in quantize_rows(rows.cuda()))))
+
     library.reset()
     x = torch.full((3,), 2.0, device="cuda")
     library.load().vg_capture_begin(7)
@@ -198,6 +207,8 @@ def healthy() -> dict[str, object]:
         "after a wait": noticed(lambda: race(lambda x, side: (torch.cuda.current_stream().wait_stream(side), x.sum()))),
         "replayed": replayed,
         "attended into out": attended,
+        "divided": divided,
+        "quantized": quantized,
         "summed over ranks": [summed.tolist(), *halves],
         "counted": counted,
     }
