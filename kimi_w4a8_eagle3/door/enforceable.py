@@ -50,7 +50,9 @@ def require_enforceable(schema: Any, name: str) -> None:
 def _unenforceable(schema: Mapping[str, Any]) -> str | None:
     if empty := next((key for key in ("enum", "anyOf", "oneOf") if schema.get(key) == []), None):
         return f"{empty} is empty, so no value fits"
-    free = {"propertyNames"} if _is_any_text(schema.get("propertyNames")) else set()
+    named = schema.get("propertyNames")
+    any_text = isinstance(named, Mapping) and named.get("type") == "string" and named.keys() <= _TEXT
+    free = {"propertyNames"} if any_text else set()
     if dropped := sorted((_DROPPED | ({"multipleOf"} if _OLD else set())) & schema.keys() - free):
         return f"{', '.join(dropped)} would be ignored"
     if isinstance(schema.get("items"), list) or any(isinstance(schema.get(key), bool) for key in _NUMBERS):
@@ -79,10 +81,6 @@ def _unenforceable(schema: Mapping[str, Any]) -> str | None:
         if isinstance(name, str) and name not in described:
             return f"required names {name!r}, which properties does not describe"
     return None
-
-
-def _is_any_text(schema: Any) -> bool:
-    return isinstance(schema, Mapping) and schema.get("type") == "string" and schema.keys() <= _TEXT
 
 
 def _number(value: Any) -> float:

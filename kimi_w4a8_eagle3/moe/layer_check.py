@@ -35,9 +35,8 @@ def layer_errors(backend: MoeBackend, moe: PreparedMoe, weights: QuarkMoeWeights
     experts it would drown.
     """
     shape, device, reference = weights.shape, weights.w13.device, ReferenceBackend()
-    generator = torch.Generator(device).manual_seed(0)
     expert = torch.arange(shape.num_experts, device=device).repeat_interleave(_TOKENS)
-    x = torch.randn(len(expert), shape.hidden, device=device, generator=generator)
+    x = torch.randn(len(expert), shape.hidden, device=device, generator=torch.Generator(device).manual_seed(0))
     # Rows of different size reveal a kernel that takes a neighbour's row scale.
     x *= torch.linspace(0.5, 2.0, len(expert), device=device)[:, None]
     ids = torch.full((len(expert), shape.top_k), -1, dtype=torch.int32, device=device)

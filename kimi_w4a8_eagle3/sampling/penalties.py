@@ -94,23 +94,19 @@ class Penalties:
         logits: float32 [B * n, V]. positions: int64 [B * n], the index of each row's input token in its sequence.
         chains: [B, n], the tokens of a verify step, of which the first is produced already; None for n = 1.
         """
-        n = 1 if chains is None else chains.shape[1]
-        drafts = None if chains is None else chains[self._rows].long()
+        n, drafts = (1, None) if chains is None else (chains.shape[1], chains[self._rows].long())
+        given = logits, n, self._rows, self._table.counts, self._count_rows, self._weights, drafts
         if logits.device.type != "cpu":
             from .triton_penalties import launch  # start-up: Triton, which a CPU does not need
 
-            launch(logits, n, self._rows, self._table.counts, self._count_rows, self._weights, drafts)
+            launch(*given)
         else:
-            penalize(logits, n, self._rows, self._table.counts, self._count_rows, self._weights, drafts)
-        self._forbid_stops(logits.view(-1, n, logits.shape[1]), positions.view(-1, n)[self._rows])
-
-    def _forbid_stops(self, logits: torch.Tensor, positions: torch.Tensor) -> None:
-        """Forbid each stop of a request at each of its n positions. logits: [B, n, V], positions: [k, n]."""
+            penalize(*given)
         if len(self._stops):
             request, token = self._stops.T
-            early = positions[request] < self._first_stop[request, None]  # [stops, n]
-            row = self._rows[request]
-            logits[row, :, token] = logits[row, :, token].masked_fill(early, float("-inf"))
+            row, batch = self._rows[request], logits.view(-1, n, logits.shape[1])
+            early = positions.view(-1, n)[row] < self._first_stop[request, None]  # [stops, n]
+            batch[row, :, token] = batch[row, :, token].masked_fill(early, float("-inf"))
 
     def count(self, tokens: torch.Tensor) -> None:
         """Count drawn tokens. tokens: [B] or [B, n], -1 where a verify step accepted nothing more."""
