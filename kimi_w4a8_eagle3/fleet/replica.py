@@ -156,7 +156,7 @@ class Replica:
                     self._enter(Phase.STALLED, f"no token for {state.progress_timeout_s:.0f} s")
                     server.stop(_STALLED_GRACE_S)
                     raise Stalled(
-                        f"no token was generated for {state.progress_timeout_s:.0f} s although requests are running",
+                        f"no token was generated for {state.progress_timeout_s:.0f} s, not for a health probe either",
                         where=str(self.log_path),
                         remedy="read the stacks at the end of its log; on ROCm a custom all-reduce may hang: "
                         "--set disable-custom-all-reduce=true, then restart",

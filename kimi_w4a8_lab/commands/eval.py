@@ -243,11 +243,12 @@ def smoke(
     require_packages()
     from ..accuracy import smoke as smoke_check  # optional: lm_eval
 
-    floors = smoke_check.Floors(
-        limit, max_tokens, correct=min_correct, accept_length=min_accept_length, speculates=not server.no_speculation
-    )
     with signals(runs):
         target = replace(server.target(), ops_url=ops_url)
+        drafts = bool(target.launch.draft) if target.launch else not server.no_speculation
+        floors = smoke_check.Floors(
+            limit, max_tokens, correct=min_correct, accept_length=min_accept_length, speculates=drafts
+        )
         folder, _, _ = smoke_check.run(target, floors, table_console(), runs)
     _end(folder)
 

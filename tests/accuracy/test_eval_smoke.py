@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 
 import pytest
 from support.every_page import accuracy_result
@@ -78,6 +79,22 @@ def test_failures_cut_answers_wrong_answers_and_rejected_drafts():
     plain = [answered(p.solution, ()) for p in PROBLEMS]
     assert failed(plain) == ["accept length"] and failed(plain, speculates=False) == []
     assert failed(GOOD, speculates=False) == ["speculation"]
+
+
+@pytest.mark.parametrize(
+    ("words", "drafts"),
+    [
+        ("--recipe agent", True),
+        ("--recipe agent --no-speculation", False),
+        ("--recipe agent:plain", False),
+        ("--recipe w4a8", False),
+        ("--base-url http://127.0.0.1:9 --no-speculation", False),
+    ],
+)
+def test_a_recipe_without_a_draft_is_asked_for_no_accepted_drafts(words, drafts, monkeypatch):
+    monkeypatch.setattr(smoke, "run", lambda target, floors, *_: sys.exit(f"{floors.speculates} {floors.correct}"))
+    result = CliRunner().invoke(app, ["eval", "smoke", *words.split(), "--min-correct", "0.5"])
+    assert str(result.exception) == f"{drafts} 0.5"
 
 
 @pytest.mark.parametrize(("text", "number"), [("so 3 + 4 = 7\n#### 7", 7), ("It is **1,234**.", 1234), ("none", None)])
