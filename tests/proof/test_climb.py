@@ -67,6 +67,7 @@ def test_a_killed_try_cost_the_whole_limit(monkeypatch: pytest.MonkeyPatch) -> N
             pass
 
     assert climb.tried(kind(work=spin), "a", opened=True).seconds == 0.1
+    assert climb.tried(kind(check=spin), "a", opened=False).refused  # as the door refuses it when its worker is killed
 
 
 def test_time_and_memory_of_a_try_are_its_own() -> None:
