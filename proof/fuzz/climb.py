@@ -127,6 +127,7 @@ def tried(kind: CostKind, request: Any, opened: bool) -> Cost:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             refused = not opened and _refused(kind, request)
             os.write(writer, b"checked\n")
+            signal.setitimer(signal.ITIMER_PROF, _TRY_S)
             os.write(writer, json.dumps((0.0, 0, True) if refused else _measured(kind, request)).encode())
         finally:
             os._exit(0)
@@ -156,8 +157,10 @@ def _measured(kind: CostKind, request: Any) -> tuple[float, int, bool]:
         before, seconds = _status("VmHWM"), list[float]()
         while len(seconds) < 2:  # another process disturbs one of them, seldom both
             start = time.process_time()
-            said = kind.work(request)
-            seconds.append(time.process_time() - start if said is None else said)
+            if (named := kind.work(request)) is not None:
+                seconds = [named]
+                break
+            seconds.append(time.process_time() - start)
     except (ValueError, RuntimeError):
         return 0.0, 0, True
     except MemoryError:
