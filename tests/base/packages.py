@@ -52,7 +52,7 @@ PACKAGES = {
     ),
     LAPTOP: Package(frozenset({SERVING, LAB}), plan=4_200, untyped=50, sglang=("",), torch=("",)),
     "launch": Package(ALL, plan=1_800, today=1_932, untyped=25, torch=("docker/",)),
-    "proof": Package(ALL, plan=50_000, today=59_560, untyped=125, sglang=("",), flydsl=("",), torch=("",)),
+    "proof": Package(ALL, plan=50_000, today=59_578, untyped=125, sglang=("",), flydsl=("",), torch=("",)),
     "tests": Package(ALL, plan=0, untyped=300, sglang=("",), flydsl=("",), torch=("",)),  # shares the lines of proof
 }  # fmt: skip
 BACKENDS = {"flydsl", "moe", "triton"}  # folders with the same parts by the same names
