@@ -180,7 +180,7 @@ def penalized(vocabulary: int, requests: tuple[int, ...]) -> Rows:
 
 
 def trained(sizes: DraftSizes, vocabulary: int, requests: int, length: int) -> Rows:
-    """Train a draft of random weights on random states for three batches; tell its memory and its rate."""
+    """Train a draft of random weights on random states for four batches; tell its memory and its rate."""
     yield "tokens a batch", "guessed", "GiB before", "GiB at most", "tokens/s", "loss"
     with DEVICE:
         draft, embedding = Draft(sizes, vocabulary), torch.randn(vocabulary, sizes.hidden, dtype=torch.bfloat16)

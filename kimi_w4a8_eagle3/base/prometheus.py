@@ -98,7 +98,7 @@ def merge(sources: Iterable[Exposition]) -> list[Metric]:
         for family in source.families:
             empty = Metric(family.name, family.documentation, family.type)
             # prometheus_client keeps a counter's name without the `_total` that the text has.
-            target = merged.setdefault(family.name + "_total" * (family.type == "counter"), empty)
+            target = merged.setdefault(family.name + ("_total" if family.type == "counter" else ""), empty)
             if target.type != family.type:
                 continue
             for sample in family.samples:

@@ -11,11 +11,11 @@ from .reference import ReferenceBackend
 # Parts of a token's norm. Rows may be rounded to bfloat16 twice, by slot and as their sum. Each rounding is off by half
 # a unit in the last of 8 bits.
 TOLERANCE = 2**-8
-# A GPU's `exp` differs in the last bits, so about one token in 400 has an element of `h` that is rounded to the
-# neighbouring integer. Three such elements move a row of 64 channels by up to 1.5 %, and one of 256 by 0.6 %.
+# A GPU's `exp` differs in the last bits, which may round an element of `h` to the neighbouring integer. One of them
+# moves a row of 64 channels by up to 0.8 %, and three by 1.5 % (simulated with random weights).
 ONE_TOKEN = 2**-6
 _EXPERTS = 32  # experts that the reference prepares at a time: its weights take eight times the memory
-_TOKENS = 4  # of each expert: all of them are so rounded in one of 100,000 starts of 8 GPUs with 60 layers
+_TOKENS = 4  # of each expert: all four are hardly ever so rounded (2 of 12,288 tokens were, docs/perf/h100.md)
 
 
 def require_layer(name: str, backend: MoeBackend, moe: PreparedMoe, weights: QuarkMoeWeights) -> None:

@@ -75,7 +75,7 @@ def test_a_wait_orders_streams_and_a_graph_replays_on_new_input(said: dict[str, 
 
 
 def test_a_number_divides_as_on_a_gpu_and_rows_are_quantized_as_on_a_cpu(said: dict[str, Any]) -> None:
-    """A GPU multiplies by the number's reciprocal. That changed one x8 in 30 tokens, and no layer passed its check."""
+    """A GPU multiplies by the number's reciprocal. That changed elements of a8, and no layer passed its check."""
     assert said["healthy"]["divided"] == [True, False, True]  # as a product, as a quotient, by a tensor as a quotient
     assert said["healthy"]["quantized"]
 
