@@ -14,7 +14,7 @@ import pytest
 from support.repository import ROOT, known_paths, listed, tracked
 
 from kimi_w4a8_eagle3.doctor.software import SGLANG_NEWEST, SGLANG_PINNED
-from proof import mutants
+from proof import docs_site, mutants
 
 PACKAGE = ROOT / "kimi_w4a8_eagle3"
 # Where the pinned SGLang stands: the first is read by what installs it, the others cannot read and are compared with it
@@ -46,11 +46,19 @@ def test_every_path_that_a_page_names_is_there(page: Path) -> None:
     paths = set(re.findall(rf"(?<![\w./:<$-])((?:{starts})/[\w./-]*\w)(?![\w*<{{}}-]|/[*<{{]|…)", text))
     paths |= set(re.findall(r"`([\w-]+\.(?:py|sh))\b", text)) - OF_OTHERS
     dotted = re.findall(r"\b((?:proof|kimi_w4a8_eagle3)(?:\.[a-z]\w*)+)", text)
-    names = {name: (slashed(name), slashed(name) + ".py", slashed(name).rpartition("/")[0] + ".py") for name in dotted}
-    modules = {name for name, places in names.items() if not {*places} & known_paths()}
+    slashed = {name: name.replace(".", "/") for name in dotted}
+    places = {name: {path, path + ".py", path.rpartition("/")[0] + ".py"} for name, path in slashed.items()}
+    modules = {name for name, paths_of_it in places.items() if not paths_of_it & known_paths()}
     tests = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
     absent = {name for path, name in tests if f"def {name}(" not in (ROOT / path).read_text()}
     assert links | modules | absent | {path for path in paths if path not in known_paths()} == set()
+
+
+def test_the_navigation_of_the_docs_has_each_page_once() -> None:
+    """`make docs` refuses a page outside the navigation, but no test runs it."""
+    listed_pages = re.findall(r": ([\w/-]+\.md)$", (ROOT / ".ci" / "mkdocs.yml").read_text(), re.MULTILINE)
+    written = {page.relative_to(ROOT / "docs").as_posix() for page in PAGES if page.is_relative_to(ROOT / "docs")}
+    assert sorted(listed_pages) == sorted(written | {docs_site.CLI_PAGE})
 
 
 def leads_somewhere(page: Path, link: str) -> bool:
@@ -62,10 +70,6 @@ def leads_somewhere(page: Path, link: str) -> bool:
     text = re.sub(r"^```.*?^```", "", target.read_text(), flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
     return anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-def slashed(module: str) -> str:
-    return module.replace(".", "/")
 
 
 def test_the_places_of_the_pinned_sglang_agree() -> None:
