@@ -200,7 +200,7 @@ def test_the_lines_that_undo_leave_nothing(ordinary: Host) -> None:
     for checkpoint in recipe.checkpoints:
         (hub / f"models--{checkpoint.repo.replace('/', '--')}").mkdir()
     shutil.copy(ROOT / "Dockerfile", ordinary.home)
-    undo(ordinary, "\n\nThen, or without", "\n\nIf root ran")
+    undo(ordinary, "\n\nIn either case", "\n\nIf root ran")
     left = [path for path in ordinary.home.rglob("*") if path.is_file() or path.name.startswith("models--")]
     assert sorted(path.name for path in left) == ["Dockerfile", "token"]
     assert not (ordinary.home / "runs").exists() and not (ordinary.home / ".config/kimi-w4a8-eagle3").exists()
