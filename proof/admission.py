@@ -63,6 +63,7 @@ def _tools(number: int, properties: int) -> JsonBody:
     return {**_says("x"), "tools": [{"type": "function", "function": function} for function in functions]}
 
 
+_COUNTED = "200 kB of text, counted"
 LARGE: dict[str, tuple[str, JsonBody]] = {
     "260,000 token ids": ("/v1/completions", {"prompt": [5] * 260_000, "max_tokens": 1}),
     "1 MB of text": (_CHAT, _says(_LINE * 13_000)),
@@ -71,6 +72,7 @@ LARGE: dict[str, tuple[str, JsonBody]] = {
     "4 MB of text, /v1/responses": ("/v1/responses", {"input": _LINE * 51_000, "max_output_tokens": 1}),
     "4 MB of text, /v1/completions": ("/v1/completions", {"prompt": _LINE * 51_000, "max_tokens": 1}),
     "4 MB of text, counted": ("/v1/messages/count_tokens", {"messages": [_user(_LINE * 51_000)]}),
+    _COUNTED: ("/v1/messages/count_tokens", {"messages": [_user(_LINE * 2600)]}),
     "4 MB of text, tokenized": ("/v1/tokenize", {"prompt": _LINE * 51_000}),
     "1 MB of text, tokenized": ("/v1/tokenize", {"prompt": _LINE * 13_000}),
     "512 prompts of 8 kB": ("/v1/completions", {"prompt": [_LINE * 100] * 512, "max_tokens": 1}),
@@ -277,21 +279,20 @@ def _tell(when: str, held: dict[str, float]) -> None:
     print(f"{when}: {sum(held.values()):.0f} MiB ({parts})", flush=True)
 
 
-async def _plain(url: str, number: int, grammar: str = "") -> list[float]:
-    """Return the seconds to the first token of chats, one after the other; each with a new grammar of this name."""
-    body = {"model": MODEL, **_says(), "stream": True}
-    seconds = []
+async def _plain(url: str, number: int, grammar: str = "", case: str = "") -> list[float]:
+    """Return the seconds to the first line of chats, each with a new grammar of this name, or of a case of `LARGE`."""
+    path, sent = LARGE[case] if case else (_CHAT, {**_says(), "stream": True})
+    body, seconds = {"model": MODEL, **sent}, []
     async with httpx.AsyncClient(base_url=url, timeout=600, trust_env=False) as http:
         for index in range(number):
             schema = {"type": "object", "properties": {f"{grammar}{index}": {"type": "integer"}}}
             wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
             start = time.perf_counter()
             asked = body | {"response_format": wanted} if grammar else body
-            async with http.stream("POST", _CHAT, json=asked) as answer:
-                lines = answer.raise_for_status().aiter_lines()
-                await anext(line async for line in lines if line.startswith("data:"))
+            async with http.stream("POST", path, json=asked) as answer:
+                await anext(line async for line in answer.raise_for_status().aiter_lines() if line[:1] in "d{")
                 seconds.append(time.perf_counter() - start)
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(2 if case else 0.02)  # as an agent does between its turns
     return seconds
 
 
@@ -324,16 +325,19 @@ def hostile(
         asyncio.run(_plain(server.base_url, 8))
         idle = asyncio.run(_plain(server.base_url, number))
         asyncio.run(_plain(server.base_url, 1, "first"))
+        counted = [asyncio.run(_plain(server.base_url, 10, case=_COUNTED))]
         attackers = [multiprocessing.Process(target=_attack, args=(server.base_url, seed)) for seed in range(clients)]
         for attacker in attackers:
             attacker.start()
         try:
             beside = asyncio.run(_plain(server.base_url, number))
             new = asyncio.run(_plain(server.base_url, 20, "beside"))
+            counted.append(asyncio.run(_plain(server.base_url, 10, case=_COUNTED)))
         finally:
             for attacker in attackers:
                 attacker.kill()
         print(f"20 new grammars beside {clients} hostile clients: the slowest after {max(new):.2f} s; 2 s allowed")
+        print("{}: the slowest of 10 after {:.2f} s alone, {:.2f} s beside".format(_COUNTED, *map(max, counted)))
         for name, percent in (("median", 50), ("p99", 99)):
             alone_ms, beside_ms = (statistics.quantiles(one, n=100)[percent - 1] * 1000 for one in (idle, beside))
             times = beside_ms / alone_ms

@@ -78,8 +78,7 @@ def _leave(manner: Manner, stage: FaultStage) -> FaultRow:
             return await client.ask(stage.endless(tokens), manner)
 
     record = asyncio.run(ask())
-    gone = time.monotonic()
-    ended = 0.0
+    gone, ended = time.monotonic(), 0.0
     while ended == 0 and time.monotonic() - gone < 60:
         ended = stage.aborted() - aborted
     row.detected_s = time.monotonic() - gone

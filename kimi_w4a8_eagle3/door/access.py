@@ -21,24 +21,11 @@ class Access(Enum):
     ADMIN = "admin"
 
 
-_PUBLIC = frozenset(
-    {
-        "/health",
-        "/health_generate",
-        "/ready",
-        "/ping",
-        "/metrics",
-        "/metrics/",
-        "/v1/loads",
-        "/model_info",
-        "/get_model_info",
-    }
-)
-# The settings of the whole engine. An operator gets all of them, other callers only those that name the model.
-SERVER_INFO = frozenset({"/server_info", "/get_server_info"})
-
 # Public endpoints whose answers cost the event loop or the scheduler time.
 COMPUTED = frozenset({"/health", "/health_generate", "/metrics", "/metrics/", "/v1/loads"})
+_PUBLIC = COMPUTED | {"/ready", "/ping", "/model_info", "/get_model_info"}
+# The settings of the whole engine. An operator gets all of them, other callers only those that name the model.
+SERVER_INFO = frozenset({"/server_info", "/get_server_info"})
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"

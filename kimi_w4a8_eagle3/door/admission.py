@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 MEMORY_BYTES = 2**30  # that a worker may have beyond the zygote's
 _WALL = 3  # seconds for each second of CPU time, because workers share the cores with the engine
 QUICK_S = 0.25  # of CPU time; an ordinary grammar needs a fifth of it
-_LONG_NICE = 10
+_NICE, _LONG_NICE = 5, 10  # where cores are few, the engine goes first
 _GRACE_S = 5.0  # beyond a worker's own limit of time, after which its zygote is replaced
 _MAX_VERDICTS = 1024
 _CHUNK = 2**18
@@ -185,7 +185,7 @@ def _serve(control: socket.socket, jobs: Mapping[str, WorkerJob]) -> NoReturn:
 
 def _work(descriptor: int, work: Callable[[Any], None], read: Callable[[bytes], Any], cpu_s: float) -> NoReturn:
     """Do one job within its limits, and write the verdict."""
-    os.nice(_LONG_NICE if cpu_s > QUICK_S else 0)
+    os.nice(_LONG_NICE if cpu_s > QUICK_S else _NICE)
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
     signal.setitimer(signal.ITIMER_REAL, _WALL * cpu_s)
     resource.setrlimit(resource.RLIMIT_DATA, (_data_bytes() + MEMORY_BYTES,) * 2)

@@ -38,9 +38,7 @@ class Refusal(Exception):
 
     def __init__(self, message: str, status: int = 400, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
-        self.message = message
-        self.status = status
-        self.param = param
+        self.message, self.status, self.param = message, status, param
         self.code = code or _CODES.get(status, "error")
 
 

@@ -7,6 +7,7 @@ It also counts the tokens of long texts: some tokenizers make an object of each,
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 from collections.abc import Callable, Sized
@@ -14,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 import orjson
 
@@ -21,6 +23,7 @@ from .admission import WorkerJob
 from .answers import CONTEXT_EXCEEDED, Refusal
 from .rules import Admitted, RequestRules
 from .shape import texts
+from .shares import Places
 
 THREAD_BYTES = 2**13  # the engine needs at most 60 ms for what a smaller body holds: schemas of tools take longest
 WORKER_BYTES = 2**17  # a smaller body takes at most 50 ms to read, unless it has more than so many objects:
@@ -31,12 +34,19 @@ _CUTS = 1.01  # a cut may split a token, so more tokens may be counted than ther
 _CPU_S = 10.0  # until a worker is killed
 _READ_S, _PICTURE_S = 0.12, 5e-9  # for a body, and more for each character of its pictures
 
-# The request of this context is large: it is handled in these threads where that is possible.
-large_request = ContextVar("large_request", default=False)
-# More of them would delay the event loop, which shares the interpreter with them.
-THREADS = 2
+# The places that the request of this context waits for if it is large: it is handled in a thread where possible.
+large_request = ContextVar[Places | None]("large_request", default=None)
+# The second one is for light clients: they share the interpreter with the event loop, which waits longer for two.
+THREADS, KEPT = 2, 1
 SWITCH_S = 0.0005  # that the event loop waits for the interpreter while a thread computes; Python's own 5 ms are long
-threads = ThreadPoolExecutor(THREADS, "large-request", sys.setswitchinterval, (SWITCH_S,))
+_threads = ThreadPoolExecutor(THREADS, "large-request", sys.setswitchinterval, (SWITCH_S,))
+Result = TypeVar("Result")
+
+
+async def in_thread(places: Places, work: Callable[[], Result], patient: bool = False) -> Result:
+    """Return what `work` returns. It runs in a thread, when it is the client's turn."""
+    async with places.place(patient):
+        return await asyncio.get_running_loop().run_in_executor(_threads, work)
 
 
 # Returns the tokens of a text.

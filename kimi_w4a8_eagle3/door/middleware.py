@@ -7,7 +7,6 @@ address that a request comes from. `rules.py` defines what a body may contain.
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import secrets
 from collections.abc import Mapping, MutableMapping
@@ -23,7 +22,7 @@ from .alive import WITH_SIGNS, WaitingClient
 from .answers import App, Receive, Refusal, Scope, Send, answer, with_vendors_errors
 from .bodies import BodyReader
 from .computed import Computed
-from .large import THREAD_BYTES, THREADS, WORKER_BYTES, WORKER_OBJECTS, large_request, threads
+from .large import KEPT, THREAD_BYTES, THREADS, WORKER_BYTES, WORKER_OBJECTS, in_thread, large_request
 from .rules import Admitted, RequestRules
 from .settings import DoorSettings, is_loopback
 from .shares import ANSWER_S, Places, Shares, Take, current_client
@@ -83,18 +82,14 @@ class Door:
         public_info: Mapping[str, Any],
         internal: InternalKey | None = None,
     ) -> None:
-        self._app = app
-        self._settings = settings
+        self._app, self._settings = app, settings
         self._admin_open = settings.admin_open(host)
         self._keyless = settings.api_key is None and settings.admin_key is None and is_loopback(host)
-        self._rules = rules
-        self._admission = admission
-        self._routes = routes
+        self._rules, self._admission, self._routes, self._internal = rules, admission, routes, internal
         self._public_info = JSONResponse(public_info)
-        self._internal = internal
         self._bodies = BodyReader(settings.max_body_bytes, shares.waiting)
         self._computed = Computed(app)
-        self._shares, self._in_loop, self._in_thread = shares, Places(1, shares), Places(THREADS, shares)
+        self._shares, self._in_loop, self._in_thread = shares, Places(1, shares), Places(THREADS, shares, KEPT)
         self._running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -163,13 +158,12 @@ class Door:
         return (*key, str(scope.get("client")))
 
     async def _admitted(self, path: str, headers: Mapping[bytes, bytes], raw: bytes) -> Admitted:
-        large_request.set(len(raw) > THREAD_BYTES)
+        large_request.set(self._in_thread if len(raw) > THREAD_BYTES else None)
         if len(raw) <= WORKER_BYTES and raw.count(b"{") <= WORKER_OBJECTS:
             async with self._in_loop.place():
                 return self._rules.admit(path, headers, raw)
         await self._admission.require("reading", b"%b\n%b" % (path.encode(), raw), None)
-        async with self._in_thread.place():
-            return await asyncio.get_running_loop().run_in_executor(threads, self._rules.admit, path, headers, raw)
+        return await in_thread(self._in_thread, partial(self._rules.admit, path, headers, raw))
 
     def _admit(self, path: str, headers: Mapping[bytes, bytes], scope: Scope) -> None:
         """Raise Refusal when a caller with these headers may not use `path`."""

@@ -18,6 +18,7 @@ from .answers import Refusal
 
 _HALF_S = 10.0  # seconds in which what a client has used counts half
 _MAX_ACCOUNTS = 4096  # of the last users
+_LIGHT_S = 1.0  # a client that has used less lately is light: agents convert a request in less than 0.1 s
 _QUEUE_S = 10.0
 ANSWER_S = 1e-7  # of the event loop for a byte of an answer: a logprob of 90 bytes takes 4 to 11 µs
 _TRIM_BYTES, _TRIM_S = 2**24, 5.0  # glibc gives memory back that long after so much was released
@@ -105,20 +106,20 @@ class Shares:
 
 
 class Places:
-    """`number` places at a time, in the event loop, in a thread or in a worker."""
+    """`number` places at a time, in the event loop, in a thread or in a worker; `kept` of them for light clients."""
 
-    def __init__(self, number: int, shares: Shares) -> None:
-        self._free, self._shares = number, shares
+    def __init__(self, number: int, shares: Shares, kept: int = 0) -> None:
+        self._free, self._kept, self._shares = number, kept, shares
         self._waiting: dict[asyncio.Future[None], Client] = {}  # in the order of arrival
 
     @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """Wait for a place, 10 s at most, and hold it."""
+    async def place(self, patient: bool = False) -> AsyncIterator[None]:
+        """Wait for a place, 10 s at most unless `patient`, and hold it."""
         accounts, turn, start = current_client.get(), asyncio.get_running_loop().create_future(), 0.0
         self._waiting[turn] = accounts
         self._next()
         try:
-            if not turn.done() and not (await asyncio.wait([turn], timeout=_QUEUE_S))[0]:
+            if not turn.done() and not (await asyncio.wait([turn], timeout=None if patient else _QUEUE_S))[0]:
                 raise Refusal("every place in which requests are checked is busy; try again", status=503)
             start = time.monotonic()
             yield
@@ -132,8 +133,9 @@ class Places:
         self._next()
 
     def _next(self) -> None:
-        while self._free and self._waiting:
-            turn = min(self._waiting, key=lambda turn: [*map(self._shares.used, self._waiting[turn])])
+        used, waiting = self._shares.used, self._waiting.items()
+        while turns := [turn for turn, client in waiting if self._free > self._kept * (used(client[-1]) > _LIGHT_S)]:
+            turn = min(turns, key=lambda turn: [*map(used, self._waiting[turn])])
             del self._waiting[turn]
             self._free -= 1
             turn.set_result(None)

@@ -136,13 +136,13 @@ def check_prompt(input_ids: Sequence[int], vocabulary: int, max_tokens: int | No
         raise ValueError(f"token ids must be between 0 and {vocabulary - 1}")
 
 
-def check_room(tokens: int, answer: int | None, context: int) -> None:
-    """Raise ValueError for a prompt, or a prompt with its answer, beyond the context, in the words that clients read.
+def check_room(tokens: int, answer: int | None, context: int, prompts: int) -> None:
+    """Raise ValueError for a prompt of `prompts` tokens or more, or beyond the context with its answer.
 
     Claude Code compacts at the first message, and asks for a shorter answer at the second.
     """
-    if tokens >= context:
-        raise ValueError(f"prompt is too long: {tokens} tokens > {context - 1} maximum")
+    if tokens >= prompts:
+        raise ValueError(f"prompt is too long: {tokens} tokens > {prompts - 1} maximum")
     if answer is not None and tokens + answer > context:
         raise ValueError(f"input length and `max_tokens` exceed context limit: {tokens} + {answer} > {context}")
 
@@ -195,7 +195,9 @@ def check_numbers(params: Mapping[str, Any] | None, vocabulary: int) -> None:
 def _check_room(manager: TokenizerManager, tokens: int, obj: Any) -> None:
     if not manager.allow_auto_truncate:
         answer = (obj.sampling_params or {}).get("max_new_tokens") if manager.validate_total_tokens else None
-        check_room(tokens, answer, manager.context_len)
+        # The scheduler refuses such prompts, too, in other words. It has one process for all requests.
+        prompts = min(manager.context_len, manager.max_req_input_len or manager.context_len)
+        check_room(tokens, answer, manager.context_len, prompts)
 
 
 @cache

@@ -137,11 +137,7 @@ class Fuzz:
         self, target: FuzzTarget, folder: Path, seed: int, timely: bool = False, examples: ExampleDatabase | None = None
     ) -> None:
         self.outcome = FuzzOutcome()
-        self._target = target
-        self._folder = folder
-        self._seed = seed
-        self._timely = timely
-        self._examples = examples
+        self._target, self._folder, self._seed, self._timely, self._examples = target, folder, seed, timely, examples
         self._owners: dict[Key, object] = {}  # the round that shrinks a fault: the others go on
         self._drawing = Lock()  # one sender draws at a time, so that 16 threads do not delay the event loop
         self._errors: list[Exception] = []

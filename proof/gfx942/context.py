@@ -33,8 +33,7 @@ class ActiveLanes:
     """Per active lane: batch row, lane, wave, workgroup; and conversion of [rows, 64] arrays to and from that list."""
 
     def __init__(self, context: Context, w: Waves) -> None:
-        self.full = w.exec_full
-        self.mask = w.exec
+        self.full, self.mask = w.exec_full, w.exec
         self.shape = (w.count, LANES)
         if self.full:
             self.rows = np.repeat(np.arange(w.count), LANES)

@@ -59,8 +59,7 @@ class Branch:
     """A conditional branch on which the waves of the batch disagree."""
 
     def __init__(self, taken: Array, target: int) -> None:
-        self.taken = taken
-        self.target = target
+        self.taken, self.target = taken, target
 
 
 BARRIER, END = Barrier(), End()

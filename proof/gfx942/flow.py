@@ -6,15 +6,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from .costs import (
-    address_group,
-    is_vector_load,
-    kind,
-    load_bytes,
-    loads_to_lds,
-    scalar_registers,
-    vector_registers,
-)
+from .costs import address_group, is_vector_load, kind, load_bytes, loads_to_lds, scalar_registers, vector_registers
 from .parser import Instruction
 
 NEAR = 24  # a wait for a load issued at most so many instructions ago cannot hide its latency

@@ -26,8 +26,7 @@ class Gfx942Device:
     """One device with `memory`. `lockstep_rows` bounds how many waves run as one batch."""
 
     def __init__(self, memory: Memory, lockstep_rows: int = 512) -> None:
-        self.memory = memory
-        self.lockstep_rows = lockstep_rows
+        self.memory, self.lockstep_rows = memory, lockstep_rows
 
     def launch(
         self,
@@ -132,11 +131,7 @@ def _initial_scalars(kernel: Kernel, waves: Waves, group: np.ndarray, grid: list
 
 class _Run:
     def __init__(self, kernel: Kernel, steps: list[Step], context: Context, order: Order, max_steps: int) -> None:
-        self.kernel = kernel
-        self.steps = steps
-        self.context = context
-        self.order = order
-        self.steps_left = max_steps
+        self.kernel, self.steps, self.context, self.order, self.steps_left = kernel, steps, context, order, max_steps
         self.executed = [0] * len(steps)
 
     def chunk(self, ids: np.ndarray, waves: Waves, lds_bytes: int, redundant_writes: bool) -> None:

@@ -49,18 +49,17 @@ class Waves:
     """
 
     def __init__(self, rows: Rows, vector: Array, vector_written: Array, scalar: Array, scalar_written: Array) -> None:
-        self.rows = rows
-        self.count = len(rows.wave)
-        self.pc = 0
-        self.vector = vector
-        self.vector_written = vector_written
+        self.rows, self.count, self.pc = rows, len(rows.wave), 0
+        self.vector, self.vector_written, self.scalar, self.scalar_written = (
+            vector,
+            vector_written,
+            scalar,
+            scalar_written,
+        )
         self.vector_state = bytearray(b"\x01" * len(vector))
-        self.scalar = scalar
-        self.scalar_written = scalar_written
         self.scalar_state = bytearray(b"\x01" * NUM_SGPRS)
         self.scc = np.zeros(self.count, bool)
-        self.queues = WaitQueues()
-        self.at_barrier = False
+        self.queues, self.at_barrier = WaitQueues(), False
         self._make_views()
         self.exec_changed()
 

@@ -82,13 +82,11 @@ class ServedFleet:
         recipe: str = "tiny",
         program: Sequence[str] = (sys.executable, "-m", "kimi_w4a8_eagle3.cli"),
     ) -> None:
-        self.folder = folder
+        self.folder, self.replicas = folder, replicas
         self.port, self.ops_port = free_port(), free_port()
-        self.replicas = replicas
         self.base_url, self.ops_url = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{self.ops_port}"
-        self.output = folder / "kimi.out"
+        self.output, self._program = folder / "kimi.out", program
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
-        self._program = program
         self.words = [
             *("serve", "--recipe", recipe, "--replicas", str(replicas), "--ops-port", str(self.ops_port)),
             *("--set", f"port={self.port}", *arguments),

@@ -40,8 +40,7 @@ class ProcessTree:
     """
 
     def __init__(self, root: psutil.Process, engine_ports: Mapping[int, str]) -> None:
-        self._root = root
-        self._engine_ports = engine_ports
+        self._root, self._engine_ports = root, engine_ports
         self._names: dict[int, str] = {root.pid: "supervisor"}
 
     def held(self) -> dict[str, Held]:

@@ -36,12 +36,12 @@ def run(clock: list[float], main: Coroutine[Any, Any, Any]) -> Any:
 
 
 def test_a_place_goes_to_the_key_and_then_to_the_connection_that_used_least(clock: list[float]) -> None:
-    def served(used: dict[str, float], clients: list[tuple[str, ...]], number: int = 1, leaves: int = -1) -> str:
+    def served(used: dict[str, float], clients: Any, number: int = 1, leaves: int = -1, kept: int = 0) -> str:
         """Return the connections in the order in which they get a place, for a second, while the others wait."""
         common, order = Shares(1), list[str]()
         for account, seconds in used.items():
             common.charge((account,), seconds)
-        places = Places(number, common)
+        places = Places(number, common, kept)
 
         async def one(accounts: tuple[str, ...]) -> None:
             current_client.set(accounts)
@@ -66,6 +66,9 @@ def test_a_place_goes_to_the_key_and_then_to_the_connection_that_used_least(cloc
     assert served({}, [("1",), ("2",), ("3",)], leaves=1) == "13"
     assert served({}, [("1",), ("2",), ("3",)], leaves=0)[-2:] == "23"  # the first one had its place already
     assert served({}, [("1",), ("2",), ("3",)], number=2) == "123"
+    # the second place is for those who have used less than a second
+    assert served({"1": 9.0, "2": 9.0}, [("1",), ("2",), ("3",)], number=2, kept=1) == "132"
+    assert served({"1": 9.0, "2": 9.0}, [("1",), ("2",), ("3",)], number=2) == "123"
 
 
 def test_who_waits_too_long_is_refused_and_what_was_used_is_forgotten(

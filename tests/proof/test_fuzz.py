@@ -68,8 +68,7 @@ class Engine:
     """
 
     def __init__(self, planted: Handler = lambda *_: None, paths: Iterable[str] = TEMPLATES) -> None:
-        self.planted = planted
-        self.leaked = 0
+        self.planted, self.leaked = planted, 0
         self.app = FastAPI(openapi_url=None)
         for path in paths:
             self.app.post(path, openapi_extra=_described())(self._answer)

@@ -19,13 +19,7 @@ from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.recipe.arguments import Args, parse_arguments
 from kimi_w4a8_eagle3.recipe.launch import Launch, Recipe, load_recipe, render
 from kimi_w4a8_eagle3.recipe.schema import RecipeCheckpoint
-from kimi_w4a8_eagle3.recipe.trusted_code import (
-    Source,
-    TrustRecord,
-    code_of,
-    record_path,
-    require_trusted,
-)
+from kimi_w4a8_eagle3.recipe.trusted_code import Source, TrustRecord, code_of, record_path, require_trusted
 from kimi_w4a8_lab.base.data_file import require_trusted_tokenizer
 
 NAME = "org/kimi"

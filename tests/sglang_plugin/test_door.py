@@ -21,6 +21,7 @@ from kimi_w4a8_eagle3.door.computed import Computed
 from kimi_w4a8_eagle3.door.connections import bound_headers
 from kimi_w4a8_eagle3.door.settings import DoorSettings
 from kimi_w4a8_eagle3.sglang_plugin.request_guard import (
+    _check_room,
     bound_answer,
     check_copies,
     check_numbers,
@@ -148,6 +149,15 @@ def test_the_request_guard_refuses_what_the_scheduler_cannot_take() -> None:
     for bad in ({"logit_bias": {"1": 1e39}}, {"top_k": 2**31}, {"stop_token_ids": [100]}, {"stop_regex": "("}):
         with pytest.raises(ValueError, match=next(iter(bad))):
             check_numbers(bad, 100)
+
+
+@pytest.mark.parametrize(("pool", "most"), [(None, 99), (200, 99), (50, 49)])
+def test_a_prompt_that_exceeds_the_context_or_the_pool_reaches_no_scheduler(pool: int | None, most: int) -> None:
+    manager: Any = SimpleNamespace(allow_auto_truncate=False, validate_total_tokens=True, context_len=100)
+    manager.max_req_input_len, asked = pool, SimpleNamespace(sampling_params=None)
+    _check_room(manager, most, asked)
+    with pytest.raises(ValueError, match=f"prompt is too long: {most + 1} tokens > {most} maximum"):
+        _check_room(manager, most + 1, asked)
 
 
 def test_logprobs_of_a_prompt_are_bounded_by_their_product() -> None:

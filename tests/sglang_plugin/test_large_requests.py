@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +14,14 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from kimi_w4a8_eagle3.door.large import large_request
+from kimi_w4a8_eagle3.door.shares import Places, Shares, current_client
 from kimi_w4a8_eagle3.sglang_plugin import large_requests
 from kimi_w4a8_eagle3.sglang_plugin.door import generate_request
-from kimi_w4a8_eagle3.sglang_plugin.large_requests import begin, check_schema, encode_tokens, in_event_loop
+from kimi_w4a8_eagle3.sglang_plugin.large_requests import begin, check_schema, encode_tokens, in_event_loop, tokenize
+
+
+def places() -> Places:
+    return Places(1, Shares(1))
 
 
 def in_loop() -> bool:
@@ -29,24 +35,24 @@ async def numbers() -> AsyncIterator[tuple[int, bool]]:
 
 
 async def endpoint(fail: str = "") -> list[Any]:
-    places: list[Any] = [in_loop(), asyncio.get_running_loop() is not None]
+    where: list[Any] = [in_loop(), asyncio.get_running_loop() is not None]
     if fail == "before":
         raise ValueError("before")
     async for answer in in_event_loop(numbers()):
-        places.append(answer)
+        where.append(answer)
     if fail == "after":
         raise ValueError("after")
     # what an endpoint calls inside of its own request stays where it is
-    return [*places, await begin(tokenize)]
+    return [*where, await begin(in_the_loop)]
 
 
-async def tokenize() -> bool:
+async def in_the_loop() -> bool:
     return in_loop()
 
 
 def run(large: bool, fail: str = "") -> Any:
     async def request() -> Any:
-        large_request.set(large)
+        large_request.set(places() if large else None)
         return await begin(endpoint, fail)
 
     return asyncio.run(request())
@@ -66,12 +72,21 @@ def test_the_tokens_of_a_large_request_are_encoded_in_the_thread(large: bool, en
         return said
 
     async def request(said: object) -> Any:
-        large_request.set(large)
+        large_request.set(places() if large else None)
         return await begin(encode_tokens, tokens, said)
 
     assert isinstance(answer := asyncio.run(request(Tokens(tokens=[1, 2]))), Response) == encoded
     assert not encoded or (answer.body, answer.media_type) == (b'{"tokens":[1,2]}', "application/json")
     assert asyncio.run(request(refusal := Response("wrong", 400))) is refusal
+
+
+@pytest.mark.parametrize("pictures", [True, False])
+def test_tokens_are_checked_in_a_thread_and_pictures_are_loaded_from_the_event_loop(pictures: bool) -> None:
+    async def request() -> object:
+        large_request.set(places())
+        return await tokenize(lambda *_: in_the_loop(), None, SimpleNamespace(contains_mm_input=lambda: pictures))
+
+    assert asyncio.run(request()) == pictures
 
 
 @pytest.mark.parametrize("fail", ["before", "after"])
@@ -96,7 +111,7 @@ def test_a_cancelled_request_ends_where_it_waits() -> None:
             ended.append("closed")
 
     async def main() -> None:
-        large_request.set(True)
+        large_request.set(places())
         task = asyncio.ensure_future(begin(waits))
         while not began.is_set():
             await asyncio.sleep(0.01)
@@ -107,6 +122,26 @@ def test_a_cancelled_request_ends_where_it_waits() -> None:
 
     asyncio.run(main())
     assert ended == ["cancelled", "closed"]
+
+
+def test_clients_take_turns_in_the_thread() -> None:
+    began: list[str] = []
+
+    async def converts(client: str) -> None:
+        began.append(client)
+        time.sleep(0.02)
+
+    async def request(client: str, common: Places) -> None:
+        large_request.set(common)
+        current_client.set((client,))
+        await begin(converts, client)
+
+    async def main() -> None:
+        common = places()
+        await asyncio.gather(*(request(client, common) for client in "aaaab"))
+
+    asyncio.run(main())
+    assert "".join(began) == "abaaa"
 
 
 def test_a_valid_schema_is_checked_once_and_another_one_every_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,8 +34,7 @@ class Engine:
         self.asked_by: list[tuple[str, str]] = []
         self.left = asyncio.Event()
         self.release = asyncio.Event()
-        self.status = 200
-        self.message = ""
+        self.status, self.message = 200, ""
         for path in ("/v1/chat/completions", "/v1/completions", "/generate", "/v1/messages", "/v1/responses"):
             self.app.post(path)(self.answer)
         self.app.get("/v1/models")(self.models)

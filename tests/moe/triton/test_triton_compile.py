@@ -26,9 +26,7 @@ pytestmark = [pytest.mark.kernels, pytest.mark.slow]
 
 
 @pytest.mark.parametrize(
-    ("shape", "tokens"),
-    [(TP8, TOKENS), (replace(TP8, weights=MXFP4), [10240]), *extent([], [(TP4, TOKENS)])],
-    ids=str,
+    ("shape", "tokens"), [(TP8, TOKENS), (replace(TP8, weights=MXFP4), [10240]), *extent([], [(TP4, TOKENS)])], ids=str
 )
 def test_gfx942_uses_int8_mfma_without_spills(shape: MoeShape, tokens: list[int]) -> None:
     compiled = compile_moe(shape, "gfx942", tokens)
