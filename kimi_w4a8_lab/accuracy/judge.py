@@ -12,7 +12,7 @@ from . import significance
 from .results import Accuracy, AgainstReference, Differing, Judgement, Paired, ProblemOutcome, Reference, not_worse
 from .tasks import METRICS
 
-_WORDS = {Verdict.PASS: "not worse", Verdict.FAIL: "worse", Verdict.INCONCLUSIVE: "too few problems to tell"}
+_WORDS = {Verdict.PASS: "not worse", Verdict.FAIL: "worse", Verdict.INCONCLUSIVE: "undecided, the interval allows both"}
 
 
 def judge(
