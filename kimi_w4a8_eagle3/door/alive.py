@@ -50,8 +50,8 @@ class WaitingClient:
                 task.cancel()
 
     def accept(self) -> None:
-        """Begin with signs of life: SGLang has checked the tokens."""
-        self._accepted.set()
+        """Begin with signs of life: SGLang has checked the tokens, those of a large request in a thread."""
+        asyncio.get_running_loop().call_soon_threadsafe(self._accepted.set)
 
     def at_leaving(self, action: Callable[[], object]) -> None:
         """Call `action` as soon as the client leaves."""

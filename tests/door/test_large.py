@@ -156,4 +156,4 @@ def test_a_large_body_is_measured_read_in_a_thread_and_its_dropped_fields_are_co
         os.kill(admission.pid, signal.SIGKILL)
     assert [places is not None for places in seen] == [False, True, True] and len(engine.seen) == 3
     assert dropped == ["no_such_field"] * 2
-    assert sys.getswitchinterval() < 0.001, "the event loop waits for the thread"
+    assert sys.getswitchinterval() < 0.001, "the event loop waits for the threads"
