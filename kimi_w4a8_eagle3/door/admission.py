@@ -24,13 +24,13 @@ from typing import Any, NoReturn
 import orjson
 
 from .answers import Refusal
-from .shares import Places, Shares
+from .shares import KEPT, Places, Shares, current_client
 
 logger = logging.getLogger(__name__)
 MEMORY_BYTES = 2**30  # that a worker may have beyond the zygote's
 _WALL = 3  # seconds for each second of CPU time, because workers share the cores with the engine
 QUICK_S = 0.25  # of CPU time; an ordinary grammar needs a fifth of it
-_NICE, _LONG_NICE = 5, 10  # where cores are few, the engine goes first
+_NICE, _LONG_NICE, _HEAVY_NICE = 5, 10, 19  # where cores are few, the engine goes first, and light clients next
 _GRACE_S = 5.0  # beyond a worker's own limit of time, after which its zygote is replaced
 _MAX_VERDICTS = 1024
 _CHUNK = 2**18
@@ -59,8 +59,8 @@ class Admission:
     """
 
     def __init__(self, jobs: Mapping[str, WorkerJob], shares: Shares) -> None:
-        self._jobs = jobs
-        self._quick, self._long = (Places(at_a_time(cores()), shares) for _ in range(2))
+        self._jobs, self._shares = jobs, shares
+        self._quick, self._long = (Places(at_a_time(cores()), shares, KEPT) for _ in range(2))
         self._verdicts: dict[bytes, asyncio.Task[Refusal | None]] = {}
         self._start()
 
@@ -78,12 +78,14 @@ class Admission:
         answer = b""
         try:
             most_s = self._jobs[job].cpu_s
-            for places, cpu_s in ((self._quick, min(QUICK_S, most_s)), (self._long, most_s)):
+            light = self._shares.light(current_client.get())
+            tries = ((self._quick, min(QUICK_S, most_s), _NICE), (self._long, most_s, _LONG_NICE))
+            for places, cpu_s, nice in tries:
                 async with places.place():
-                    zygote = self.pid
-                    answer = await self._ask(job, payload, cpu_s)
+                    zygote, order = self.pid, f"{cpu_s} {nice if light else _HEAVY_NICE} {job}"
+                    answer = await self._ask(order, payload, cpu_s)
                     if not answer and (self.pid != zygote or self._restarted()):
-                        answer = await self._ask(job, payload, cpu_s)
+                        answer = await self._ask(order, payload, cpu_s)
                 if answer:
                     break
         except Refusal as busy:
@@ -97,11 +99,11 @@ class Admission:
         refused = orjson.loads(answer)["refused"] if answer else [self._jobs[job].too_costly]
         return None if refused is None else Refusal(*refused)
 
-    async def _ask(self, job: str, payload: bytes, cpu_s: float) -> bytes:
+    async def _ask(self, order: str, payload: bytes, cpu_s: float) -> bytes:
         """Return the worker's answer; nothing when it was killed, or does not even end by its own limits."""
         zygote = self.pid
         try:
-            return await asyncio.wait_for(self._sent(f"{cpu_s} {job}", payload), _WALL * cpu_s + _GRACE_S)
+            return await asyncio.wait_for(self._sent(order, payload), _WALL * cpu_s + _GRACE_S)
         except asyncio.TimeoutError:  # the zygote hangs, so it forks no worker
             if self.pid == zygote:  # and no other request has replaced it
                 with suppress(ProcessLookupError):
@@ -174,7 +176,8 @@ def _serve(control: socket.socket, jobs: Mapping[str, WorkerJob]) -> NoReturn:
                 break
             if not os.fork():
                 control.close()
-                cpu_s, _, name = order.decode().partition(" ")
+                cpu_s, nice, name = order.decode().split(" ", 2)
+                os.nice(int(nice))
                 _work(descriptors[0], works[name], jobs[name].read, float(cpu_s))
             os.close(descriptors[0])
     except BaseException:
@@ -185,7 +188,6 @@ def _serve(control: socket.socket, jobs: Mapping[str, WorkerJob]) -> NoReturn:
 
 def _work(descriptor: int, work: Callable[[Any], None], read: Callable[[bytes], Any], cpu_s: float) -> NoReturn:
     """Do one job within its limits, and write the verdict."""
-    os.nice(_LONG_NICE if cpu_s > QUICK_S else _NICE)
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
     signal.setitimer(signal.ITIMER_REAL, _WALL * cpu_s)
     resource.setrlimit(resource.RLIMIT_DATA, (_data_bytes() + MEMORY_BYTES,) * 2)

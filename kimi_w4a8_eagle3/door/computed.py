@@ -11,7 +11,6 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import MutableMapping
-from dataclasses import dataclass
 from typing import Any
 
 from .answers import App, Refusal, Scope, Send
@@ -22,12 +21,7 @@ _MAX_QUERIES = 16  # different queries that are answered at a time
 _QUERIED = ("/v1/loads",)  # where a query chooses a part of the answer; elsewhere it is dropped
 
 Key = tuple[str, bytes]  # path and query
-
-
-@dataclass(frozen=True)
-class _Answer:
-    messages: list[MutableMapping[str, Any]]
-    until: float
+Answer = list[MutableMapping[str, Any]]  # its messages
 
 
 class Computed:
@@ -35,8 +29,8 @@ class Computed:
 
     def __init__(self, app: App) -> None:
         self._app = app
-        self._answers: dict[Key, _Answer] = {}
-        self._running: dict[Key, asyncio.Task[_Answer]] = {}
+        self._answers: dict[Key, Answer] = {}
+        self._running: dict[Key, asyncio.Task[Answer]] = {}
         self._turn: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by path: a health check may wait
 
     async def answer(self, path: str, scope: Scope, send: Send) -> None:
@@ -44,27 +38,23 @@ class Computed:
 
         Raise Refusal for other methods than GET and HEAD, and for too many different queries.
         """
-        method = scope["method"]
-        if method not in ("GET", "HEAD"):
+        if (method := scope["method"]) not in ("GET", "HEAD"):
             raise Refusal(f"{path} is read with GET", status=405)
         key = (path, scope.get("query_string", b"") if path in _QUERIED else b"")
-        found = self._answers.get(key)
-        if found is None or time.monotonic() >= found.until:
+        if (found := self._answers.get(key)) is None:
             task = self._running.get(key) or self._start(key, scope)
             found = await asyncio.shield(task)  # a caller that leaves does not stop it for the others
-        for message in found.messages:
+        for message in found:
             await send({**message, "body": b""} if method == "HEAD" and "body" in message else message)
 
-    def _start(self, key: Key, scope: Scope) -> asyncio.Task[_Answer]:
-        now = time.monotonic()
-        self._answers = {other: kept for other, kept in self._answers.items() if now < kept.until}
+    def _start(self, key: Key, scope: Scope) -> asyncio.Task[Answer]:
         if len(self._answers) + len(self._running) >= _MAX_QUERIES:
             raise Refusal(f"more than {_MAX_QUERIES} different queries at a time", status=429)
         task = self._running[key] = asyncio.ensure_future(self._compute(key, scope))
         return task
 
-    async def _compute(self, key: Key, scope: Scope) -> _Answer:
-        messages: list[MutableMapping[str, Any]] = []
+    async def _compute(self, key: Key, scope: Scope) -> Answer:
+        messages: Answer = []
 
         async def keep(message: MutableMapping[str, Any]) -> None:
             messages.append(message)
@@ -77,8 +67,9 @@ class Computed:
                 start = time.monotonic()
                 computed = {**scope, "method": "GET", "query_string": key[1], "headers": headers}
                 await self._app(computed, stays.get, keep)
-                end = time.monotonic()
+                reused_s = min(_MOST_S, _SHARE * (time.monotonic() - start))
         finally:
             del self._running[key]
-        self._answers[key] = found = _Answer(messages, end + min(_MOST_S, _SHARE * (end - start)))
-        return found
+        self._answers[key] = messages
+        asyncio.get_running_loop().call_later(reused_s, self._answers.pop, key)
+        return messages

@@ -8,7 +8,7 @@ It also counts the tokens of long texts: some tokenizers make an object of each,
 from __future__ import annotations
 
 import asyncio
-import sys
+import os
 import time
 from collections.abc import Callable, Sized
 from concurrent.futures import ThreadPoolExecutor
@@ -37,10 +37,11 @@ _READ_S, _PICTURE_S = 0.12, 5e-9  # for a body, and more for each character of i
 # The places that the request of this context waits for if it is large: it is handled in a thread where possible.
 large_request = ContextVar[Places | None]("large_request", default=None)
 # The second one is for light clients: they share the interpreter with the event loop, which waits longer for two.
-THREADS, KEPT = 2, 1
+THREADS = 2
+NICE = 5  # where cores are few, the event loop and the schedulers go first
 SWITCH_S = 0.0005  # that the event loop waits for the interpreter while a thread computes; Python's own 5 ms are long
-_threads = ThreadPoolExecutor(THREADS, "large-request", sys.setswitchinterval, (SWITCH_S,))
 Result = TypeVar("Result")
+_threads = ThreadPoolExecutor(THREADS, "large-request", os.nice, (NICE,))  # each thread has its own niceness
 
 
 async def in_thread(places: Places, work: Callable[[], Result], patient: bool = False) -> Result:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
+import sys
 from collections.abc import Mapping, MutableMapping
 from functools import partial
 from typing import Any
@@ -22,10 +23,10 @@ from .alive import WITH_SIGNS, WaitingClient
 from .answers import App, Receive, Refusal, Scope, Send, answer, with_vendors_errors
 from .bodies import BodyReader
 from .computed import Computed
-from .large import KEPT, THREAD_BYTES, THREADS, WORKER_BYTES, WORKER_OBJECTS, in_thread, large_request
+from .large import SWITCH_S, THREAD_BYTES, THREADS, WORKER_BYTES, WORKER_OBJECTS, in_thread, large_request
 from .rules import Admitted, RequestRules
 from .settings import DoorSettings, is_loopback
-from .shares import ANSWER_S, Places, Shares, Take, current_client
+from .shares import ANSWER_S, KEPT, Places, Shares, Take, current_client
 
 
 def describe(settings: DoorSettings, host: str) -> str:
@@ -91,6 +92,7 @@ class Door:
         self._computed = Computed(app)
         self._shares, self._in_loop, self._in_thread = shares, Places(1, shares), Places(THREADS, shares, KEPT)
         self._running = 0
+        sys.setswitchinterval(SWITCH_S)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection of the ASGI server."""

@@ -27,6 +27,7 @@ Client = tuple[str, ...]  # its accounts, that of its key first
 Take = Callable[[int], Awaitable[None]]  # may wait, and raise Refusal
 current_client: ContextVar[Client] = ContextVar("current_client", default=("",))
 BODIES = 16  # of the largest size that all requests together may hold
+KEPT = 1  # of the places in threads and workers, for light clients
 
 
 class Shares:
@@ -46,6 +47,10 @@ class Shares:
         """Return the seconds that an account has used lately."""
         seconds, when = self._used.get(account, (0.0, 0.0))
         return float(seconds * 0.5 ** ((time.monotonic() - when) / _HALF_S))
+
+    def light(self, accounts: Client) -> bool:
+        """Return whether this connection has used little lately."""
+        return self.used(accounts[-1]) <= _LIGHT_S
 
     def charge(self, accounts: Client, seconds: float) -> None:
         """Add seconds to the accounts of a client."""
@@ -133,8 +138,8 @@ class Places:
         self._next()
 
     def _next(self) -> None:
-        used, waiting = self._shares.used, self._waiting.items()
-        while turns := [turn for turn, client in waiting if self._free > self._kept * (used(client[-1]) > _LIGHT_S)]:
+        used, light, waiting = self._shares.used, self._shares.light, self._waiting.items()
+        while turns := [turn for turn, client in waiting if self._free > (0 if light(client) else self._kept)]:
             turn = min(turns, key=lambda turn: [*map(used, self._waiting[turn])])
             del self._waiting[turn]
             self._free -= 1

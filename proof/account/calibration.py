@@ -79,7 +79,8 @@ class _Timings:
 def rates() -> dict[str, Rates]:
     """Return the fitted figures by kernel."""
     timings = _load()
-    found = np.exp(_fit(timings, _every_second(timings)))
+    every_second = np.concatenate([np.flatnonzero(timings.kernel == kind)[::2] for kind in range(len(KERNELS))])
+    found = np.exp(_fit(timings, every_second))
     table = {}
     for number, name in enumerate(KERNELS):
         share = found[_SHARES[name][1 if name == BF16 else 0]]
@@ -103,10 +104,6 @@ def held_out() -> list[HeldOut]:
             if kind.any():
                 table.append(HeldOut(name, bf16, len(np.unique(timings.shape[kind])), tuple(map(float, errors[kind]))))
     return table
-
-
-def _every_second(timings: _Timings) -> NDArray[np.int64]:
-    return np.concatenate([np.flatnonzero(timings.kernel == number)[::2] for number in range(len(KERNELS))])
 
 
 def _fit(timings: _Timings, fitting: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -39,10 +39,6 @@ def _bits(count: int) -> np.uint32:
     return u32((1 << count) - 1)
 
 
-def _field_mask(width: Array) -> Array:
-    return (u32(1) << (width & u32(31))) - u32(1)
-
-
 # -- moves and bit operations ---------------------------------------------------------------------------------------
 _op("v_mov_b32", "u>u", lambda a: a)
 _op("v_mov_b64", "U>U", lambda a: a)
@@ -62,7 +58,7 @@ _op("v_ashrrev_i32", "ui>i", lambda a, b: b >> (a & u32(31)).astype(i32))
 _op("v_lshlrev_b64", "uU>U", lambda a, b: b << (a & u32(63)).astype(u64))
 _op("v_lshrrev_b64", "uU>U", lambda a, b: b >> (a & u32(63)).astype(u64))
 _op("v_lshl_or_b32", "uuu>u", lambda a, b, c: (a << (b & u32(31))) | c)
-_op("v_bfe_u32", "uuu>u", lambda a, b, c: (a >> (b & u32(31))) & _field_mask(c))
+_op("v_bfe_u32", "uuu>u", lambda a, b, c: (a >> (b & u32(31))) & ((u32(1) << (c & u32(31))) - u32(1)))
 
 
 def _bfe_i32(a: Array, b: Array, c: Array) -> Array:

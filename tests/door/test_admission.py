@@ -53,17 +53,10 @@ def work(value: Any) -> None:
             assert (os.nice(0), signal.getsignal(signal.SIGINT)) == (expected, signal.SIG_IGN)
             assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, "the engine's handler would be the worker's"
         case {"descriptors": expected}:
-            targets = [str(Path(f"/proc/self/fd/{number}").readlink()) for number in range(3, 1000) if is_open(number)]
+            links = (Path(f"/proc/self/fd/{number}") for number in range(3, 1000))
+            targets = [str(link.readlink()) for link in links if link.is_symlink()]
             # A library may make pipes of its own after a fork.
             assert len([target for target in targets if not target.startswith("pipe:")]) == expected
-
-
-def is_open(descriptor: int) -> bool:
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        return False
-    return True
 
 
 def jobs(cpu_s: float = 5.0) -> Admission:
@@ -101,6 +94,12 @@ def test_a_worker_accepts_or_refuses_with_its_reason() -> None:
     finally:
         signal.signal(signal.SIGTERM, before)
     assert verdicts(door, {"x": "y" * 2**21}, {"refuse": "too wide"}, {"nice": 10}) == ["", "too wide", ""]
+
+
+@pytest.mark.parametrize(("used_s", "niceness"), [(0.9, 5), (1.1, 19)])
+def test_workers_of_clients_that_used_much_go_last(used_s: float, niceness: int) -> None:
+    (door := jobs())._shares.charge(shares.current_client.get(), used_s)
+    assert verdicts(door, {"nice": niceness}) == [""]
 
 
 def test_no_worker_becomes_a_zombie() -> None:

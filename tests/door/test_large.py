@@ -157,3 +157,4 @@ def test_a_large_body_is_measured_read_in_a_thread_and_its_dropped_fields_are_co
     assert [places is not None for places in seen] == [False, True, True] and len(engine.seen) == 3
     assert dropped == ["no_such_field"] * 2
     assert sys.getswitchinterval() < 0.001, "the event loop waits for the threads"
+    assert large._threads.submit(os.nice, 0).result() == os.nice(0) + large.NICE, "the event loop waits for a core"

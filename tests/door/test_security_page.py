@@ -45,7 +45,7 @@ LIMITS = {
     "logprobs": f"at most {rules.MAX_LOGPROBS:,}, and {rules.MAX_WHOLE_LOGPROBS:,} in an answer that is not streamed",
     "stop": f"{rules._MAX_STOPS} strings of {rules._MAX_LABEL:,} characters",
     "tools": f"{schemas._MAX_TOOL_OBJECTS:,} objects in all their schemas",
-    "two threads": {(2, 1): "the plugin runs this in two threads"}[large.THREADS, large.KEPT],
+    "two threads": {(2, 1): "the plugin runs this in two threads"}[large.THREADS, shares.KEPT],
     "default body": f"| `KIMI_MAX_BODY_BYTES` | {DoorSettings().max_body_bytes} |",
     "default sequences": f"| `KIMI_MAX_SEQUENCES` | {DoorSettings().max_sequences} |",
     "default mask": f"| `KIMI_MAX_MASK_MS` | {DoorSettings().max_mask_ms} |",

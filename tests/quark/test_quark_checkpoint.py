@@ -30,20 +30,16 @@ def quark_dequantize(words: torch.Tensor, scale: torch.Tensor, scale_2: torch.Te
     return dequantize("fp8_e4m3", fp8, scale.reshape(()), None, None, None, "per_tensor")
 
 
-def our_dequantize(words: torch.Tensor, scale: torch.Tensor, scale_2: torch.Tensor) -> torch.Tensor:
-    return unpack_reorder(words).float() * fold_scales(scale, scale_2).unsqueeze(-1)
-
-
 def assert_same_weight(tensors: dict[str, torch.Tensor], name: str, original: torch.Tensor) -> None:
     words, scale, scale_2 = (tensors[name + suffix] for suffix in ("", "_scale", "_scale_2"))
     rows, columns = original.shape
     assert words.shape == (rows, columns // 8) and words.dtype == torch.int32
     assert scale.dtype == scale_2.dtype == torch.float32 and scale_2.shape == (rows,)
-    theirs, ours = quark_dequantize(words, scale, scale_2), our_dequantize(words, scale, scale_2)
+    step = fold_scales(scale, scale_2).unsqueeze(-1)
+    theirs, ours = quark_dequantize(words, scale, scale_2), unpack_reorder(words).float() * step
     # The same product of three factors; multiplied in another order, so one rounding apart.
     torch.testing.assert_close(ours, theirs, rtol=2e-7, atol=0)
     # And it is the original weight within one INT4 step plus FP8 rounding (2**-4), so not a consistent permutation.
-    step = fold_scales(scale, scale_2).unsqueeze(-1)
     assert ((ours - original.float()).abs() <= 0.51 * step + original.float().abs() / 16).all()
 
 

@@ -8,11 +8,13 @@ import time
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from pydantic import BaseModel
 from starlette.responses import Response
 
+from kimi_w4a8_eagle3.door.alive import WaitingClient
 from kimi_w4a8_eagle3.door.large import large_request
 from kimi_w4a8_eagle3.door.shares import Places, Shares, current_client
 from kimi_w4a8_eagle3.sglang_plugin import large_requests
@@ -82,11 +84,20 @@ def test_the_tokens_of_a_large_request_are_encoded_in_the_thread(large: bool, en
 
 @pytest.mark.parametrize("pictures", [True, False])
 def test_tokens_are_checked_in_a_thread_and_pictures_are_loaded_from_the_event_loop(pictures: bool) -> None:
-    async def request() -> object:
-        large_request.set(places())
-        return await tokenize(lambda *_: in_the_loop(), None, SimpleNamespace(contains_mm_input=lambda: pictures))
+    async def request() -> tuple[object, list[bool]]:
+        client, signs = WaitingClient(None, b"", AsyncMock()), list[bool]()
+        client._accepted.set = lambda: signs.append(in_loop())  # type: ignore[method-assign]
 
-    assert asyncio.run(request()) == pictures
+        async def check(*_: object) -> bool:
+            client.accept()
+            return in_loop()
+
+        large_request.set(places())
+        found = await tokenize(check, None, SimpleNamespace(contains_mm_input=lambda: pictures))
+        await asyncio.sleep(0)
+        return found, signs
+
+    assert asyncio.run(request()) == (pictures, [True])  # an event of asyncio is set in its loop
 
 
 @pytest.mark.parametrize("fail", ["before", "after"])
