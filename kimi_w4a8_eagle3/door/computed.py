@@ -21,7 +21,7 @@ _MAX_QUERIES = 16  # different queries that are answered at a time
 _QUERIED = ("/v1/loads",)  # where a query chooses a part of the answer; elsewhere it is dropped
 
 Key = tuple[str, bytes]  # path and query
-Answer = list[MutableMapping[str, Any]]  # its messages
+_Messages = list[MutableMapping[str, Any]]  # of an answer
 
 
 class Computed:
@@ -29,8 +29,8 @@ class Computed:
 
     def __init__(self, app: App) -> None:
         self._app = app
-        self._answers: dict[Key, Answer] = {}
-        self._running: dict[Key, asyncio.Task[Answer]] = {}
+        self._answers: dict[Key, _Messages] = {}
+        self._running: dict[Key, asyncio.Task[_Messages]] = {}
         self._turn: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by path: a health check may wait
 
     async def answer(self, path: str, scope: Scope, send: Send) -> None:
@@ -47,14 +47,14 @@ class Computed:
         for message in found:
             await send({**message, "body": b""} if method == "HEAD" and "body" in message else message)
 
-    def _start(self, key: Key, scope: Scope) -> asyncio.Task[Answer]:
+    def _start(self, key: Key, scope: Scope) -> asyncio.Task[_Messages]:
         if len(self._answers) + len(self._running) >= _MAX_QUERIES:
             raise Refusal(f"more than {_MAX_QUERIES} different queries at a time", status=429)
         task = self._running[key] = asyncio.ensure_future(self._compute(key, scope))
         return task
 
-    async def _compute(self, key: Key, scope: Scope) -> Answer:
-        messages: Answer = []
+    async def _compute(self, key: Key, scope: Scope) -> _Messages:
+        messages: _Messages = []
 
         async def keep(message: MutableMapping[str, Any]) -> None:
             messages.append(message)
