@@ -43,7 +43,7 @@ def check(
             raise UsageError("no server was named", where="--record", expected="--base-url URL")
         pinned = {"repo": str(model.absolute()), "sha256": weights_digest(model), "answers": str(record.absolute())}
         with EngineClient(base_url.rstrip("/").removesuffix("/v1"), client_key(key_file, os.environ)) as client:
-            answers = startup_check.recorded(client, startup_check.require_answers(client))
+            answers = startup_check.recorded(client, startup_check.require_answers(client, 1))
         write_atomic(record, json.dumps(answers) + "\n")
         typer.echo("\n".join(["[model]", *(f"{name} = {json.dumps(text)}" for name, text in pinned.items())]))
         return

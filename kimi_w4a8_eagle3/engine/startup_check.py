@@ -51,7 +51,7 @@ class KindFails(KimiError):
     """Every request of one kind failed inside the engine."""
 
 
-def require_kinds(client: EngineClient, groups: int = 1) -> None:
+def require_kinds(client: EngineClient, groups: int) -> None:
     """Raise KindFails when the engine answers a kind of request with HTTP 500, in any group of ranks.
 
     A kind that the server refuses for another reason is not served, or the server is full.
@@ -73,7 +73,7 @@ def require_kinds(client: EngineClient, groups: int = 1) -> None:
             break
 
 
-def ask(client: EngineClient, groups: int = 1) -> list[Generation]:
+def ask(client: EngineClient, groups: int) -> list[Generation]:
     """Return the greedy answers to the prompts, repeated so that each of the engine's groups of ranks gets one."""
     prompts = [PROMPTS[at % len(PROMPTS)] for at in range(max(groups, len(PROMPTS)))]
     return client.chat_all(prompts, _MAX_TOKENS, concurrency=len(prompts))
@@ -152,7 +152,7 @@ def acceptance_fault(answers: Sequence[Generation], num_draft_tokens: int, group
     return None
 
 
-def require_answers(client: EngineClient, groups: int = 1) -> list[Generation]:
+def require_answers(client: EngineClient, groups: int) -> list[Generation]:
     """Ask all kinds and the prompts; raise KimiError for failures, NaN logits and answers without content."""
     require_kinds(client, groups)
     answers = ask(client, groups)

@@ -25,7 +25,8 @@ class Scheduler:
             raise MachineError(f"unknown order {order!r}", expected=f"random.Random or one of {', '.join(ORDERS)}")
         self.order = order
         self.one_instruction = order == "roundrobin" or isinstance(order, random.Random)
-        self.batches = [waves] if order == "lockstep" else _by_wave(waves)
+        each = (waves.take(waves.rows.wave == number) for number in np.unique(waves.rows.wave))
+        self.batches = [waves] if order == "lockstep" else list(each)
         self._turn = -1
 
     def next(self) -> Waves | None:
@@ -67,7 +68,3 @@ class Scheduler:
         """Put `parts` in the place of `batch`."""
         at = next(n for n, b in enumerate(self.batches) if b is batch)
         self.batches[at : at + 1] = parts
-
-
-def _by_wave(waves: Waves) -> list[Waves]:
-    return [waves.take(waves.rows.wave == number) for number in np.unique(waves.rows.wave)]

@@ -125,8 +125,10 @@ class ServedFleet:
         """Start it; returns at once."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._temporary = tempfile.TemporaryDirectory(prefix="kf-", ignore_cleanup_errors=True)
+        # The keys of another service do not belong to a fleet of its own.
+        environ = {name: value for name, value in os.environ.items() if not _PRIVATE.match(name)}
         with self.output.open("ab") as output:
-            self._process = self._begin(_environment({"TMPDIR": self._temporary.name}), output)
+            self._process = self._begin(environ | {"TMPDIR": self._temporary.name}, output)
 
     def wait_whole(self, timeout_s: float = START_TIMEOUT_S, since: float = 0.0) -> float:
         """Wait until every replica is ready and registered; returns the Unix time from which on it was so.
@@ -324,11 +326,6 @@ def _event(line: str) -> Event | None:
         return Event(**json.loads(line))
     except (ValueError, TypeError):
         return None
-
-
-def _environment(changes: dict[str, str]) -> dict[str, str]:
-    """This process's environment for a fleet of its own: the keys of another service do not belong to it."""
-    return {name: value for name, value in os.environ.items() if not _PRIVATE.match(name)} | changes
 
 
 def _words(process: psutil.Process) -> list[str]:

@@ -83,10 +83,10 @@ class GeneratedDialogue:
         self.exchanges.append(exchange)
         thought, _, said = text.removesuffix(IM_END).rpartition(THINK_END)
         content, _, called = said.partition(CALLS_BEGIN)
-        calls = [
-            {"id": name, "type": "function", "function": {"name": _function(name), "arguments": arguments}}
-            for name, arguments in _CALL.findall(called)
-        ]
+        calls = []
+        for name, arguments in _CALL.findall(called):
+            function = name.removeprefix("functions.").rpartition(":")[0]
+            calls.append({"id": name, "type": "function", "function": {"name": function, "arguments": arguments}})
         if not calls:
             self.answer = content
             return
@@ -126,7 +126,3 @@ def converse(
             break
     advance(len(running))
     return every
-
-
-def _function(call_id: str) -> str:
-    return call_id.removeprefix("functions.").rpartition(":")[0]

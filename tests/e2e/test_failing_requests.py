@@ -145,7 +145,7 @@ def test_sampled_verify_steps_that_always_fail_end_readiness_and_the_engine(
             assert client.chat("Count from one to five.", 8, **fields).token_ids
         planted.touch()
         with pytest.raises(KimiError, match=r"every sampled request fails inside the engine: .*ContractError"):
-            startup_check.require_answers(client)  # no replica becomes ready
+            startup_check.require_answers(client, 1)  # no replica becomes ready
         canary.step(None, time.time() + 1)
         assert (state.phase, state.broken) == (Phase.CHECKING, "") and "every sampled request" in state.reason
         assert ask(faulty).json()["choices"][0]["message"]["content"] == right

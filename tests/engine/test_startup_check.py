@@ -1,6 +1,7 @@
 """Drafts that are never accepted or never made are an error; any acceptance passes."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ def require(histogram: list[int]) -> Acceptance:
     answer = {"message": {"content": "text"}, "finish_reason": "stop"}
     body = {"data": [{"id": "m"}], "choices": [answer], "sglext": details}
     with scripted_server(lambda *_: whole(body)) as server, EngineClient(server.base_url) as client:
-        return require_acceptance(ask(client), 4, "some/draft")
+        return require_acceptance(ask(client, 1), 4, "some/draft")
 
 
 def test_any_accepted_draft_will_do_and_none_is_an_error() -> None:
@@ -78,8 +79,10 @@ def test_answers_are_compared_with_those_of_the_start(answers: list[Generation],
     assert found is None if fault is None else fault in str(found)
 
 
-@pytest.mark.parametrize(("content", "nan"), [("", 0), ("text", 3)], ids=["empty", "nan"])
-def test_a_model_that_computes_nonsense_is_not_served(content: str, nan: int) -> None:
+@pytest.mark.parametrize(
+    ("content", "nan", "fault"), [("", 0, "are empty"), ("text", 3, "3 rows of logits were NaN"), ("a b c d", "?", "")]
+)
+def test_a_model_that_computes_nonsense_is_not_served(content: str, nan: int | str, fault: str) -> None:
     body = {"data": [{"id": "m"}], "choices": [{"message": {"content": content}, "finish_reason": "stop"}]}
     metrics = f"# TYPE kimi_nan_logits_total counter\nkimi_nan_logits_total {nan}\n".encode()
     with (
@@ -87,9 +90,15 @@ def test_a_model_that_computes_nonsense_is_not_served(content: str, nan: int) ->
         EngineClient(server.base_url) as client,
     ):
         client._served = "m"  # so that /metrics is the only request without a body
-        with pytest.raises(KimiError, match="3 rows of logits were NaN" if nan else "are empty"):
-            require_answers(client)
-        assert [json.loads(body)["max_tokens"] for body in server.bodies if body] == [8] * 5 + [48] * 4
+        with pytest.raises(KimiError, match=fault) if fault else nullcontext():
+            require_answers(client, 1)
+        asked = [json.loads(body) for body in server.bodies if body]
+    assert [request["max_tokens"] for request in asked] == [8] * 5 + [48] * 4
+    assert {request["messages"][0]["content"] for request in asked[:6]} == {PROMPTS[0]}
+    _, sampled, seeded, penalised, grammar = asked[:5]
+    assert sampled["temperature"] == seeded["temperature"] == grammar["temperature"] == 1.0 and 0 < seeded["top_p"] < 1
+    assert 0 < penalised["frequency_penalty"] < 1 < penalised["repetition_penalty"] <= 2
+    assert not grammar["chat_template_kwargs"]["thinking"]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +117,8 @@ def test_a_known_checkpoint_answers_as_recorded(
         base_url, moved = "http://engine", 0.0
 
         def score(self, prompts: list[list[int]]) -> list[list[float]]:
-            return [[-9.0, *(-1.0 - self.moved for _ in prompt[2:])] for prompt in prompts]  # the prompt's do not count
+            # those of the prompt, 7 and 8, do not count
+            return [[-9.0 if token > 6 else -1.0 - self.moved for token in prompt[1:]] for prompt in prompts]
 
     client, file = Client(), tmp_path / "answers.json"
     answers = [Generation("", (1, 2, 3, 4, 5), "stop", (), (7, 8)) for _ in PROMPTS]
