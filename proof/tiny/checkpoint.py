@@ -43,7 +43,7 @@ def save_target(model: TargetModel, tower: Tower, tokenizer: Tokenizer, folder: 
     """Write the BF16 target as a KimiK25ForConditionalGeneration checkpoint: two shards of text, one of the tower."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {PREFIX + name: tensor for name, tensor in target_tensors(model).items()}
-    names = sorted(tensors, key=_natural)
+    names = sorted(tensors, key=lambda name: [int(n) if n.isdigit() else n for n in re.split(r"(\d+)", name)])
     half = -(-len(names) // 2)
     seen = tower.bfloat16().state_dict()
     parts = {_SHARD.format(1): names[:half], _SHARD.format(2): names[half:], _SHARD.format(3): sorted(seen)}
@@ -157,10 +157,6 @@ def _integers(stacked: dict[tuple[str, str], Tensor], part: str) -> tuple[Tensor
         ((shift, rows),) = fold_exponents(codes, scale)
         return integers(codes, shift).float(), rows
     return integers(codes, None).float(), fold_scales(scale, stacked[part, "weight_scale_2"])
-
-
-def _natural(name: str) -> list[Any]:
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
 def _save_tensors(tensors: dict[str, Tensor], file: Path) -> None:

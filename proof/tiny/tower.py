@@ -167,18 +167,14 @@ def tower_tokens(tokenizer: Tokenizer) -> list[int]:
     return [tokenizer.token_to_id(name) for name in (*"0123456789", MEDIA_PAD)]
 
 
-def digits_of(number: int) -> list[int]:
-    """Return the digit in each place, or 10 for an empty one."""
-    return [10 if digit == " " else int(digit) for digit in f"{number:>{PICTURE_TOKENS}}"]
-
-
 def _batches(settings: TowerTraining) -> Iterator[tuple[Tensor, Tensor]]:
     """Endless (patches float32 [batch, 16, 3, 14, 14], digits int64 [batch, 4])."""
     rng, generator = random.Random(settings.seed), torch.Generator().manual_seed(settings.seed)
     numbers = [rng.randint(0, 10 ** rng.randint(1, PICTURE_TOKENS) - 1) for _ in range(settings.shapes)]
     inks = torch.from_numpy(np.stack([np.asarray(ink(number, rng)) for number in numbers]))
     shapes = patches_of(inks[:, None] / 255)  # [shapes, 16, 1, 14, 14]
-    digits = torch.tensor([digits_of(number) for number in numbers])
+    places = (f"{number:>{PICTURE_TOKENS}}" for number in numbers)
+    digits = torch.tensor([[10 if place == " " else int(place) for place in text] for text in places])
     tints = torch.tensor([colours(rng) for _ in range(settings.shapes)]) / 127.5 - 1  # [shapes, 2, 3]
     grain = torch.randn(_GRAINS, shapes.shape[1], 3, *shapes.shape[3:], generator=generator)
     while True:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import gc
 import os
 import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from resource import RLIMIT_CORE, getrlimit
 from typing import Any
 
 import psutil
@@ -52,6 +54,7 @@ def work(value: Any) -> None:
                 pass
             assert (os.nice(0), signal.getsignal(signal.SIGINT)) == (expected, signal.SIG_IGN)
             assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, "the engine's handler would be the worker's"
+            assert signal.getitimer(signal.ITIMER_PROF)[0] and gc.get_freeze_count() and not any(getrlimit(RLIMIT_CORE))
         case {"descriptors": expected}:
             links = (Path(f"/proc/self/fd/{number}") for number in range(3, 1000))
             targets = [str(link.readlink()) for link in links if link.is_symlink()]
@@ -250,6 +253,7 @@ def test_a_worker_holds_its_own_connection_and_nothing_of_the_engine() -> None:
 
 def test_the_zygote_ends_with_the_engine() -> None:
     door = jobs()
+    assert not door._zygote.getblocking(), "an engine waits for a zygote that reads no more"
     door._zygote.close()
     assert psutil.Process(door.pid).wait(60) is not None
 
