@@ -25,8 +25,8 @@ class Scheduler:
             raise MachineError(f"unknown order {order!r}", expected=f"random.Random or one of {', '.join(ORDERS)}")
         self.order = order
         self.one_instruction = order == "roundrobin" or isinstance(order, random.Random)
-        each = (waves.take(waves.rows.wave == number) for number in np.unique(waves.rows.wave))
-        self.batches = [waves] if order == "lockstep" else list(each)
+        apart = (waves.take(waves.rows.wave == number) for number in np.unique(waves.rows.wave))
+        self.batches = [waves] if order == "lockstep" else list(apart)
         self._turn = -1
 
     def next(self) -> Waves | None:

@@ -100,7 +100,10 @@ def test_a_worker_accepts_or_refuses_with_its_reason() -> None:
 
 
 @pytest.mark.parametrize(("used_s", "niceness"), [(0.9, 5), (1.1, 19)])
-def test_workers_of_clients_that_used_much_go_last(used_s: float, niceness: int) -> None:
+def test_workers_of_clients_that_used_much_go_last(
+    used_s: float, niceness: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "QUICK_S", 5.0)  # one try, however slow this machine is
     (door := jobs())._shares.charge(shares.current_client.get(), used_s)
     assert verdicts(door, {"nice": niceness}) == [""]
 
