@@ -76,7 +76,7 @@ def test_drafts_are_accepted_and_both_ways_to_count_agree(eagle3, client):
 def test_the_start_up_check_sees_acceptance_and_its_absence(eagle3, plain, client):
     assert startup_check.require_acceptance(startup_check.require_answers(client, 1), 4, "draft").length > 1.5
     with EngineClient(plain.base_url) as unspeculated, pytest.raises(Exception, match="does not speculate"):
-        startup_check.require_acceptance(startup_check.ask(unspeculated), 4, "draft")
+        startup_check.require_acceptance(startup_check.ask(unspeculated, 1), 4, "draft")
 
 
 def test_drafts_take_nothing_from_the_context(eagle3, plain):
