@@ -211,7 +211,7 @@ def _by_name(pid: int, figure: Callable[[psutil.Process], float]) -> dict[str, f
     """Return a figure of an engine's processes, by their names."""
     found = defaultdict[str, float](float)
     for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
-        with suppress(psutil.NoSuchProcess):
+        with suppress(psutil.NoSuchProcess, IndexError):  # a process that ended, or ends, has no command
             name = "HTTP server" if process.pid == pid else process.cmdline()[0].rpartition("/")[2]
             found[name] += figure(process)
     return found

@@ -165,7 +165,7 @@ class Door:
             async with self._in_loop.place():
                 return self._rules.admit(path, headers, raw)
         await self._admission.require("reading", b"%b\n%b" % (path.encode(), raw), None)
-        return await in_thread(self._in_thread, partial(self._rules.admit, path, headers, raw))
+        return await in_thread(self._in_thread, partial(self._rules.admit, path, headers, raw, typed=True))
 
     def _admit(self, path: str, headers: Mapping[bytes, bytes], scope: Scope) -> None:
         """Raise Refusal when a caller with these headers may not use `path`."""

@@ -112,8 +112,11 @@ class RequestRules:
         known = frozenset().union(*(model.known for model in (*self.models.values(), self.sampling)))
         object.__setattr__(self, "_fields", Fields(known, self.settings.stop_regex, self.counted))
 
-    def admit(self, path: str, headers: Mapping[bytes, bytes], raw: bytes) -> Admitted:
-        """Return what the engine reads in place of `raw`; raise Refusal when the engine must not see it."""
+    def admit(self, path: str, headers: Mapping[bytes, bytes], raw: bytes, typed: bool = False) -> Admitted:
+        """Return what the engine reads in place of `raw`; raise Refusal when the engine must not see it.
+
+        typed: a worker has checked the types of this body: one call, in which the event loop does not get its turn.
+        """
         if b"x-body-compressed" in headers:
             raise Refusal("compressed bodies are not supported", status=415)
         body = parse(raw)
@@ -125,7 +128,8 @@ class RequestRules:
         pictures = _pictures(path, body)
         prompts, characters = self._check_size(path, body, check_sources(pictures))
         admitted = orjson.dumps(body)
-        _check_types(model, admitted)
+        if not typed:
+            _check_types(model, admitted)
         asked = body.get("model") or _ANY_MODEL
         if self.served and asked not in (self.served, _ANY_MODEL) and asked.partition(":")[0] != self.served:
             why = f"The model {asked!r} does not exist; this server serves {self.served!r}"
@@ -136,8 +140,7 @@ class RequestRules:
             self._check_generate(body, prompts)
         else:
             self._check_values(path, body, prompts)
-        streams = body.get("stream") is True
-        return Admitted(admitted, pictures, characters if len(prompts) < 2 else 0, streams)
+        return Admitted(admitted, pictures, characters if len(prompts) < 2 else 0, body.get("stream") is True)
 
     @property
     def max_tokens(self) -> int:
@@ -150,16 +153,13 @@ class RequestRules:
         text = Text.of({name: value for name, value in body.items() if name not in in_prompts}).characters - in_pictures
         text += sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
         most, batch = self.max_tokens * _CHARACTERS_PER_TOKEN, max(self.max_tokens, _BATCH_TOKENS)
-        prompt_too_long = any(len(one) > (most if isinstance(one, str) else self.max_tokens) for one in prompts)
-        prompts_too_long = len(prompts) > 1 and _tokens(prompts) > batch
-        text_too_long = text > (max(most, batch * _BYTES_PER_TOKEN) if len(prompts) > 1 else most)
-        if prompt_too_long:  # `request_guard` counts its tokens later
+        if any(len(one) > (most if isinstance(one, str) else self.max_tokens) for one in prompts):
             why = f"prompt is too long: the prompt is longer than {self.max_tokens} tokens"
             raise Refusal(why, param="prompt", code=CONTEXT_EXCEEDED)
-        if prompts_too_long:
+        if len(prompts) > 1 and _tokens(prompts) > batch:
             why = f"the prompts of this request have about {_tokens(prompts)} tokens together, and {batch} are allowed"
             raise Refusal(f"{why}: send fewer prompts in a request", param=in_prompts[0])
-        if text_too_long:
+        if text > (max(most, batch * _BYTES_PER_TOKEN) if len(prompts) > 1 else most):
             why = f"prompt is too long: the text and field names of this request exceed {self.max_tokens} tokens"
             raise Refusal(why, code=CONTEXT_EXCEEDED)
         return prompts, text

@@ -17,6 +17,7 @@ from support.door_app import ANYTHING, CHAT, CLOSED, Engine, ask, guarded, messa
 from support.pictures import picture
 
 from kimi_w4a8_eagle3.door import fields, large, middleware
+from kimi_w4a8_eagle3.door import rules as door_rules
 from kimi_w4a8_eagle3.door.access import CHECKED
 from kimi_w4a8_eagle3.door.admission import Admission
 from kimi_w4a8_eagle3.door.answers import Refusal
@@ -130,8 +131,9 @@ def test_what_is_wrong_with_a_large_body_is_said_by_the_worker() -> None:
 def test_a_large_body_is_measured_read_in_a_thread_and_its_dropped_fields_are_counted_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    dropped: list[str] = []
+    dropped, typed = list[str](), list[bytes]()
     monkeypatch.setattr(large, "_READ_S", 0.05)
+    monkeypatch.setattr(door_rules, "_check_types", lambda model, body: typed.append(body))
     monkeypatch.setattr(fields.Fields, "drop", lambda self, name, where: dropped.append(name) if self.counted else None)
     engine, seen = Engine(), []
     admission = Admission({"reading": reading_job(RULES, str.split)}, Shares(2**29))
@@ -155,6 +157,6 @@ def test_a_large_body_is_measured_read_in_a_thread_and_its_dropped_fields_are_co
     finally:
         os.kill(admission.pid, signal.SIGKILL)
     assert [places is not None for places in seen] == [False, True, True] and len(engine.seen) == 3
-    assert dropped == ["no_such_field"] * 2
+    assert dropped == ["no_such_field"] * 2 and max(map(len, typed)) < WORKER_BYTES, "the worker checks the large ones"
     assert sys.getswitchinterval() < 0.001, "the event loop waits for the threads"
     assert large._threads.submit(os.nice, 0).result() == os.nice(0) + large.NICE, "the event loop waits for a core"
