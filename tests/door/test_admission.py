@@ -37,7 +37,7 @@ def work(value: Any) -> None:
         case {"sleep": seconds}:
             time.sleep(seconds)
         case {"allocate": size}:
-            bytes(size)  # pages that are never touched: they cost memory, and no time
+            assert not admission._data_bytes() % 1024 and bytes(size)  # pages never touched: memory, and no time
         case {"abort": _}:
             os.abort()
         case {"divide": _}:
