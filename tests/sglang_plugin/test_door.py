@@ -223,14 +223,14 @@ def test_callers_that_leave_keep_no_place(monkeypatch: pytest.MonkeyPatch) -> No
         await asyncio.sleep(0)
         for task in left:
             task.cancel()
-        honest = AsyncMock()
-        stays = asyncio.create_task(answers.answer("/health", scope, honest))
+        honest = {"GET": AsyncMock(), "HEAD": AsyncMock()}
+        stays = asyncio.gather(*(answers.answer("/health", {**scope, "method": by}, to) for by, to in honest.items()))
         await asyncio.sleep(0)
         go.set()
         await stays
-        return [call.args[0].get("body") for call in honest.await_args_list]
+        return [call.args[0].get("body") for to in honest.values() for call in to.await_args_list]
 
-    assert asyncio.run(scenario()) == [None, b"well"]
+    assert asyncio.run(scenario()) == [None, b"well", None, b""]
     assert counted == 1
 
 
