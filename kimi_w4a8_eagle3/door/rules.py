@@ -155,7 +155,7 @@ class RequestRules:
         most, batch = self.max_tokens * _CHARACTERS_PER_TOKEN, max(self.max_tokens, _BATCH_TOKENS)
         if any(len(one) > (most if isinstance(one, str) else self.max_tokens) for one in prompts):
             why = f"prompt is too long: the prompt is longer than {self.max_tokens} tokens"
-            raise Refusal(why, param="prompt", code=CONTEXT_EXCEEDED)
+            raise Refusal(why, param="prompt", code=CONTEXT_EXCEEDED)  # `request_guard` counts the tokens of others
         if len(prompts) > 1 and _tokens(prompts) > batch:
             why = f"the prompts of this request have about {_tokens(prompts)} tokens together, and {batch} are allowed"
             raise Refusal(f"{why}: send fewer prompts in a request", param=in_prompts[0])
