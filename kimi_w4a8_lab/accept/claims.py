@@ -72,7 +72,7 @@ def page(run: AcceptResult) -> Page:
         Section(f"What this run leaves open: {len(left)} claims", tables=[Table(_CLAIMED, left)], closed=True),
     ]
     about = ", ".join(f"{name} {value}" for name, value in run.identity.items())
-    tone: Tone = "worse" if run.names(*REFUSED) else "better" if run.accepted and not run.names(*DONE[1:]) else ""
+    tone: Tone = "worse" if run.refused else "better" if run.accepted and not run.names(*DONE[1:]) else ""
     return Page(run.headline, words, about, _chart(run), sections=sections, tone=tone)
 
 

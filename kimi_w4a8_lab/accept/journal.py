@@ -41,7 +41,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class StageResult:
-    """Verdict on a stage with a sentence and its figures. name, proves, missing: as of the stage."""
+    """Verdict on a stage with a sentence and its figures. name, proves, missing, required: as of the stage."""
 
     found: str
     verdict: Verdict = Verdict.PASS
@@ -50,6 +50,7 @@ class StageResult:
     seconds: float = 0.0
     figures: list[Figure] = field(default_factory=list)
     missing: str = ""
+    required: bool = True
 
 
 class Skipped(KimiError):
@@ -60,6 +61,7 @@ class Skipped(KimiError):
 class Stage:
     """One step of the run. proves: claim it settles, "" for none. missing: why it cannot run here, "" if it can.
 
+    required: a recipe that was asked for needs it, so that the machine is refused if the stage is missing.
     run returns the result without what the stage knows, or raises KimiError. minutes: expected on eight MI325X.
     """
 
@@ -68,6 +70,7 @@ class Stage:
     run: Callable[[], StageResult]
     missing: str = ""
     minutes: float = 0.0
+    required: bool = True
 
 
 @dataclass
@@ -86,18 +89,34 @@ class AcceptResult:
         self.stages[result.name] = result
 
     @property
+    def lacking(self) -> list[str]:
+        """Names of the stages that a recipe needs and this machine cannot run."""
+        return [name for name, result in self.stages.items() if result.missing and result.required]
+
+    @property
+    def refused(self) -> bool:
+        return bool(self.names(*REFUSED) or self.lacking)
+
+    @property
     def accepted(self) -> bool:
-        """True if a stage passed, and none that can run here failed, is slow or has not run."""
-        verdicts = {result.verdict for result in self.stages.values() if not result.missing}
+        """True if a stage passed, and none that can run here or is required failed, is slow or has not run."""
+        verdicts = {result.verdict for result in self.stages.values() if result.required or not result.missing}
         return Verdict.PASS in verdicts and verdicts.issubset(DONE)
 
     @property
     def headline(self) -> str:
-        head = "NOT ACCEPTED" if self.names(*REFUSED) else "ACCEPTED" if self.accepted else "NOT FINISHED"
+        """Verdict, its first cause, and the number of stages by verdict."""
+        head, cause = "ACCEPTED", ""
+        if not self.accepted:
+            head = "NOT ACCEPTED" if self.refused else "NOT FINISHED"
+            waiting = [name for name in self.names(Verdict.NOT_RUN) if not self.stages[name].missing]
+            name = (self.names(*REFUSED) or self.lacking or waiting or list(self.stages))[0]
+            first, _, _ = self.stages[name].found.partition("\n")
+            cause = f"{name}: {first}; "
         counts = {word: len(self.names(verdict)) for verdict, word in WORDS.items()}
         passed = counts.pop(WORDS[Verdict.PASS])
         others = (f", {count} {word}" for word, count in counts.items() if count)
-        return f"{head}: {passed} of {len(self.stages)} stages passed{''.join(others)}"
+        return f"{head}: {cause}{passed} of {len(self.stages)} stages passed{''.join(others)}"
 
 
 def open_run(runs: Path, asked: Mapping[str, str], restart: bool) -> tuple[Path, AcceptResult]:
@@ -143,7 +162,8 @@ def run_stages(stages: Sequence[Stage], folder: Path, result: AcceptResult, say:
             say(f"{stage.name}: {WORDS[result.stages[stage.name].verdict]} before")
         elif stage.missing or stage.name not in refused:
             why = stage.missing or "not reached"
-            result.add(StageResult(why, Verdict.NOT_RUN, stage.name, stage.proves, missing=stage.missing))
+            found = StageResult(why, Verdict.NOT_RUN, stage.name, stage.proves)
+            result.add(replace(found, missing=stage.missing, required=stage.required))
     write_result(folder, result)
     say(f"timetable: about {sum(stage.minutes for stage in todo):.0f} min")
     for stage in todo:
@@ -158,10 +178,8 @@ def run_stages(stages: Sequence[Stage], folder: Path, result: AcceptResult, say:
         if found.verdict is not Verdict.PASS:
             say(f"{stage.name}: {WORDS[found.verdict]}: {found.found}")
     if not result.accepted:
-        name = (result.names(*REFUSED) or result.names(Verdict.NOT_RUN, *DONE))[0]
-        first = result.stages[name].found.partition("\n")[0]
         remedy = "mend it and repeat the command, which runs only the stages that failed, were slow or have not run"
-        raise KimiError(f"{result.headline}; {name}: {first}", remedy=remedy)
+        raise KimiError(result.headline, remedy=remedy)
 
 
 def _result(stage: Stage, folder: Path) -> StageResult:

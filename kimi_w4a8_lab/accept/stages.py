@@ -97,13 +97,13 @@ class AcceptRun:
         recipes = [load_recipe(name) for name in self.recipes]
         here = [recipe for recipe in recipes if not unmet_requirements(recipe, self.machine)]
         on_hub = [recipe.name for recipe in here if wanted_by_recipe(recipe.name)]
-        stages = [Stage("doctor", "doctor" if on_hub else "", partial(self._doctor, here), minutes=1.0)]
+        stages = [Stage("doctor", "doctor" if on_hub else "", partial(self._doctor, recipes), minutes=1.0)]
         if self.sizes.full:
             no_image = "" if Path(__file__).is_relative_to(IMAGE) else "this is not the image"
             no_hub = "" if on_hub else "needs a recipe of a model on the Hub, and its GPUs"
             no_hub = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else no_hub
-            stages.append(Stage("image", "image", lambda: StageResult("this is the image"), no_image))
-            stages.append(Stage("fetch", "fetch", partial(self._fetch, on_hub), no_hub))
+            stages.append(Stage("image", "image", lambda: StageResult("this is the image"), no_image, required=False))
+            stages.append(Stage("fetch", "fetch", partial(self._fetch, on_hub), no_hub, required=False))
         for recipe in recipes:
             stages += self._of_recipe(recipe)
         return stages + (list(self._kernel_stages(recipes)) if self.sizes.full else [])
@@ -113,8 +113,8 @@ class AcceptRun:
         for title, backend, gates in _variants(recipes):
             for tp in (8, 4):
                 run = partial(self._kernels, backend, gates, tp, f"{title} tp{tp}".replace(" ", "-"))
-                yield Stage(f"kernels {title}, TP {tp}", backend, run, no_gpu)
-        yield Stage("tune-moe", "flydsl", self._tune, no_gpu)
+                yield Stage(f"kernels {title}, TP {tp}", backend, run, no_gpu, required=False)
+        yield Stage("tune-moe", "flydsl", self._tune, no_gpu, required=False)
 
     def _of_recipe(self, recipe: Recipe) -> Iterator[Stage]:
         """Yield a recipe's stages; the first recipe has all, the others start, smoke and speed."""
@@ -142,16 +142,18 @@ class AcceptRun:
             yield stage("lossless", "lossless", partial(self._lossless, recipe))
 
     def _doctor(self, recipes: Sequence[Recipe]) -> StageResult:
-        notes = []
+        """Examine this machine for all recipes that were asked for. Raises KimiError with the first failure of each."""
+        failed, notes = [], []
         for recipe in recipes:
             report = examine(Probe(), resolve(recipe))
             write_json(self.folder / f"doctor-{recipe.name}.json", report.as_json())
-            for result in report.results:
-                if result.severity is Severity.FAIL:
-                    where = f"kimi-w4a8 doctor --recipe {recipe.name}"
-                    raise KimiError(f"{result.name}: {result.found}", where=where, remedy=result.remedy)
+            failed += [(recipe, result) for result in report.results if result.severity is Severity.FAIL][:1]
             warned = [result.name for result in report.results if result.severity is Severity.WARN]
             notes.append(f"{recipe.name}: ready" + (f", with warnings: {', '.join(warned)}" if warned else ""))
+        if failed:
+            found = "\n".join(f"{recipe.name}: {result.name}: {result.found}" for recipe, result in failed)
+            first, result = failed[0]
+            raise KimiError(found, where=f"kimi-w4a8 doctor --recipe {first.name}", remedy=result.remedy)
         return StageResult("; ".join(notes))
 
     def _fetch(self, recipes: Sequence[str]) -> StageResult:

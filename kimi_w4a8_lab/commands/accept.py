@@ -39,7 +39,8 @@ def accept(
     """Accept what this machine serves: stages, a page and a bundle.
 
     It takes an hour on eight MI325X, and begins with a timetable. A stage that fails is recorded, and the others go
-    on. Speed is judged there, not by --quick. The same command runs only what failed, was slow or has not run.
+    on. A machine that lacks the GPUs of a recipe is refused. --quick does not judge speed. The same command runs only
+    what failed, was slow or has not run.
     """
     require_packages()
     from ..accept import claims, journal, stages  # optional: lm_eval
@@ -60,6 +61,6 @@ def accept(
             journal.run_stages(todo, folder, result, console.print)
     finally:
         page = claims.page(result)
-        print_page(page, Verdict.FAIL if result.names(*journal.REFUSED) else Verdict.MEASURED)
+        print_page(page, Verdict.FAIL if result.refused else Verdict.MEASURED)
         path, bundle = write_page(page, folder), claims.write_bundle(folder)
         console.print(f"page: {path}\nbundle: {bundle}", markup=False)

@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from support.repository import ROOT
+from typer.testing import CliRunner
 
+from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.cli import app
+from kimi_w4a8_eagle3.doctor.probe import Probe
 from kimi_w4a8_eagle3.machine.hardware import Device, Machine
 from kimi_w4a8_lab.accept.claims import CLAIMS, page, settled, write_bundle
 from kimi_w4a8_lab.accept.journal import AcceptResult, Figure, Stage, StageResult
@@ -71,6 +75,21 @@ def test_a_prediction_is_that_of_kimi_bench_predict(side: str) -> None:
 def test_a_machine_with_eight_gpus_lacks_nothing_but_the_image() -> None:
     assert [stage.name for stage in stages(MI325X, *ON_GPUS) if stage.missing] == ["image"]
     assert f"{IMAGE}\n" in (ROOT / "Dockerfile").read_text().replace(" ", "\n")
+
+
+@pytest.mark.parametrize("gpus", [0, 7])
+def test_a_machine_without_the_gpus_of_the_asked_recipes_is_refused(
+    gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Machine, "detect", lambda *_: Machine(MI325X.devices[:gpus]))
+    monkeypatch.setattr(Probe, "ask_hub", lambda *_: None)
+    asked = ["accept", "--recipe", "agent", "--recipe", "eagle3", "--runs", str(tmp_path)]
+    refused = CliRunner().invoke(app, asked)
+    assert isinstance(refused.exception, KimiError) and refused.exception.exit_code == 1, refused.output
+    assert refused.exception.what.startswith("NOT ACCEPTED: doctor: agent: gpus: "), refused.exception.what
+    assert refused.exception.what.endswith("; 0 of 12 stages passed, 1 failed, 11 not run")
+    assert refused.output.index("NOT ACCEPTED: doctor: agent: gpus: ") < refused.output.index("page: ")
+    assert {path.name for path in tmp_path.glob("*/doctor-*.json")} == {"doctor-agent.json", "doctor-eagle3.json"}
 
 
 def test_the_built_in_model_on_a_cpu_proves_nothing_about_gpus() -> None:

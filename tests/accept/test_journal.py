@@ -14,6 +14,7 @@ import pytest
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.fleet.serve import Terminated
 from kimi_w4a8_lab.accept import journal
+from kimi_w4a8_lab.accept.claims import page
 from kimi_w4a8_lab.accept.journal import AcceptResult, Figure, Skipped, Stage, StageResult, open_run, run_stages
 from kimi_w4a8_lab.base.experiment import RESULT
 from kimi_w4a8_lab.base.verdict import Verdict
@@ -69,13 +70,13 @@ def test_a_failure_is_recorded_and_the_other_stages_go_on(tmp_path: Path) -> Non
     bad = failing("bad", KimiError("port 9527 is taken", remedy="stop the other server"))
     after = failing("after", Skipped("the engine did not start"))
     stages = [passing("good", ran), bad, after, passing("later", ran)]
-    with pytest.raises(KimiError, match="2 of 4 stages passed, 1 failed, 1 not run; bad: port 9527 is taken") as caught:
+    with pytest.raises(KimiError, match="bad: port 9527 is taken; 2 of 4 stages passed, 1 failed") as caught:
         run(stages, tmp_path)
     assert caught.value.exit_code == 1 and ran == ["good", "later"]
     _, found = open_run(tmp_path, {"sizes": "all"}, restart=False)
     assert (found.names(Verdict.FAIL), found.names(Verdict.NOT_RUN)) == (["bad"], ["after"])
     assert "stop the other server" in found.stages["bad"].found
-    assert found.headline == "NOT ACCEPTED: 2 of 4 stages passed, 1 failed, 1 not run"
+    assert found.headline == "NOT ACCEPTED: bad: port 9527 is taken; 2 of 4 stages passed, 1 failed, 1 not run"
     mended = [passing(stage.name, ran) for stage in stages]
     _, found, _ = run(mended, tmp_path)
     assert ran == ["good", "later", "bad", "after"]
@@ -86,8 +87,11 @@ def test_a_failure_is_recorded_and_the_other_stages_go_on(tmp_path: Path) -> Non
     ("verdicts", "headline"),
     [
         (["pass", "inconclusive", "measured", "pass"], "ACCEPTED: 2 of 4 stages passed, 1 inconclusive, 1 not judged"),
-        (["pass", "slow", "measured"], "NOT ACCEPTED: 1 of 3 stages passed, 1 slow, 1 not judged"),
-        (["measured", "inconclusive"], "NOT FINISHED: 0 of 2 stages passed, 1 inconclusive, 1 not judged"),
+        (["pass", "slow", "measured"], "NOT ACCEPTED: 1: slow it is; 1 of 3 stages passed, 1 slow, 1 not judged"),
+        (
+            ["measured", "inconclusive"],
+            "NOT FINISHED: 0: measured it is; 0 of 2 stages passed, 1 inconclusive, 1 not judged",
+        ),
     ],
 )
 def test_only_a_stage_that_passed_counts_as_passed(verdicts: list[str], headline: str, tmp_path: Path) -> None:
@@ -116,7 +120,7 @@ def test_the_timetable_comes_first_and_each_stage_shows_the_time_left(tmp_path: 
 
 
 def test_an_unexpected_exception_fails_the_stage(tmp_path: Path) -> None:
-    with pytest.raises(KimiError, match="1 failed; odd: ZeroDivisionError: division"):
+    with pytest.raises(KimiError, match="NOT ACCEPTED: odd: ZeroDivisionError: division"):
         run([failing("odd", ZeroDivisionError("division"))], tmp_path)
     folder, found = open_run(tmp_path, {"sizes": "all"}, restart=False)
     assert found.stages["odd"].verdict is Verdict.FAIL and "in go" in (folder / "traceback.txt").read_text()
@@ -128,16 +132,27 @@ def test_a_signal_is_no_failure_of_the_stage(tmp_path: Path) -> None:
         run([passing("one", ran), failing("two", Terminated(signal.SIGTERM))], tmp_path)
     _, found = open_run(tmp_path, {"sizes": "all"}, restart=False)
     assert (found.names(Verdict.PASS), found.names(Verdict.NOT_RUN)) == (["one"], ["two"])
-    assert found.headline == "NOT FINISHED: 1 of 2 stages passed, 1 not run"
+    assert found.headline == "NOT FINISHED: two: not reached; 1 of 2 stages passed, 1 not run"
 
 
-def test_a_stage_that_is_missing_here_runs_once_it_is_there(tmp_path: Path) -> None:
+def test_a_stage_that_no_recipe_needs_may_be_missing_and_runs_once_it_is_there(tmp_path: Path) -> None:
     ran: list[str] = []
-    run([Stage("gpu", "", lambda: StageResult(""), "needs a gfx942 GPU"), passing("cpu", ran)], tmp_path)
-    result = open_run(tmp_path, {"sizes": "all"}, restart=False)[1].stages["gpu"]
-    assert (result.verdict, result.found) == (Verdict.NOT_RUN, "needs a gfx942 GPU")
+    extra = Stage("gpu", "", lambda: StageResult(""), "needs a gfx942 GPU", required=False)
+    run([extra, passing("cpu", ran)], tmp_path)
+    found = open_run(tmp_path, {"sizes": "all"}, restart=False)[1]
+    assert found.headline == "ACCEPTED: 1 of 2 stages passed, 1 not run"
+    assert (found.stages["gpu"].verdict, found.stages["gpu"].found) == (Verdict.NOT_RUN, "needs a gfx942 GPU")
     run([passing("gpu", ran), passing("cpu", ran)], tmp_path)
     assert ran == ["cpu", "gpu"]
+
+
+def test_a_stage_that_the_recipe_needs_and_the_machine_lacks_refuses(tmp_path: Path) -> None:
+    lacking = [Stage(f"agent: {name}", "", lambda: StageResult(""), "7 GPUs, needs 8") for name in ("start", "smoke")]
+    headline = "NOT ACCEPTED: agent: start: 7 GPUs, needs 8; 1 of 3 stages passed, 2 not run"
+    with pytest.raises(KimiError, match=headline):
+        run([passing("doctor", []), *lacking], tmp_path)
+    found = open_run(tmp_path, {"sizes": "all"}, restart=False)[1]
+    assert found.refused and found.headline == headline and page(found).tone == "worse"
 
 
 def test_results_of_other_versions_or_sizes_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

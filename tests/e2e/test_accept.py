@@ -34,19 +34,18 @@ def test_a_taken_port_fails_one_stage_and_the_same_command_runs_that_one_alone(
     # At the default temperature the built-in model sometimes ends its answer while it thinks, before a forced call.
     greedy = partial(stages.tool_run.ToolPlan, max_tokens=128, extra={"temperature": 0})
     monkeypatch.setattr(stages.tool_run, "ToolPlan", greedy)
-    command = ["accept", "--quick", "--full", "--recipe", "tiny", "--recipe", "eagle3", "--runs", str(tmp_path)]
+    command = ["accept", "--quick", "--full", "--recipe", "tiny", "--runs", str(tmp_path)]
 
     with socket.create_server(("127.0.0.1", int(str(load_recipe("tiny").args["port"])))):
         first = CliRunner().invoke(app, command)
     assert isinstance(first.exception, KimiError) and first.exception.exit_code == 1
-    assert "1 failed" in first.exception.what and "; doctor: port" in first.exception.what, first.output
+    assert first.exception.what.startswith("NOT ACCEPTED: doctor: tiny: port: "), first.output
     assert "timetable" in first.output and "min so far, about" in first.output
     (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
     found = read_result(folder, AcceptResult)
     assert (found.names(Verdict.FAIL), found.names(*DONE)) == (["doctor"], ALL_HERE)
     assert found.stages["tiny: tiny-con2"].verdict is Verdict.MEASURED
     assert found.stages["kernels flydsl, TP 8"].found == "needs a gfx942 GPU"
-    assert "needs 8" in found.stages["eagle3: con40"].found
     assert "TPOT" in found.stages["tiny: tiny-con2"].found
     accept_length = found.stages["tiny: tiny-con2"].figures[-1]
     assert accept_length.name.startswith("accept length") and 1 <= accept_length.value <= 4
@@ -57,7 +56,7 @@ def test_a_taken_port_fails_one_stage_and_the_same_command_runs_that_one_alone(
     again = CliRunner().invoke(app, command)
     assert again.exit_code == 0 and again.output.count(" before\n") == len(ALL_HERE), again.output
     page = (folder / "report.html").read_text()
-    assert "quick run with --full of tiny, eagle3 on " in page and "speed not judged: this machine has " in page
+    assert "quick run with --full of tiny on " in page and "speed not judged: this machine has " in page
     claims = page.partition("What this run leaves open")[2]
     cells = re.findall(r'<td data-label="now"[^>]*>([^<]*)', claims)
     assert len(cells) > 10 and set(cells) == {"not run"}  # a CPU proves nothing of it
