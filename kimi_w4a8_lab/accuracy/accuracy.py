@@ -17,7 +17,7 @@ from .evaluation import RunOptions, evaluated, require_same_plan
 from .harness import score
 from .judge import judge, load_references
 from .problems import problems
-from .results import AccuracyResult, AgentResult, ProblemOutcome, ProblemsResult, Reference
+from .results import AccuracyResult, ProblemOutcome, Reference
 from .tasks import GSM8K, METRICS, TINY_MATH, Protocol, read_problems
 
 
@@ -56,8 +56,7 @@ def run(target: Target, protocol: Protocol, options: RunOptions, console: Consol
 
 def load_outcomes(folder: Path) -> list[ProblemOutcome]:
     """Load the problems of a finished run; raise KimiError for any other folder."""
-    kinds: tuple[type[ProblemsResult], ...] = AccuracyResult, AgentResult
-    return read_result(folder, *kinds).outcomes
+    return read_result(folder, AccuracyResult).outcomes
 
 
 def references_for(protocol: Protocol, options: RunOptions, target: Target) -> tuple[list[Reference], str | None]:

@@ -32,12 +32,12 @@ def judge(
         problems=len(outcomes),
         failed=sum(o.status == "failed" for o in outcomes),
         truncated=sum(o.status == "truncated" for o in outcomes),
-        without_marker=sum(bool(o.target) and o.status != "failed" and not o.has_marker for o in outcomes),
+        without_marker=sum(o.status != "failed" and not o.has_marker for o in outcomes),
         empty=sum(o.status != "failed" and not o.text.strip() for o in outcomes),
     )
     judge_validity(found, max_unusable)
     answered = [o for o in outcomes if o.status != "failed"]
-    for metric in _metrics(outcomes):
+    for metric in METRICS:
         correct = sum(o.correct[metric] for o in answered)
         interval = significance.wilson(correct, len(answered)) if answered else None
         found.accuracies.append(Accuracy(metric, correct, len(answered), interval))
@@ -48,10 +48,6 @@ def judge(
     if found.state is Verdict.MEASURED:
         found.reasons.append("nothing to compare with: add --baseline RUN or --published NAME")
     return found
-
-
-def _metrics(outcomes: Sequence[ProblemOutcome]) -> Sequence[str]:
-    return list(outcomes[0].correct) if outcomes else METRICS
 
 
 def load_references() -> list[Reference]:
@@ -105,7 +101,7 @@ def _judge_baseline(
     if not pairs:
         found.conclude(Verdict.INVALID, "no problem was answered in both runs")
         return
-    for metric in _metrics(outcomes):
+    for metric in METRICS:
         paired = _compare(pairs, metric, margin)
         found.paired.append(paired)
         found.conclude(

@@ -245,23 +245,13 @@ class AnsweredResult(EvalResult):
 
 
 @dataclass(kw_only=True)
-class ProblemsResult(AnsweredResult):
+class AccuracyResult(AnsweredResult):
     verdict: Judgement
     outcomes: list[ProblemOutcome]
-
-
-@dataclass(kw_only=True)
-class AccuracyResult(ProblemsResult):
     task: str
     lm_eval: dict[str, Any]
     kind: Literal["eval-accuracy"] = "eval-accuracy"
     title = "Accuracy"
-
-
-@dataclass(kw_only=True)
-class AgentResult(ProblemsResult):
-    kind: Literal["eval-agent"] = "eval-agent"
-    title = "Conversations with tools"
 
 
 @dataclass(kw_only=True)
@@ -310,4 +300,4 @@ class ExactResult(EvalResult):
     meaning = "tokens and logprobs are equal bit for bit, with no rule for ties"
 
 
-RESULTS = (AccuracyResult, AgentResult, ToolsResult, SmokeResult, LosslessResult, ExactResult)
+RESULTS = (AccuracyResult, ToolsResult, SmokeResult, LosslessResult, ExactResult)

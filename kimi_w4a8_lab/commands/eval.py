@@ -165,33 +165,6 @@ def _object(text: str) -> dict[str, Any]:
         raise UsageError(f"not a JSON object: {error.errors()[0]['msg']}", "--extra", '{"temperature": 1.0}') from None
 
 
-@app.command("agent")
-@expanded
-def agent(
-    *,
-    server: AnyServer,
-    category: str = typer.Option("base", "--category", help="base, miss_func, miss_param or long_context."),
-    limit: int | None = typer.Option(None, "--limit", min=1, help="Number of conversations, from the first."),
-    max_tokens: int = typer.Option(4096, "--max-tokens", min=1, help="Most tokens of an answer."),
-    steps: int = typer.Option(20, "--steps", min=1, help="Most answers with calls in one turn."),
-    extra: str = typer.Option("{}", "--extra", help="JSON added to every request, e.g. '{\"temperature\": 1.0}'."),
-    concurrency: int = typer.Option(32, "--concurrency", "-c", min=1, help="Requests in flight."),
-    judged: Judged,
-) -> None:
-    """Run BFCL's multi-turn conversations with tools that really run; compare two servers task by task."""
-    require_packages()
-    from ..accuracy import agent_run, bfcl  # optional: lm_eval
-
-    if category not in bfcl.CATEGORIES:
-        raise UsageError(f"no category {category!r}", "--category", ", ".join(bfcl.CATEGORIES))
-    harness = bfcl.Bfcl()
-    asked = agent_run.AgentPlan(category, limit, max_tokens, steps, concurrency, _object(extra))
-    target, plan = _planned(server, judged.resume, asked)
-    with signals(judged.runs):
-        folder = agent_run.run(target, plan, RunOptions(**vars(judged)), harness, table_console())
-    _end(folder)
-
-
 @app.command("lossless")
 @expanded
 def lossless(

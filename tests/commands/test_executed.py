@@ -90,8 +90,6 @@ LINES: tuple[tuple[str, str, str], ...] = (
     (r"kimi-w4a8 report RUN\.\.\.", PERSON, ""),
     (rf"kimi-w4a8 eval tools --base-url {URL}.*",
      "accuracy/test_eval_tools.py::test_the_published_table_judges_schema_accuracy", ""),
-    (rf"kimi-w4a8 eval agent --base-url {URL}.*",
-     "accuracy/test_eval_agent.py::test_two_servers_are_compared_task_by_task", ""),
     (rf"kimi-w4a8 eval gsm8k --base-url {URL}",
      "accuracy/test_eval_gsm8k.py::test_each_problem_is_recorded_with_its_status_and_score", ""),
     (r"kimi-w4a8 eval gsm8k --base-url URL --baseline .*",
