@@ -32,8 +32,8 @@ import setproctitle
 from huggingface_hub import constants
 
 from kimi_w4a8_eagle3.engine.process import Program, die_with_parent
-from kimi_w4a8_eagle3.sglang_plugin import orphans
 from kimi_w4a8_eagle3.sglang_plugin.run_module import run
+from kimi_w4a8_eagle3.sglang_plugin.upkeep import orphans
 
 from .fork_server import GO, MAX_MESSAGE, READY, ignored_signals
 from .lean_imports import lean_imports
@@ -53,11 +53,11 @@ _MODULES = (
     "sglang.srt.constrained.xgrammar_backend",
     "kimi_w4a8_eagle3.moe.flydsl.backend",
     "kimi_w4a8_eagle3.moe.triton.backend",
-    "kimi_w4a8_eagle3.sglang_plugin.door",
-    "kimi_w4a8_eagle3.sglang_plugin.failing_requests",
-    "kimi_w4a8_eagle3.sglang_plugin.metrics_hook",
-    "kimi_w4a8_eagle3.sglang_plugin.quark_config",
-    "kimi_w4a8_eagle3.sglang_plugin.w4a8_moe",
+    "kimi_w4a8_eagle3.sglang_plugin.http.door",
+    "kimi_w4a8_eagle3.sglang_plugin.upkeep.failing_requests",
+    "kimi_w4a8_eagle3.sglang_plugin.upkeep.metrics_hook",
+    "kimi_w4a8_eagle3.sglang_plugin.model.quark_config",
+    "kimi_w4a8_eagle3.sglang_plugin.model.w4a8_moe",
     "kimi_w4a8_laptop.tiny.processor",
 )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.files import write_atomic
-from kimi_w4a8_eagle3.moe.flydsl import toolchain
+from kimi_w4a8_eagle3.moe.flydsl.kernels import toolchain
 from kimi_w4a8_eagle3.moe.flydsl.objects import cache_dir, source_hash
 
 from . import sums
@@ -36,7 +36,7 @@ def _compile(config: Any) -> str:
     """Let the last pass write assembly instead of a code object; FlyDSL's own dump prints and parses all passes."""
     from flydsl.compiler import jit_function  # optional
 
-    from kimi_w4a8_eagle3.moe.flydsl.launcher import launcher_of  # optional: flydsl
+    from kimi_w4a8_eagle3.moe.flydsl.kernels.launcher import launcher_of  # optional: flydsl
 
     _register()
     run_pipeline = jit_function._run_pipeline
@@ -58,7 +58,7 @@ def _compile(config: Any) -> str:
 
 def _register() -> None:
     """Let FlyDSL compile the configurations of `proof.sums`."""
-    from kimi_w4a8_eagle3.moe.flydsl.launcher import KERNELS  # optional: flydsl
+    from kimi_w4a8_eagle3.moe.flydsl.kernels.launcher import KERNELS  # optional: flydsl
 
     from .sum_kernels import stage1_sums, stage2_sums
 

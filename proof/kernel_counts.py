@@ -18,7 +18,7 @@ from .gfx942.parser import Kernel
 from .gfx942.stats import KernelStats, analyse
 
 BASELINE = Path(__file__).with_name("kernel_counts.json")
-RARE = "; rare"  # `moe.flydsl.ops.RARE`, which needs FlyDSL
+RARE = "; rare"  # `moe.flydsl.kernels.ops.RARE`, which needs FlyDSL
 _LABEL = re.compile(r"^\S+:")
 _BRANCH = re.compile(r"^\s+(s_branch|s_cbranch_\w+)\s+(\S+)")
 _COPIES = {"v_mov_b64_e32", "v_mov_b32_e32", "s_branch"}

@@ -57,7 +57,7 @@ def main() -> None:
             start = time.process_time()
             schema = (
                 text[0] == "{"
-            )  # without free white space, as the plugin serves it (sglang_plugin/grammar_cache.py)
+            )  # without free white space, as the plugin serves it (sglang_plugin/upkeep/grammar_cache.py)
             compiled = compiler.compile_json_schema(text, any_whitespace=False) if schema else None
             grammar = compiled or compiler.compile_regex(text)
             seconds = time.process_time() - start

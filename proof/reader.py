@@ -164,7 +164,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--tokenizer", help="folder with a tokenizer; its code runs. Without it: every character")
     given = parser.parse_args()
-    from kimi_w4a8_eagle3.sglang_plugin import answer_parsers  # start-up: it imports sglang
+    from kimi_w4a8_eagle3.sglang_plugin.http import answer_parsers  # start-up: it imports sglang
 
     answer_parsers.install()
     tokenizer = None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from kimi_w4a8_eagle3.moe.flydsl import ops
 from kimi_w4a8_eagle3.moe.flydsl.configs import WAVES, Stage1Config, Stage2Config
-from kimi_w4a8_eagle3.moe.flydsl.launcher import stage1_kind, stage2_kind
+from kimi_w4a8_eagle3.moe.flydsl.kernels import ops
+from kimi_w4a8_eagle3.moe.flydsl.kernels.launcher import stage1_kind, stage2_kind
+from kimi_w4a8_eagle3.moe.flydsl.kernels.stage1_prefill import ROW_TILES
 from kimi_w4a8_eagle3.moe.flydsl.layout import PAIR, TILE_N
-from kimi_w4a8_eagle3.moe.flydsl.stage1_prefill import ROW_TILES
 
 
 class _Stage1:

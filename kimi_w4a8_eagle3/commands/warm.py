@@ -39,9 +39,9 @@ def warm(
         raise UsageError(f"--ep {ep} does not divide --tp {tp}", "--ep", "a divisor of each --tp")
     require("flydsl", "torch")
     from ..moe.flydsl.backend import FlydslBackend  # start-up: torch
-    from ..moe.flydsl.candidates import every_kernel
+    from ..moe.flydsl.kernels.candidates import every_kernel
+    from ..moe.flydsl.kernels.warm import warm as compile_objects
     from ..moe.flydsl.objects import objects_folder
-    from ..moe.flydsl.warm import warm as compile_objects
 
     console, start = table_console(), time.monotonic()
     card = ModelCard.packaged("kimi-k2.5-w4a8")

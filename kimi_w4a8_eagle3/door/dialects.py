@@ -85,7 +85,7 @@ def _turn(turn: dict[str, Any], path: str, past: bool, drop: Drop) -> dict[str, 
     if path == RESPONSES:
         turn.pop("phase", None)  # SGLang's own; it splits an answer where the items differ in it
         if isinstance(turn.get("namespace"), str) and isinstance(turn.get("name"), str):
-            turn["name"] = flat_name(turn.pop("namespace"), turn["name"])  # as sglang_plugin/responses_contract.py
+            turn["name"] = flat_name(turn.pop("namespace"), turn["name"])  # as sglang_plugin/http/responses_contract.py
     if "role" not in turn and (line := _line(turn, path, drop)):  # a call that a server, or a tool of OpenAI's, ran
         return {"role": "assistant", "content": line}
     if turn.get("role") == "developer":

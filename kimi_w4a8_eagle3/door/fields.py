@@ -95,6 +95,6 @@ _counting = Lock()  # two threads would make the counter twice, which is an erro
 
 @cache
 def _counter() -> Counter:
-    from prometheus_client import Counter  # it reads its environment when imported: see sglang_plugin/metrics_hook.py
+    from prometheus_client import Counter  # it reads its environment when imported, and SGLang sets that late
 
     return Counter("kimi_door_dropped_fields", "Dropped fields and tools, which no endpoint reads.", ["field"])

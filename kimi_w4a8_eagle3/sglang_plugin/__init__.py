@@ -2,8 +2,9 @@
 
 `register` is the `sglang.srt.plugins` entry point. SGLang calls it in every process before it builds anything. It
 registers features: the W4A8 scheme for AMD Quark's checkpoints, the page guard, exact sampling, the door, and others.
-Each feature is a `Feature` in a module of this folder, with its hooks and with the change in SGLang that makes it
-unnecessary. The table in docs/hooks.md lists all of them, and a test compares it with the code.
+Each feature is a `Feature` in a module of a room (`model/`, `decoding/`, `memory/`, `upkeep/`, `http/`), with its
+hooks and with the change in SGLang that makes it unnecessary. The table in docs/hooks.md lists all of them, and a test
+compares it with the code.
 """
 
 from __future__ import annotations
@@ -27,22 +28,20 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry
 
     # Start-up: programs that need only one of these import this package, too.
-    from . import (
-        adaptive_hook,
-        exact_sampling,
+    from . import adaptive_hook
+    from .decoding import exact_sampling, kept_thinking
+    from .memory import page_guard_hook
+    from .model import load_check, quark_config
+    from .upkeep import (
         failing_outputs,
         failing_requests,
         full_disk,
         grammar_cache,
-        kept_thinking,
-        load_check,
         local_store,
         metrics_hook,
         nan_logits,
         orphans,
-        page_guard_hook,
         pulse_hook,
-        quark_config,
         shared_memory,
     )
 
@@ -55,7 +54,7 @@ def register() -> None:
     features = [metrics_hook.ENGINE, metrics_hook.REQUESTS, *(part.FEATURE for part in parts)]
     if multiprocessing.parent_process() is None:  # schedulers and detokenizers do not need the HTTP server's imports
         # SGLang's import order: its parsers and HTTP server
-        from . import (
+        from .http import (
             answer_parsers,
             chat_contract,
             collect_hook,

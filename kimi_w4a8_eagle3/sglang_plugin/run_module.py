@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import entry_points
 
-from kimi_w4a8_eagle3.sglang_plugin import full_disk, orphans
+from kimi_w4a8_eagle3.sglang_plugin.upkeep import full_disk, orphans
 
 orphans.end_with_parent(spawning=__name__ == "__mp_main__")
 full_disk.install()

@@ -10,8 +10,8 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.gates import tile_gate
 from kimi_w4a8_eagle3.moe.contract import GateReader, MoeShape
 from kimi_w4a8_eagle3.moe.flydsl.backend import W4A16_GATE, FlydslBackend, FlydslCall, size_problem
-from kimi_w4a8_eagle3.moe.flydsl.candidates import small_tiles, stage1_tiles, stage2_tiles
 from kimi_w4a8_eagle3.moe.flydsl.configs import FlydslTiles
+from kimi_w4a8_eagle3.moe.flydsl.kernels.candidates import small_tiles, stage1_tiles, stage2_tiles
 
 from .tile_search import MeasureTile, Space, Timer, random_batch, random_layer
 

@@ -12,7 +12,7 @@ import psutil
 
 from kimi_w4a8_eagle3.door.settings import DoorSettings
 from kimi_w4a8_eagle3.door.shares import BODIES
-from kimi_w4a8_eagle3.sglang_plugin.grammar_cache import MAX_COMPILER_BYTES
+from kimi_w4a8_eagle3.sglang_plugin.upkeep.grammar_cache import MAX_COMPILER_BYTES
 
 from ..load.engine_loads import RUNNING, USED, WAITING, engine_loads
 

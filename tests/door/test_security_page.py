@@ -21,7 +21,7 @@ from kimi_w4a8_eagle3.door import (
     trial,
 )
 from kimi_w4a8_eagle3.door.settings import DoorSettings
-from kimi_w4a8_eagle3.sglang_plugin.request_guard import _RANGES
+from kimi_w4a8_eagle3.sglang_plugin.http.request_guard import _RANGES
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "security.md").read_text() + (DOCS / "request-limits.md").read_text()

@@ -139,7 +139,7 @@ def test_what_a_slow_disk_leaves_waiting_is_limited(folder: Path, monkeypatch: p
 def test_the_hook_stores_finished_requests_for_the_key_of_the_server(
     folder: Path, monkeypatch: pytest.MonkeyPatch, keyed: bool
 ) -> None:
-    from kimi_w4a8_eagle3.sglang_plugin import collect_hook
+    from kimi_w4a8_eagle3.sglang_plugin.http import collect_hook
 
     monkeypatch.setenv("KIMI_COLLECT", str(folder))
     monkeypatch.setenv("KIMI_API_KEY" if keyed else "UNUSED", "client-key")

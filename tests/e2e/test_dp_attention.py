@@ -1,8 +1,8 @@
 """DP attention with two groups of one rank, each with more KV in host memory: exact answers, figures and isolation.
 
 A request that raises where its group computes alone ends alone, while the other group serves. Only a pass that raises
-would end the engine (`sglang_plugin/failing_requests.py`). Prefixes that were evicted come back from host memory with
-the draft's KV. The faults are planted by `support.planted_faults`.
+would end the engine (`sglang_plugin/upkeep/failing_requests.py`). Prefixes that were evicted come back from host memory
+with the draft's KV. The faults are planted by `support.planted_faults`.
 """
 
 import time

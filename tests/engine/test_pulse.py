@@ -15,7 +15,7 @@ from kimi_w4a8_eagle3.fleet.engine_processes import Pulse
 
 ROUNDS = """
 import time
-from kimi_w4a8_eagle3.sglang_plugin.pulse_hook import beat
+from kimi_w4a8_eagle3.sglang_plugin.upkeep.pulse_hook import beat
 print("round", flush=True)
 while True:
     beat(None, [])

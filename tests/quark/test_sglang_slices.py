@@ -16,7 +16,7 @@ from support.packing import slice_packed_columns, slice_rows
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.quark.packing import fold_scales
 from kimi_w4a8_eagle3.quark.weight_format import INT4, MXFP4, WeightFormat
-from kimi_w4a8_eagle3.sglang_plugin import load_check
+from kimi_w4a8_eagle3.sglang_plugin.model import load_check
 
 LAYER = "language_model.model.layers.1.mlp.experts"
 SHARD_IDS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
@@ -41,7 +41,7 @@ def rank_layer(
     inter: int = INTER,
 ) -> Any:
     """A FusedMoE of one rank with our scheme's parameters: what its loader reads, without a process group."""
-    from kimi_w4a8_eagle3.sglang_plugin.w4a8_moe import QuarkW4A8MoE
+    from kimi_w4a8_eagle3.sglang_plugin.model.w4a8_moe import QuarkW4A8MoE
 
     layer: Any = fused_moe.__new__(fused_moe)
     torch.nn.Module.__init__(layer)

@@ -21,7 +21,7 @@ from sglang.srt.runtime_context import get_parallel
 from sglang.srt.server_args import prepare_server_args, set_global_server_args_for_scheduler
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-from kimi_w4a8_eagle3.sglang_plugin import page_guard_hook
+from kimi_w4a8_eagle3.sglang_plugin.memory import page_guard_hook
 
 GIB = 1 << 30
 REQUESTED = 50_000_000_000

@@ -11,7 +11,7 @@ from sglang.srt.entrypoints.openai import serving_chat
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, Tool
 from sglang.srt.entrypoints.openai.serving_responses import OpenAIServingResponses as Responses
 from sglang.srt.utils.weight_versions import build_endpoint_weight_version_metadata
-from kimi_w4a8_eagle3.sglang_plugin import chat_contract
+from kimi_w4a8_eagle3.sglang_plugin.http import chat_contract
 
 CUT = '{"query": "a'
 Chat = serving_chat.OpenAIServingChat

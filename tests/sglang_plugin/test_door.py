@@ -20,7 +20,7 @@ from kimi_w4a8_eagle3.door import computed, middleware
 from kimi_w4a8_eagle3.door.computed import Computed
 from kimi_w4a8_eagle3.door.connections import bound_headers
 from kimi_w4a8_eagle3.door.settings import DoorSettings
-from kimi_w4a8_eagle3.sglang_plugin.request_guard import (
+from kimi_w4a8_eagle3.sglang_plugin.http.request_guard import (
     _check_room,
     bound_answer,
     check_copies,

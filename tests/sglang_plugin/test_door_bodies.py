@@ -21,7 +21,7 @@ import json, sys
 from kimi_w4a8_eagle3.door.answers import Refusal
 from kimi_w4a8_eagle3.door.rules import RequestRules
 from kimi_w4a8_eagle3.door.settings import DoorSettings
-from kimi_w4a8_eagle3.sglang_plugin.door_models import request_models, sampling_model
+from kimi_w4a8_eagle3.sglang_plugin.http.door_models import request_models, sampling_model
 
 def answer(rules, path, body):
     try:

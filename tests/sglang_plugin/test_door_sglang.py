@@ -15,7 +15,7 @@ from sglang.srt.server_args import ServerArgs
 from sglang.srt.entrypoints import http_server
 from sglang.srt.plugins.hook_registry import HookRegistry
 from kimi_w4a8_eagle3.door import access as lists, fields
-from kimi_w4a8_eagle3.sglang_plugin import door, door_models, request_guard
+from kimi_w4a8_eagle3.sglang_plugin.http import door, door_models, request_guard
 
 resolved = ServerArgs(model_path="kimi", tokenizer_path="tokens", served_model_name="k").resolved_dict
 arguments = SimpleNamespace(host="0.0.0.0", tokenizer_worker_num=1, grpc_port=None, api_key=None, admin_api_key=None,
@@ -156,7 +156,7 @@ from sglang.srt.entrypoints import http_server
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.plugins.hook_registry import HookRegistry
 from kimi_w4a8_eagle3.door import rules, settings
-from kimi_w4a8_eagle3.sglang_plugin import door, door_models, request_guard
+from kimi_w4a8_eagle3.sglang_plugin.http import door, door_models, request_guard
 
 def fail(*_, **__):
     raise RuntimeError("planted")

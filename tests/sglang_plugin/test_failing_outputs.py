@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kimi_w4a8_eagle3.sglang_plugin import failing_outputs
+from kimi_w4a8_eagle3.sglang_plugin.upkeep import failing_outputs
 
 
 @pytest.mark.parametrize("error", [ValueError("outside of the loop"), OSError("of the machine")])

@@ -17,7 +17,7 @@ warnings.warn("odd")
 assert sys.stdout.fileno() == 1 and not sys.stdout.isatty()
 open(sys.argv[1], "w").write("reached the end")
 """
-INSTALL = "from kimi_w4a8_eagle3.sglang_plugin import full_disk; full_disk.install(); full_disk.install()"
+INSTALL = "from kimi_w4a8_eagle3.sglang_plugin.upkeep import full_disk; full_disk.install(); full_disk.install()"
 
 
 def run(install, output, folder):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from support.sglang_program import BOTH, found
 
 from kimi_w4a8_eagle3.door.admission import cores, threads_of
-from kimi_w4a8_eagle3.sglang_plugin import grammar_cache
+from kimi_w4a8_eagle3.sglang_plugin.upkeep import grammar_cache
 
 KEPT = """
 import json
 from sglang.srt.constrained.base_grammar_backend import InvalidGrammarObject
 from xgrammar import TokenizerInfo, VocabType
 from sglang.srt.constrained.xgrammar_backend import XGrammarGrammarBackend
-from kimi_w4a8_eagle3.sglang_plugin.grammar_cache import MAX_GRAMMARS
+from kimi_w4a8_eagle3.sglang_plugin.upkeep.grammar_cache import MAX_GRAMMARS
 
 class Tokenizer:
     def init_xgrammar(self):

@@ -94,13 +94,13 @@ def load(name=None, spoil=take_away):
     plugins.load_plugins()
 
 def features():
-    from kimi_w4a8_eagle3.sglang_plugin import metrics_hook
+    from kimi_w4a8_eagle3.sglang_plugin.upkeep import metrics_hook
     from kimi_w4a8_eagle3.sglang_plugin.hooks import Feature
     modules = [module for name, module in sys.modules.items() if name.startswith(OURS)]
     return {id(value): value for module in modules for value in vars(module).values() if isinstance(value, Feature)}
 
 def missing():
-    from kimi_w4a8_eagle3.sglang_plugin import metrics_hook
+    from kimi_w4a8_eagle3.sglang_plugin.upkeep import metrics_hook
     metrics_hook.emit_constants(None, SimpleNamespace(labels={"model_name": "m"}), max_total_num_tokens=1)
     (metric,) = [metric for metric in REGISTRY.collect() if metric.name == "kimi_missing_feature_info"]
     return [sample.labels["feature"] for sample in metric.samples]
@@ -224,7 +224,7 @@ def test_a_release_with_a_changed_function_is_refused_or_served_without_the_feat
 @BOTH
 def test_every_private_name_is_in_the_table(newest: bool) -> None:
     known = {name.rpartition(".")[2] for name in found(RENAMED, newest)["table"]} | ELSEWHERE | REGISTRY | NEWER
-    for file in Path(kimi_w4a8_eagle3.sglang_plugin.__file__).parent.glob("*.py"):
+    for file in Path(kimi_w4a8_eagle3.sglang_plugin.__file__).parent.rglob("*.py"):
         tree = ast.parse(file.read_text())
         own = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and _is_self(node.value)}
         used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and not _is_self(node.value)}

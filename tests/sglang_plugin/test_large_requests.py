@@ -17,9 +17,15 @@ from starlette.responses import Response
 from kimi_w4a8_eagle3.door.alive import WaitingClient
 from kimi_w4a8_eagle3.door.large import large_request
 from kimi_w4a8_eagle3.door.shares import Places, Shares, current_client
-from kimi_w4a8_eagle3.sglang_plugin import large_requests
-from kimi_w4a8_eagle3.sglang_plugin.door import generate_request
-from kimi_w4a8_eagle3.sglang_plugin.large_requests import begin, check_schema, encode_tokens, in_event_loop, tokenize
+from kimi_w4a8_eagle3.sglang_plugin.http import large_requests
+from kimi_w4a8_eagle3.sglang_plugin.http.door import generate_request
+from kimi_w4a8_eagle3.sglang_plugin.http.large_requests import (
+    begin,
+    check_schema,
+    encode_tokens,
+    in_event_loop,
+    tokenize,
+)
 
 
 def places() -> Places:

@@ -9,7 +9,7 @@ import psutil
 import torch.distributed
 from support.sglang_program import BOTH, found
 
-from kimi_w4a8_eagle3.sglang_plugin.local_store import LOOPBACK, open_store
+from kimi_w4a8_eagle3.sglang_plugin.upkeep.local_store import LOOPBACK, open_store
 
 
 def test_a_store_listens_on_loopback_alone() -> None:

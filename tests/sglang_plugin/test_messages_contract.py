@@ -9,7 +9,7 @@ from support.sglang_program import BOTH, found
 PROGRAM = """
 import asyncio, json
 from support.engineless import client, prompts, text_of
-from kimi_w4a8_eagle3.sglang_plugin.sealed_thinking import sealed
+from kimi_w4a8_eagle3.sglang_plugin.http.sealed_thinking import sealed
 
 TOOL = {"name": "search", "input_schema": {"type": "object", "properties": {"query": {"type": "string"}}}}
 QUESTION = {"role": "user", "content": "?"}

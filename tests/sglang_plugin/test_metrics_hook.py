@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from support.sglang_program import BOTH, VERSIONS, found
 
-from kimi_w4a8_eagle3.sglang_plugin.metrics_hook import count_request, define_request_metrics, emit_constants
+from kimi_w4a8_eagle3.sglang_plugin.upkeep.metrics_hook import count_request, define_request_metrics, emit_constants
 
 
 @BOTH

@@ -2,7 +2,7 @@
 
 import torch
 
-from kimi_w4a8_eagle3.sglang_plugin.nan_logits import _Rows
+from kimi_w4a8_eagle3.sglang_plugin.upkeep.nan_logits import _Rows
 
 
 def test_rows_with_a_nan_are_counted_once() -> None:

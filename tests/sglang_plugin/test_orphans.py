@@ -14,7 +14,7 @@ import multiprocessing, os, sys, time
 def child(pid, parent_is_gone):
     while parent_is_gone and os.getppid() == pid:
         time.sleep(0.01)
-    from kimi_w4a8_eagle3.sglang_plugin import orphans
+    from kimi_w4a8_eagle3.sglang_plugin.upkeep import orphans
     orphans.end_with_parent()
     print("asked", flush=True)
     time.sleep(100)
@@ -33,7 +33,7 @@ sys.stdin.read()
 """
 HANGING = """
 import signal, time
-from kimi_w4a8_eagle3.sglang_plugin import orphans
+from kimi_w4a8_eagle3.sglang_plugin.upkeep import orphans
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 orphans._GRACE_S = 0.1
 orphans.end_with_supervisor()

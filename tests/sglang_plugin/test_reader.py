@@ -135,7 +135,7 @@ _READER = "from kimi_w4a8_eagle3.chat import reader\nR = reader.Reader\n"
 FAULTS = {
     "forgets what follows a marker": """
 from kimi_w4a8_eagle3.chat.reader import _MARKER
-from kimi_w4a8_eagle3.sglang_plugin.answer_parsers import KimiToolCalls as K
+from kimi_w4a8_eagle3.sglang_plugin.http.answer_parsers import KimiToolCalls as K
 right = K.parse_streaming_increment
 def forgets(reader, text, tools):
     marker = _MARKER.search(text)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kimi_w4a8_eagle3.sglang_plugin.repeated_failures import RepeatedFailures, features_of, mode_of
+from kimi_w4a8_eagle3.sglang_plugin.upkeep.repeated_failures import RepeatedFailures, features_of, mode_of
 
 SAMPLED, BOTH, GREEDY = frozenset({"sampled"}), frozenset({"sampled", "grammar"}), frozenset[str]()
 

@@ -8,7 +8,7 @@ from support.sglang_program import BOTH, found, start
 TWO_RANKS = """
 import signal, sys, types
 import torch.distributed as dist
-from kimi_w4a8_eagle3.sglang_plugin import failing_requests
+from kimi_w4a8_eagle3.sglang_plugin.upkeep import failing_requests
 rank, others_come = int(sys.argv[1]), sys.argv[3] == "come"
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
 failing_requests.get_attn_tp_group = lambda: types.SimpleNamespace(world_size=2, cpu_group=dist.group.WORLD)
@@ -43,8 +43,8 @@ ERRORS = """
 import json, sys
 from dataclasses import asdict, dataclass, field
 import torch
-from kimi_w4a8_eagle3.sglang_plugin import failing_requests
-from kimi_w4a8_eagle3.sglang_plugin.failing_outputs import OF_CONTENT
+from kimi_w4a8_eagle3.sglang_plugin.upkeep import failing_requests
+from kimi_w4a8_eagle3.sglang_plugin.upkeep.failing_outputs import OF_CONTENT
 
 @dataclass
 class Rows:

@@ -16,7 +16,7 @@ from sglang.srt import runtime_context
 from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.speculative import eagle_utils
 
-from kimi_w4a8_eagle3.sglang_plugin import exact_sampling
+from kimi_w4a8_eagle3.sglang_plugin.decoding import exact_sampling
 from kimi_w4a8_eagle3.sglang_plugin.hooks import Feature, register
 
 
@@ -59,7 +59,7 @@ from types import SimpleNamespace
 import torch
 from sglang.srt.speculative import eagle_utils
 
-from kimi_w4a8_eagle3.sglang_plugin import exact_sampling
+from kimi_w4a8_eagle3.sglang_plugin.decoding import exact_sampling
 
 BATCH, N, V = 2, 4, 50
 exact_sampling.is_dp_attention_enabled = lambda: False
@@ -108,7 +108,7 @@ from types import SimpleNamespace
 import torch
 
 from kimi_w4a8_eagle3.sampling import penalties
-from kimi_w4a8_eagle3.sglang_plugin import exact_sampling
+from kimi_w4a8_eagle3.sglang_plugin.decoding import exact_sampling
 
 
 class Pool:

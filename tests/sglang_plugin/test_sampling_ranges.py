@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.sglang_program import found
 
-from kimi_w4a8_eagle3.sglang_plugin.request_guard import check_numbers
+from kimi_w4a8_eagle3.sglang_plugin.http.request_guard import check_numbers
 
 # float32: its largest number, the smallest normal and the smallest of all, each beside what is beyond; then float64's.
 _EDGES = (
@@ -71,7 +71,7 @@ from sglang.srt.layers.sampler import top_k_top_p_min_p_sampling_from_probs_torc
 from sglang.srt.sampling.penaltylib.repetition_penalty import apply_scaling_penalties
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.utils.async_probe import sanitize_nan_logits
-from kimi_w4a8_eagle3.sglang_plugin.request_guard import check_numbers
+from kimi_w4a8_eagle3.sglang_plugin.http.request_guard import check_numbers
 
 def accepted(name):
     for value in EDGES:

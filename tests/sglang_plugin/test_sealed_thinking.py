@@ -7,8 +7,8 @@ import base64
 import pytest
 from support.sglang_program import BOTH, found
 
-from kimi_w4a8_eagle3.sglang_plugin import sealed_thinking
-from kimi_w4a8_eagle3.sglang_plugin.sealed_thinking import sealed, unsealed
+from kimi_w4a8_eagle3.sglang_plugin.http import sealed_thinking
+from kimi_w4a8_eagle3.sglang_plugin.http.sealed_thinking import sealed, unsealed
 
 PROGRAM = """
 import asyncio, json

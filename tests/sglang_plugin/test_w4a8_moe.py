@@ -19,7 +19,7 @@ from kimi_w4a8_eagle3.quark.weight_format import INT4, MXFP4, WeightFormat
 from kimi_w4a8_laptop import cpu
 
 if TYPE_CHECKING:
-    from kimi_w4a8_eagle3.sglang_plugin.w4a8_moe import QuarkW4A8MoE
+    from kimi_w4a8_eagle3.sglang_plugin.model.w4a8_moe import QuarkW4A8MoE
 
 pytestmark = pytest.mark.skipif(find_spec("sglang") is None, reason="sglang is not installed (extra `serve`)")
 SHAPE = MoeShape(num_experts=4, hidden=512, inter=128, top_k=2)
@@ -28,7 +28,7 @@ SHAPE = MoeShape(num_experts=4, hidden=512, inter=128, top_k=2)
 def new_scheme(weights: WeightFormat = INT4, **config: Any) -> QuarkW4A8MoE:
     cpu.install()
     # SGLang's import order, and its seconds: not where tests are only collected
-    from kimi_w4a8_eagle3.sglang_plugin.w4a8_moe import MoeRunnerConfig, QuarkW4A8MoE
+    from kimi_w4a8_eagle3.sglang_plugin.model.w4a8_moe import MoeRunnerConfig, QuarkW4A8MoE
 
     scheme = QuarkW4A8MoE("layer 7", weights)
     scheme.create_moe_runner(SimpleNamespace(top_k=5), MoeRunnerConfig(**{"top_k": SHAPE.top_k, **config}))
@@ -173,7 +173,7 @@ def test_a_nan_scale_of_mxfp4_is_named() -> None:
 
 def test_an_mxfp4_mlp_is_computed_in_bfloat16() -> None:
     new_scheme()
-    from kimi_w4a8_eagle3.sglang_plugin.w4a8_moe import QuarkMxfp4Linear
+    from kimi_w4a8_eagle3.sglang_plugin.model.w4a8_moe import QuarkMxfp4Linear
 
     scheme, layer = QuarkMxfp4Linear("layer 0"), torch.nn.Module()
     with pytest.raises(KimiError, match="layer 0: 48 inputs on each rank are not a multiple of 32"):

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
-from kimi_w4a8_eagle3.sglang_plugin import door
+from kimi_w4a8_eagle3.sglang_plugin.http import door
 
 prompts: dict[str, list[int]] = {}  # token ids by the request's header x-number
 ADDRESS = "http://127.0.0.1:9527"

@@ -11,7 +11,7 @@ import pytest
 from kimi_w4a8_eagle3.moe.contract import MoeShape
 from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
 from kimi_w4a8_eagle3.moe.flydsl.configs import KernelConfig
-from kimi_w4a8_eagle3.moe.flydsl.warm import warm
+from kimi_w4a8_eagle3.moe.flydsl.kernels.warm import warm
 
 SMALL = MoeShape(num_experts=6, hidden=1024, inter=256, top_k=3)
 

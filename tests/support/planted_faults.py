@@ -76,7 +76,7 @@ def draw_int32(original: Any, *args: Any) -> Any:
     return original(*args).int() if planted else original(*args)
 
 
-HookRegistry.register("kimi_w4a8_eagle3.sglang_plugin.exact_sampling.draw", draw_int32, HookType.AROUND)
+HookRegistry.register("kimi_w4a8_eagle3.sglang_plugin.decoding.exact_sampling.draw", draw_int32, HookType.AROUND)
 
 
 def ranks_apart(output: Any, *_: Any, **__: Any) -> None:

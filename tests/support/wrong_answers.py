@@ -17,8 +17,8 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from kimi_w4a8_eagle3.chat.reader import _MARKER
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 from kimi_w4a8_eagle3.sampling.penalties import Penalties
-from kimi_w4a8_eagle3.sglang_plugin import exact_sampling
-from kimi_w4a8_eagle3.sglang_plugin.answer_parsers import KimiToolCalls
+from kimi_w4a8_eagle3.sglang_plugin.decoding import exact_sampling
+from kimi_w4a8_eagle3.sglang_plugin.http.answer_parsers import KimiToolCalls
 from kimi_w4a8_eagle3.sglang_plugin.run_module import run
 from kimi_w4a8_laptop.cpu import draft_chain, locations
 

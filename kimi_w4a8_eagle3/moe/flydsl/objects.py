@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 ARCH = "gfx942"
 GATE = "KIMI_KERNELS"
 MANIFEST = "manifest.json"
-# Modules that run on the host. A change of any other module of this folder may change a kernel.
+# Modules that run on the host. A change of any other module of this folder or of `kernels/` may change a kernel.
 _HOST = ("__init__", "backend", "candidates", "code_object", "objects", "toolchain", "warm")
 _FORMATS = {8: "Q", 4: "i"}  # an address, a count
 
@@ -69,7 +69,7 @@ class KernelManifest(_Model):
 def source_hash() -> str:
     """Return the SHA-256 of the sources that a kernel's machine code depends on."""
     digest = hashlib.sha256()
-    for path in sorted(path for path in Path(__file__).parent.glob("*.py") if path.stem not in _HOST):
+    for path in sorted(path for path in Path(__file__).parent.rglob("*.py") if path.stem not in _HOST):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 

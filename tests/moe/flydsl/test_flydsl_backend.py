@@ -16,9 +16,9 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.next_step import pip_install
 from kimi_w4a8_eagle3.gates import tile_gate
 from kimi_w4a8_eagle3.moe.contract import MoeShape
-from kimi_w4a8_eagle3.moe.flydsl import toolchain as toolchain
 from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
 from kimi_w4a8_eagle3.moe.flydsl.configs import FlydslTiles
+from kimi_w4a8_eagle3.moe.flydsl.kernels import toolchain as toolchain
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 from kimi_w4a8_eagle3.moe.tiles import buckets
 from kimi_w4a8_lab.kernels.tile_search import random_batch, random_layer

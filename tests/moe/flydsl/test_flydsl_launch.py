@@ -25,9 +25,9 @@ from kimi_w4a8_eagle3.moe.contract import MoeShape, PreparedMoe, QuarkMoeWeights
 from kimi_w4a8_eagle3.moe.flydsl import backend as flydsl_backend
 from kimi_w4a8_eagle3.moe.flydsl import objects as flydsl_objects
 from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
-from kimi_w4a8_eagle3.moe.flydsl.code_object import describe
 from kimi_w4a8_eagle3.moe.flydsl.configs import ByTokenConfig, KernelConfig, RouteConfig, Stage1Config, Stage2Config
-from kimi_w4a8_eagle3.moe.flydsl.launcher import launcher_of
+from kimi_w4a8_eagle3.moe.flydsl.kernels.code_object import describe
+from kimi_w4a8_eagle3.moe.flydsl.kernels.launcher import launcher_of
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 from kimi_w4a8_eagle3.quark.packing import unpack_reorder
 from kimi_w4a8_lab.kernels.agreement import agreements

@@ -22,11 +22,11 @@ from support.kernel_objects import small_objects as small_objects
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.moe.flydsl import backend as flydsl_backend
 from kimi_w4a8_eagle3.moe.flydsl import objects as flydsl_objects
-from kimi_w4a8_eagle3.moe.flydsl import warm as flydsl_warm
 from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
-from kimi_w4a8_eagle3.moe.flydsl.code_object import read_metadata
 from kimi_w4a8_eagle3.moe.flydsl.configs import KernelConfig
-from kimi_w4a8_eagle3.moe.flydsl.launcher import launcher_of
+from kimi_w4a8_eagle3.moe.flydsl.kernels import warm as flydsl_warm
+from kimi_w4a8_eagle3.moe.flydsl.kernels.code_object import read_metadata
+from kimi_w4a8_eagle3.moe.flydsl.kernels.launcher import launcher_of
 from kimi_w4a8_eagle3.moe.flydsl.objects import MANIFEST, CodeObjects, KernelManifest, read_manifest
 
 pytestmark = pytest.mark.kernels
@@ -165,14 +165,15 @@ def test_an_interrupted_warm_keeps_what_is_finished_and_is_found(folder: Path, m
 
 
 def test_the_hash_of_the_sources_is_of_all_that_a_kernel_is_made_of() -> None:
-    """The launcher's modules and what they import of this folder; a change of another module leaves objects valid."""
-    folder, found, todo = Path(flydsl_objects.__file__).parent, set[str](), {"launcher"}
+    """The launcher's modules and what they import of both folders; a change of another module leaves objects valid."""
+    backend = Path(flydsl_objects.__file__).parent
+    found, todo = set[Path](), {backend / "kernels" / "launcher.py"}
     while todo:
-        found.add(name := todo.pop())
-        imported = re.findall(r"^from \.(\w*) import (.*)", (folder / f"{name}.py").read_text(), re.M)
-        names = {module or taken.split(" as ")[0] for module, taken in imported}
-        todo |= {one for one in names if (folder / f"{one}.py").is_file()} - found
-    assert {path.stem for path in folder.glob("*.py")} - found == set(flydsl_objects._HOST)
+        found.add(path := todo.pop())
+        for dots, module, taken in re.findall(r"^from (\.\.?)(\w*) import (.*)", path.read_text(), re.M):
+            file = path.parents[len(dots) - 1] / f"{module or taken.split(' as ')[0]}.py"
+            todo |= {file} - found if file.is_file() and file.is_relative_to(backend) else set()
+    assert {path.stem for path in set(backend.rglob("*.py")) - found} == set(flydsl_objects._HOST)
 
 
 def test_a_second_writer_is_refused(folder: Path) -> None:

@@ -18,8 +18,8 @@ from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.moe import dispatch
 from kimi_w4a8_eagle3.moe.contract import MoeShape
 from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
-from kimi_w4a8_eagle3.moe.flydsl.candidates import every_kernel
 from kimi_w4a8_eagle3.moe.flydsl.configs import FlydslTiles
+from kimi_w4a8_eagle3.moe.flydsl.kernels.candidates import every_kernel
 from kimi_w4a8_eagle3.moe.tiles import TABLE, read_rows
 from kimi_w4a8_lab.commands import tune_moe
 from kimi_w4a8_lab.kernels import stopwatch

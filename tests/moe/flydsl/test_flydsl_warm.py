@@ -22,9 +22,9 @@ from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.gates import read_gates
 from kimi_w4a8_eagle3.moe.contract import MoeShape, PreparedMoe
 from kimi_w4a8_eagle3.moe.flydsl import layout
-from kimi_w4a8_eagle3.moe.flydsl import warm as flydsl_warm
 from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
 from kimi_w4a8_eagle3.moe.flydsl.configs import Stage1Config
+from kimi_w4a8_eagle3.moe.flydsl.kernels import warm as flydsl_warm
 from kimi_w4a8_eagle3.moe.flydsl.objects import KernelManifest, source_hash
 from kimi_w4a8_eagle3.quark.weight_format import MXFP4
 from kimi_w4a8_eagle3.recipe.launch import load_recipe

@@ -1,0 +1,1 @@
+"""Emitters of the FlyDSL kernels and their compilation, which no server loads."""

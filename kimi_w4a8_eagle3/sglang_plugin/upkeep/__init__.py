@@ -1,0 +1,1 @@
+"""Upkeep: an engine that outlives failing requests and says how it is."""
