@@ -2,7 +2,6 @@
 
 # Name and first line of help, in the order of `--help`, as in kimi_w4a8_eagle3.cli.
 VERBS = {
-    "rank": "Rank layouts for recorded traffic and limits, by simulation.",
     "quantize": "Quantize a target or a draft with AMD Quark, shard by shard.",
     "tune-moe": "Measure tile choices on this GPU, and write the fastest.",
     "eval": "Accuracy with a verdict, and proof that drafts change nothing.",

@@ -29,10 +29,8 @@ from ..report.page import PACKAGES, Table, write_page
 from ..report.tables import print_choices, print_figures, print_model, print_table
 from ..speed import ab as comparison
 from ..speed import inferencex
-from ..speed.replay import Replay, selected
 from ..speed.runs import read_run
 from ..speed.single import Texts, bench
-from ..speed.trace_readers import read_trace
 from ..speed.workloads import Workload, load_workload, with_changes, workload_names
 from .groups import expanded, signals
 
@@ -93,7 +91,7 @@ RESUME = typer.Option(None, "--resume", help="Run directory to finish; with the 
 
 @dataclass(frozen=True)
 class OneServer:
-    """The server under test and its run directory, shared by `run` and `replay`."""
+    """The server under test and its run directory, as `run` takes them."""
 
     base_url: str = typer.Option("", "--base-url", help="Measure this running server (recipes' default port: 9527).")
     recipe: str = typer.Option(
@@ -108,7 +106,7 @@ class OneServer:
     runs: Path = RUNS
     resume: Path | None = RESUME
 
-    def measure(self, work: Workload, texts: Texts | Replay) -> None:
+    def measure(self, work: Workload, texts: Texts) -> None:
         """Send the workload, then print figures and write the page."""
         key = client_key(self.api_key_file, os.environ)
         target = Target(self.base_url or None, self.recipe or None, None, tuple(self.settings), key, self.ops_url)
@@ -222,30 +220,6 @@ def _conclude(analysis: Analysis, folder: Path, report: bool) -> None:
     if report:
         typer.echo(f"page: {write_page(page(analysis), folder / 'report')}")
     typer.echo(f"next: {command()} report {folder}   # add other runs for one page of all")
-
-
-@app.command("replay")
-@expanded
-def replay(
-    trace: Path = typer.Argument(help="Trace file: SGLang's agentic-trace, AgentX, Mooncake, or recorded requests."),
-    users: list[int] = typer.Option(
-        [], "--users", min=1, help="Sessions at once; default: all of a timed trace, else 8."
-    ),
-    speed: float = typer.Option(1.0, "--speed", help="2 halves the waiting times of the trace."),
-    sessions: int | None = typer.Option(None, "--sessions", min=1, help="Replay only the first N sessions that fit."),
-    context_len: int | None = typer.Option(
-        None, "--context-len", min=1, help="Cut sessions at the first request that needs more tokens."
-    ),
-    output_len: int = typer.Option(220, "--output-len", min=4, help="Tokens of an answer, where the trace has none."),
-    *,
-    server: OneServer,
-) -> None:
-    """Replay recorded agent sessions: TTFT by turn, TPOT, prefix hits, accept length and errors.
-
-    This needs SGLang on this machine for its load generator. No extra installs SGLang: use its image, or `make venv`.
-    """
-    played = Replay(selected(read_trace(trace, output_len), sessions, context_len), speed)
-    server.measure(played.workload(users), played)
 
 
 @app.command("compare")

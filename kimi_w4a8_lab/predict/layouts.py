@@ -1,10 +1,7 @@
-"""Layouts of one node with eight MI325X: engines, GPUs of each, and their KV pools by the memory plan."""
+"""Layouts of one engine on a node with eight MI325X, and their KV pools by the memory plan."""
 
 from __future__ import annotations
 
-import math
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kimi_w4a8_eagle3.machine.aiter_regime import Regime
@@ -14,7 +11,6 @@ from kimi_w4a8_eagle3.recipe.memory_plan import make_plan
 
 from .machine_model import DRAFT, Cluster
 
-NODE_GPUS = 8
 # DP attention takes an MLA draft, because an MHA draft keeps all heads on every GPU, and AITER's page offsets limit it.
 DP_ATTENTION = (
     "draft.repo=lightseekorg/kimi-k2.5-eagle3-mla",
@@ -25,94 +21,29 @@ DP_ATTENTION = (
     "max-running-requests=256",
     "options.least_accept_length=1.8",
 )
-DELAYER = "enable-prefill-delayer=true"
 GROUPS = (2, 4, 8)
 
 
-@dataclass(frozen=True, kw_only=True)
-class EngineSettings:
-    """Engines behind one router. groups: of GPUs in an engine, with requests of their own.
-
-    Lengths are in tokens, pool, chunk and limits of a group; grain: tokens of a unit. context: of a prompt with its
-    answer. delayed: `enable-prefill-delayer`. overlap: SGLang chooses a batch when the one before it begins. outside_s:
-    times of requests outside of the scheduler, as in HTTP and the tokenizer, drawn by chance. seed: of these times, of
-    the order of sessions, and of the users' starts.
-    """
-
-    engines: int = 1
-    groups: int = 1
-    pool: int
-    chunk: int
-    max_running: int
-    grain: int = 64  # AgentX's block
-    accept_length: float = 1.0
-    prefix_cache: bool = True
-    eagle: bool = False
-    context: float = math.inf
-    max_queued: int = sys.maxsize
-    delayed: bool = False
-    overlap: bool = False
-    outside_s: Sequence[float] = (0.0,)
-    seed: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Layout(EngineSettings):
-    """Engines of a recipe with settings on one node. draft: its card, because MLA drafts read less KV."""
+@dataclass(frozen=True)
+class Layout:
+    """A recipe with settings. chunk: tokens of a prefill batch. kv_tokens: of all pools."""
 
     name: str
-    recipe: str
-    settings: tuple[str, ...]
-    draft: str
-    tp: int
-
-    @property
-    def kv_tokens(self) -> int:
-        """KV tokens of the node's pools."""
-        return self.engines * self.groups * self.pool
-
-    @property
-    def longest(self) -> int:
-        """Most tokens of a request with its answer."""
-        return int(min(self.context, self.pool))
-
-    @property
-    def cluster(self) -> Cluster:
-        """One engine of it."""
-        return Cluster(tp=self.tp, groups=self.groups, draft=self.draft)
-
-    @property
-    def command(self) -> str:
-        """Command that serves it."""
-        return " ".join([f"kimi-w4a8 serve {self.recipe}", *(f"--set {setting}" for setting in self.settings)])
+    cluster: Cluster
+    chunk: int
+    kv_tokens: int
 
 
 def layout(recipe: str, *settings: str) -> Layout:
     """Return the layout of a recipe with settings on MI325X."""
     resolved = resolve(load_recipe(recipe), settings)
     plan, args = make_plan(resolved.recipe, resolved.args, Cluster().gpu, Regime.UNKNOWN), resolved.args
-    engines, groups = resolved.recipe.options.replicas, plan.tp // attention_tp(args)
-    delayed = bool(args.get("enable-prefill-delayer"))
-    name = f"{engines} x TP {plan.tp}" + (f", DP {groups}" if groups > 1 else "") + (", delayer" if delayed else "")
-    draft = resolved.recipe.draft
-
-    def number(setting: str) -> int:
-        return int(str(args[setting]))
-
-    return Layout(
-        name=name, recipe=recipe, settings=settings, draft=draft.card if draft and draft.card else DRAFT,
-        engines=engines, tp=plan.tp, groups=groups, pool=plan.tokens, delayed=delayed, overlap=True,
-        chunk=number("chunked-prefill-size") // groups, max_running=number("max-running-requests") // groups,
-        max_queued=number("max-queued-requests"), context=number("context-length"),
-    )  # fmt: skip
+    groups, draft = plan.tp // attention_tp(args), resolved.recipe.draft
+    cluster = Cluster(tp=plan.tp, groups=groups, draft=draft.card if draft and draft.card else DRAFT)
+    name = f"TP {plan.tp}" + (f", DP {groups}" if groups > 1 else "")
+    return Layout(name, cluster, int(str(args["chunked-prefill-size"])) // groups, groups * plan.tokens)
 
 
 def node_layouts() -> list[Layout]:
-    """Return the layouts that `rank` ranks, the default first."""
-    groups = [(*DP_ATTENTION, f"dp-size={count}") for count in GROUPS]
-    return [
-        layout("agent"),
-        layout("agent-2x4"),
-        *(layout("agent", *settings) for settings in groups),
-        *(layout("agent", *settings, DELAYER) for settings in groups),
-    ]
+    """Return `agent` and DP attention on the same GPUs."""
+    return [layout("agent"), *(layout("agent", *DP_ATTENTION, f"dp-size={count}") for count in GROUPS)]

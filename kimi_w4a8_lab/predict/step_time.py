@@ -1,4 +1,4 @@
-"""Time of one prefill batch or decode step of an engine, for the simulation of traffic.
+"""Time of one prefill batch or decode step of an engine.
 
 A rank is one scheduler with its requests: one per engine, or one per DP rank. All ranks of an engine step together.
 """

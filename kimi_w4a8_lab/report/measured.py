@@ -135,9 +135,6 @@ def figure_tables(analysis: Analysis, keys: Collection[str]) -> list[Table]:
                 reported = published.points().get(cell.workload.reference or "", {}).get(side, {}).get("accept_length")
                 known = "" if reported is None else f"{reported:.2f}"
                 rows.append(["accept length", side, f"{cell.accept_length:.2f}", "", known, "", ""])
-        for side, cell in sides.items():
-            if (rate := interactivity(cell)) is not None:
-                rows.append(["E2E interactivity P90", side, f"{rate:,.1f} tok/s", "", "", "", ""])
         count = max(len(cell.measurements) for cell in sides.values())
         title = f"{workload}, concurrency {concurrency}, {count} repetition{'s' * (count > 1)}"
         tables.append(Table(_FIGURES, rows, title))
@@ -156,18 +153,6 @@ def _beside(analysis: Analysis, key: CellKey, metric: str) -> list[str | Words]:
     return [shown, number(reported.published, METRICS[metric]), meaning]
 
 
-def interactivity(cell: Cell) -> float | None:
-    """Return AgentX's measure of a replay: tokens a second that 90% of the requests get at least, TTFT included."""
-    kept = [repetition.details for repetition in cell.repetitions if repetition.details is not None]
-    seconds = [
-        (ttft + sum(gaps)) / tokens
-        for details in kept
-        for ttft, gaps, tokens in zip(details.ttfts, details.itls, details.output_lens, strict=True)
-        if tokens
-    ]
-    return 1 / float(np.percentile(seconds, 90)) if cell.workload.sessions and seconds else None
-
-
 def turn_tables(analysis: Analysis) -> list[Table]:
     """Return the turns of conversations: TTFT, and the cached part of each prompt."""
     found = []
@@ -177,8 +162,7 @@ def turn_tables(analysis: Analysis) -> list[Table]:
             figures = [(one.prompt_tokens, one.cached_tokens, one.ttft_median_ms, one.ttft_p99_ms) for one in same]
             prompt, cached, median, p99 = np.mean(figures, axis=0)
             counts = (f"{prompt:,.0f}", f"{prompt - cached:,.1f}", f"{cached / prompt:.1%}")
-            number = same[0].label or str(len(rows) + 1)
-            rows.append([number, *counts, f"{median:,.1f} ms", f"{p99:,.1f} ms"])
+            rows.append([str(len(rows) + 1), *counts, f"{median:,.1f} ms", f"{p99:,.1f} ms"])
         if rows:
             found.append(Table(_TURNS, rows, f"{workload}, concurrency {concurrency}, {side}"))
     return found

@@ -14,7 +14,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..predict.simulation import TrafficFigures
 from ..speed import published
 from ..speed.runs import Cell, Groups
 from ..speed.statistics import METRICS, Interval
@@ -109,9 +108,9 @@ def panel(key: str, name: str, same: Sequence[Bar], sides: Sequence[str] = ()) -
 def ttft_by_turn(cells: Sequence[Cell]) -> Picture | None:
     """Draw the median TTFT of each turn of conversations; None without any."""
     rows = [
-        Bar(f"turn {turn.label}", cell.side, False, Interval(turn.ttft_median_ms, None, None))
+        Bar(f"turn {number}", cell.side, False, Interval(turn.ttft_median_ms, None, None))
         for cell in cells
-        for turn in cell.measurements[0].turns
+        for number, turn in enumerate(cell.measurements[0].turns, 1)
     ]
     return panel("turns", "TTFT median by turn (ms)", rows) if rows else None
 
@@ -150,23 +149,6 @@ def speedup_curves(curves: Sequence[Speedup]) -> Picture:
         axis.set_xlabel("accept length (tokens committed by a verify step)")
         alt = (f"{curve.title}: {curve.measured:.2f}x at accept length {curve.accept_length:.2f}" for curve in curves)
         return Picture("speedup", "; ".join(alt), _svg(figure, axis), legend)
-
-
-def goodput_curves(curves: Mapping[str, Sequence[TrafficFigures]]) -> Picture:
-    """Plot the goodput of each layout over the number of users."""
-    legend = [(name, COLOURS[at % len(COLOURS)]) for at, name in enumerate(curves)]
-    with plt.rc_context(_LOOK):
-        figure, axis = plt.subplots(figsize=(5.6, 3.6))
-        for at, (name, shade) in enumerate(legend):  # equal lines: each is drawn on a broader one
-            points = [(one.users or 0, one.goodput_tok_s) for one in curves[name]]
-            axis.plot(*zip(*points, strict=True), "o-", color=shade, linewidth=1.5 * (len(legend) - at))
-        counts = sorted({one.users or 0 for found in curves.values() for one in found})
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(counts, [str(count) for count in counts])
-        axis.set_ylim(bottom=0)
-        axis.set(xlabel="users", ylabel="output tok/s of requests that meet the SLO")
-        best = (f"{name}: {max(one.goodput_tok_s for one in found):,.0f} tok/s" for name, found in curves.items())
-        return Picture("goodput", "best goodput, " + "; ".join(best), _svg(figure, axis), legend)
 
 
 def _svg(figure: Figure, axis: Axes) -> bytes:

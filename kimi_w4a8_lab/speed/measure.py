@@ -25,20 +25,18 @@ from . import repetition
 from .generator import LoadDetails, LoadResult, drive, generator_program, read_last
 from .repetition import TextRepetition
 from .sampler import Sampler, ServerSummary, summarize
-from .workloads import CHAT_BACKEND, CONVERSATIONS, Point, Workload
+from .workloads import CHAT_BACKEND, Point, Workload
 
 _PROBES = 4
 _WARMUP_COUNTED_S = 30.0
-_MOST_FAILED = 0.1  # of a replay, as in InferenceX's AgentX; of the other workloads none may fail
 _COLD = 0.02  # share of chat-template markers in short prompts
 
 
 class TurnFigures(BaseModel):
-    """One turn of all conversations, or several: mean prompt length, and its part from the prefix cache."""
+    """One turn of all conversations: mean prompt length, and its part from the prefix cache."""
 
     model_config = ConfigDict(extra="forbid")
 
-    label: str = Field(default="", description="number of the turn, or of the first and the last")
     prompt_tokens: float
     cached_tokens: float
     ttft_median_ms: float
@@ -144,7 +142,7 @@ def examine_text(server: Server, point: Point, folder: Path, found: Measurement)
 
     Conversations are skipped, because their prompts contain answers.
     """
-    if point.workload.dataset in CONVERSATIONS:
+    if point.workload.dataset == "agent":
         return found
     prompts = _prompts(point, folder / found.raw)
     outputs = read_last(folder / found.raw, LoadDetails).generated_texts
@@ -159,19 +157,15 @@ def examine_text(server: Server, point: Point, folder: Path, found: Measurement)
 
 
 def turns_of(details: LoadDetails, numbers: Sequence[int]) -> list[TurnFigures]:
-    """Return the answered requests of conversations by turn; none for single requests.
-
-    numbers: turn of each request. In conversations of more than 16 turns, later turns are joined: 17 to 32 and so on.
-    """
+    """Return the answered requests of conversations by turn (`numbers`); none for single requests."""
     if max(numbers) == 0 or len(details.cached_tokens) != len(numbers):
         return []
     found, ttfts = [], np.asarray(details.ttfts) * 1000
-    for first, last in _spans(max(numbers) + 1):
-        at = [row for row, turn in enumerate(numbers) if first <= turn + 1 <= last and not details.errors[row]]
+    for number in range(max(numbers) + 1):
+        at = [row for row, turn in enumerate(numbers) if turn == number and not details.errors[row]]
         if at:
             found.append(
                 TurnFigures(
-                    label=str(first) if first == last else f"{first} to {last}",
                     prompt_tokens=float(np.mean([details.input_lens[row] for row in at])),
                     cached_tokens=float(np.mean([details.cached_tokens[row] for row in at])),
                     ttft_median_ms=float(np.median(ttfts[at])),
@@ -181,20 +175,9 @@ def turns_of(details: LoadDetails, numbers: Sequence[int]) -> list[TurnFigures]:
     return found
 
 
-def _spans(turns: int) -> list[tuple[int, int]]:
-    """Return the first and the last turn of each row: single turns up to 16, then twice as many each time."""
-    spans = [(turn, turn) for turn in range(1, min(turns, 16) + 1)]
-    while spans[-1][1] < turns:
-        spans.append((spans[-1][1] + 1, min(2 * spans[-1][1], turns)))
-    return spans
-
-
 def _judge(point: Point, load: LoadResult, details: LoadDetails, counted: Counters) -> tuple[list[str], list[str]]:
     """Return notes for the reader, and problems that forbid a comparison."""
     notes, problems = [], judge_lengths(point, load, details)
-    failed = point.requests - load.completed
-    if failed and not problems:
-        notes.append(f"{failed} of {point.requests} requests failed{_reason(details)}")
     if counted.requests != load.completed and not problems:
         problems.append(
             f"the server finished {counted.requests:.0f} requests during the run, {load.completed} were answered: "
@@ -206,7 +189,7 @@ def _judge(point: Point, load: LoadResult, details: LoadDetails, counted: Counte
             f"{load.total_input_tokens:,}: decoding and encoding a text again can change its length"
         )
     cached = counted.cached_tokens / max(counted.prompt_tokens, 1)
-    if point.workload.dataset not in CONVERSATIONS and cached > _COLD:
+    if point.workload.dataset != "agent" and cached > _COLD:
         notes.append(
             f"{cached:.1%} of the prompt tokens came from the prefix cache, filled by warm-up and earlier runs; TTFT "
             "and throughput are not those of new prompts (--set disable-radix-cache=true)"
@@ -216,7 +199,7 @@ def _judge(point: Point, load: LoadResult, details: LoadDetails, counted: Counte
 
 def judge_lengths(point: Point, load: LoadResult, details: LoadDetails) -> list[str]:
     problems, failed = [], point.requests - load.completed
-    if failed > (_MOST_FAILED * point.requests if point.workload.sessions else 0):
+    if failed:
         problems.append(f"{failed} of {point.requests} requests failed{_reason(details)}")
     elif point.workload.ignore_eos and point.workload.range_ratio == 1.0:
         wrong = sum(length != point.workload.output_len for length in details.output_lens)

@@ -20,15 +20,12 @@ from ..base.data_file import require_trusted_tokenizer
 from ..base.experiment import continuable
 from ..base.server_under_test import Say, Server, Target, record_of
 from .measure import Measurement, examine_text, measure
-from .replay import Replay
 from .runs import Run, RunResult, read_run
 from .texts import Texts
 from .workloads import CHAT_BACKEND, Workload
 
 
-def bench(
-    workload: Workload, texts: Texts | Replay, target: Target, runs: Path, say: Say, resume: Path | None = None
-) -> Path:
+def bench(workload: Workload, texts: Texts, target: Target, runs: Path, say: Say, resume: Path | None = None) -> Path:
     """Measure the target once and return the run directory: see `measured`."""
     return measured("bench", workload.name, [(target, [0])], [workload], texts, runs, say, resume)
 
@@ -38,7 +35,7 @@ def measured(
     name: str,
     blocks: Sequence[tuple[Target, Sequence[int]]],
     workloads: Sequence[Workload],
-    texts: Texts | Replay,
+    texts: Texts,
     runs: Path,
     say: Say,
     resume: Path | None,

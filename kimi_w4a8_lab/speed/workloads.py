@@ -19,7 +19,6 @@ from ..base.experiment import first_error
 Positive = Annotated[int, Field(gt=0)]
 CHAT_BACKEND = "sglang-oai-chat"
 AGENT_DATASET = ("--dataset-name", "agentic-trace")
-CONVERSATIONS = ("agent", "agentic-trace", "recorded")
 
 
 class Workload(BaseModel):
@@ -27,21 +26,18 @@ class Workload(BaseModel):
 
     `agent`: a prompt is a conversation of `turns` messages after a shared system prompt of `system_words`.
     The messages alternate between questions and tool results of `turn_words`, with the server's answers in between.
-    `agentic-trace` and `recorded` are replays: see `replay.py`. They have `sessions`, the number of requests of each.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     summary: str
-    dataset: Literal["random", "conversations", "agent", "agentic-trace", "recorded"]
+    dataset: Literal["random", "conversations", "agent"]
     text: Literal["sharegpt", "problems", "file"]
     input_len: Positive | None = None
     turns: Annotated[int, Field(ge=1)] = 1
     turn_words: Positive | None = None
     system_words: Positive | None = None
-    sessions: list[Positive] = []
-    longest: Positive | None = Field(default=None, description="tokens of the longest request of a trace, if known")
     output_len: Annotated[int, Field(ge=4)]
     range_ratio: float = Field(default=1.0, ge=0, le=1)
     concurrency: Annotated[list[Positive], Field(min_length=1)]
@@ -66,19 +62,17 @@ class Workload(BaseModel):
             raise ValueError(
                 "turns (2 or more), turn_words and system_words belong to the dataset 'agent', and only to it"
             )
-        if bool(self.sessions) != (self.dataset in ("agentic-trace", "recorded")):
-            raise ValueError("sessions belong to `kimi-w4a8 bench replay`")
         return self
 
     @property
     def context_len(self) -> int | None:
         """Tokens that one request needs in the server's context; None if the text decides."""
-        return self.longest if self.input_len is None else self.input_len + self.output_len
+        return None if self.input_len is None else self.input_len + self.output_len
 
     @property
     def backend(self) -> str:
         """The generator's client. Only `conversations` can apply a chat template without the chat endpoint."""
-        chat = self.dataset in CONVERSATIONS or (self.dataset == "random" and self.chat_template)
+        chat = self.dataset == "agent" or (self.dataset == "random" and self.chat_template)
         return CHAT_BACKEND if chat else "sglang"
 
     def points(self) -> list[Point]:
@@ -114,8 +108,7 @@ class Point:
     @property
     def turn_numbers(self) -> list[int]:
         """Number of each request in its conversation, from 0, in the order of the generator's output."""
-        counts = self.workload.sessions or [self.workload.turns] * self.num_prompts
-        return [number for count in counts for number in range(count)]
+        return [number for _ in range(self.num_prompts) for number in range(self.workload.turns)]
 
     @property
     def label(self) -> str:
@@ -129,20 +122,18 @@ class Point:
         """
         work = self.workload
         words = ["--backend", work.backend, "--dataset-path", str(dataset), "--request-rate", "inf"]
-        at_once = self.num_prompts if work.dataset == "recorded" else self.concurrency  # the sender limits users
-        words += ["--num-prompts", str(self.num_prompts), "--max-concurrency", str(at_once)]
+        words += ["--num-prompts", str(self.num_prompts), "--max-concurrency", str(self.concurrency)]
         words += ["--warmup-requests", str(self.warmups), "--seed", str(self.seed), "--output-details"]
         if work.dataset == "random":
             words += ["--dataset-name", "random", "--random-input-len", str(work.input_len)]
             words += ["--random-output-len", str(work.output_len), "--random-range-ratio", str(work.range_ratio)]
-        elif work.dataset in CONVERSATIONS:  # start cold, without the warm-up's prefixes
+        elif work.dataset == "agent":  # start cold, without the warm-up's prefixes
             words += [*AGENT_DATASET, "--sharegpt-output-len", str(work.output_len), "--flush-cache", "--cache-report"]
         else:
             words += ["--dataset-name", "custom", "--sharegpt-output-len", str(work.output_len)]
             words += ["--apply-chat-template"] if work.chat_template else []
         if work.backend == CHAT_BACKEND:
-            extra = {"users": self.concurrency} if work.dataset == "recorded" else {}
-            words += ["--extra-request-body", json.dumps({"stream_options": {"include_usage": True}, **extra})]
+            words += ["--extra-request-body", json.dumps({"stream_options": {"include_usage": True}})]
         return words if work.ignore_eos else [*words, "--disable-ignore-eos"]
 
 

@@ -1,1 +1,1 @@
-"""The modules that import sglang: its load generator and its scheduler, which the planner simulates with."""
+"""Programs that import sglang: its load generator, and an engine that stores the states of a prefill."""

@@ -38,7 +38,12 @@ def main() -> None:
     """Print the mean errors beside the goals."""
     others = held_out()
     few = [one for one in check(calibrate(Cluster()), Cluster()) if not one.calibrated]
-    kinds = ("W4A8, with and without drafts", "W4A16 and W8A8", "W4A8, the planner's fit", "W4A16 and W8A8, the same")
+    kinds = (
+        "W4A8, with and without drafts",
+        "W4A16 and W8A8",
+        "W4A8, fit of `bench predict`",
+        "W4A16 and W8A8, the same",
+    )
     table = Table("figure", "goal", *kinds, title="Mean error, and figures beyond the goal")
     for key, (name, goal) in GOALS.items():
         cells = [

@@ -3,7 +3,6 @@
     python -m proof.agents                               # recorded and newest versions; writes docs/perf/clients.md
     python -m proof.agents record --clients FOLDER       # writes tests/support/agents/
     python -m proof.agents live --clients FOLDER         # codex, claude-code and opencode, with and without EAGLE3
-    python -m proof.agents traces FOLDER                 # the recorded sessions as AgentX and Mooncake traces
 
 Without a command and in `record` the server has the model's words without its engine, so all sessions take minutes.
 `live` lets the engine write the words, which a grammar forces; everything else is as in service. docs/perf/clients.md
@@ -37,7 +36,6 @@ from .clean import cleaned
 from .clients import CLIENTS, PRODUCTS, TASK
 from .matrix import NODE, MatrixRow, install_npm, installed, pinned, rows_of, session, table
 from .mcp_tools import tool_lists
-from .traces import write_traces
 
 CORPUS = Path(__file__).parents[2] / "tests" / "support" / "agents"
 _LIVE = ("codex", "claude-code", "opencode")
@@ -133,14 +131,6 @@ def live(
     differ = [session for session, by_recipe in said.items() if by_recipe["tiny"] != by_recipe["tiny:plain"]]
     print(f"different answers: {', '.join(differ)}" if differ else "the same answers with EAGLE3 as without")
     raise typer.Exit(1 if differ else 0)
-
-
-@app.command()
-def traces(folder: Path = typer.Argument(..., help="Folder for agentx.jsonl and mooncake.jsonl.")) -> None:
-    """Write the recorded chat sessions with short prompts as traces, for `kimi-w4a8 bench replay`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    sessions, requests = write_traces(read("requests"), folder)
-    print(f"{sessions} sessions, {requests} requests")
 
 
 def read(name: str) -> list[dict[str, Any]]:

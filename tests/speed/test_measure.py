@@ -27,7 +27,6 @@ from kimi_w4a8_lab.speed.measure import _judge
 from kimi_w4a8_lab.speed.runs import Run, read_run
 from kimi_w4a8_lab.speed.sampler import summarize
 from kimi_w4a8_lab.speed.single import Texts, bench
-from kimi_w4a8_lab.speed.trace_readers import read_trace
 from kimi_w4a8_lab.speed.workloads import load_workload, with_changes
 from proof.load.asgi import served_app
 
@@ -193,10 +192,3 @@ def test_the_wrong_model_and_a_short_context_are_refused(tmp_path: Path) -> None
         with pytest.raises(KimiError, match=r"needs 10,752 tokens per request, the server's context has 1,024"):
             texts = Texts(sharegpt=str(sharegpt))
             bench(load_workload("con2"), texts, Target(url), tmp_path / "runs", lambda _: None)
-
-
-def test_a_run_is_a_trace_of_a_closed_loop(null_run: Run) -> None:
-    trace, found = read_trace(null_run.folder), null_run.result.measurements[0]
-    assert (trace.format, trace.users, len(trace.sessions)) == ("run", found.concurrency, found.num_prompts)
-    assert sum(turn.prompt_tokens for turn in trace.turns()) == found.load.total_input_tokens
-    assert len({turn.prompt for turn in trace.turns()}) == found.num_prompts  # none begins like another

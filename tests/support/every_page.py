@@ -14,15 +14,13 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
-from support.plans import plan
-
 from kimi_w4a8_eagle3.engine.client import Generation
 from kimi_w4a8_lab.accept import claims
 from kimi_w4a8_lab.accept.journal import AcceptResult, Figure, StageResult
 from kimi_w4a8_lab.accuracy.results import Accuracy, AccuracyResult, Differing, Judgement, Paired
 from kimi_w4a8_lab.accuracy.significance import ShareInterval
 from kimi_w4a8_lab.base.verdict import Verdict
-from kimi_w4a8_lab.report import evaluation, measured, traffic_plan
+from kimi_w4a8_lab.report import evaluation, measured
 from kimi_w4a8_lab.report.analysis import Analysis
 from kimi_w4a8_lab.report.page import Page, write_page
 from kimi_w4a8_lab.speed.measure import TurnFigures
@@ -65,10 +63,9 @@ def every_page(copies: Copies, folder: Path) -> dict[str, Path]:
         "bench": measured.page(
             Analysis([copies("a", "tiny:plain", 3.0, 3, acceptance=None), copies("b", "tiny", 1.0, 3)])
         ),
-        "replay": replay_page(copies),
+        "turns": page_of_turns(copies),
         "eval": evaluation_page(folder / "run"),
         "accept": claims.page(accepted()),
-        "plan": traffic_plan.page(plan({"2 x TP 4": 200.0}, name=f"{HOSTILE}/traces/agents.jsonl")),
     }
     return {name: write_page(page, folder / name) for name, page in made.items()}
 
@@ -82,12 +79,11 @@ def demo_page(copies: Copies) -> Page:
     return demo.page(plain, fast, True, 20, 0.4, Path("runs/20261123-192843-demo"))
 
 
-def replay_page(copies: Copies) -> Page:
-    run = copies("replay", "tiny")
-    work = run.result.measurements[0].workload.model_copy(update={"name": f"trace {HOSTILE}"})
+def page_of_turns(copies: Copies) -> Page:
+    run = copies("turns", "tiny")
+    work = run.result.measurements[0].workload.model_copy(update={"name": f"agent {HOSTILE}"})
     turns = [
         TurnFigures(
-            label=str(turn),
             prompt_tokens=400 * turn,
             cached_tokens=390 * (turn - 1),
             ttft_median_ms=900 / turn,
@@ -95,7 +91,7 @@ def replay_page(copies: Copies) -> Page:
         )
         for turn in range(1, 7)
     ]
-    return measured.page(Analysis([copies("replayed", f"tiny {HOSTILE}", workload=work, turns=turns)]))
+    return measured.page(Analysis([copies("conversations", f"tiny {HOSTILE}", workload=work, turns=turns)]))
 
 
 def evaluation_page(run: Path) -> Page:
