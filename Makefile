@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 # uv leaves compiling to the first import: it may keep what it compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all nightly lint docs kernels virtual-mi325x venv audit tiny draft bench eval scale-demo faults soak fuzz mutants clean
+.PHONY: demo test test-all nightly lint docs kernels virtual-mi325x venv audit draft bench eval scale-demo faults fuzz clean
 demo: $(DEMO)
 	$(BIN)/python -m proof.demo
 
@@ -46,10 +46,6 @@ venv: $(STAMP)
 audit: $(STAMP)
 	requirements/audit.sh --venv
 
-# Makes the built-in model from nothing (about an hour on one core); a stopped run continues.
-tiny: $(STAMP)
-	$(BIN)/python -m proof.tiny build
-
 # The docs as a site in build/site; fails on dead links, missing headings and pages that the navigation lacks.
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -f .ci/mkdocs.yml
@@ -70,19 +66,10 @@ scale-demo: $(DEMO)
 faults: $(STAMP)
 	$(BIN)/python -m proof.faults
 
-# Twenty minutes of mixed load, aborts and bad requests against two replicas: leaks, lost tokens. MINUTES=60 is longer.
-# The setting: docs/reliability.md, "Why the schedulers grow".
-soak: $(STAMP)
-	$(BIN)/python -m proof.soak --minutes $(or $(MINUTES),20) --set env.ONEDNN_MAX_CPU_ISA=AVX2
-
 # Five minutes of hostile requests, with a healthy client beside them (docs/reliability.md). MINUTES=30 is longer.
 fuzz: $(STAMP)
 	$(BIN)/python -m proof.fuzz --minutes $(or $(MINUTES),5) --seed $(or $(SEED),1)
 	KIMI_LONG_TESTS=1 $(BIN)/python -m pytest tests/e2e/test_fuzzing.py tests/proof/test_fuzz.py tests/door/test_trial.py
-
-# Small faults in the code that decides, each against its module's tests (docs/perf/answers.md). SAMPLE=0: all of them, not 40 a module.
-mutants: $(STAMP)
-	$(BIN)/python -m proof.mutants --sample $(or $(SAMPLE),40)
 
 # Speculation on and off on the built-in model, twice each in the order A B B A, and the report: ordinary text at
 # concurrency 2, then repeated text on a full CPU, where a verify step takes more plain steps than it yields tokens (docs/laptop.md).

@@ -39,14 +39,12 @@ from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
 from kimi_w4a8_eagle3.fleet.checks import checked
 from kimi_w4a8_eagle3.fleet.serve import Terminated, signals_raise
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render
-from kimi_w4a8_lab.accuracy.problems import parse_answer
+from kimi_w4a8_lab.accuracy.problems import parse_answer, problems
 from kimi_w4a8_lab.accuracy.tokens import TokenClient
 from kimi_w4a8_lab.report import page as report
 from kimi_w4a8_lab.report.measured import factor
 from kimi_w4a8_lab.report.page import Page, Section, Words, write_page
 from kimi_w4a8_lab.speed.statistics import DRAWS, Interval
-
-from .tiny.problems import problems
 
 FOR_TOOLS = "On a farm there are 6 hens and 3 cows. How many legs are there in all?"
 PAIRS, EACH = 5, 4
@@ -113,7 +111,7 @@ def demonstrate(runs: Path = DEFAULT_ROOT, console: Console | None = None) -> Pa
     console.print(Panel.fit(f"{_INTRO}\nLogs and results: {folder}", title="demo", border_style="cyan"))
     launches = [_launch(speculate) for speculate in (False, True)]
     launches[0].server(folder / f"{_label(launches[0])}-server.log").prepare()  # while the checkpoints are examined
-    questions = problems("held_out", QUESTIONS)
+    questions = problems(QUESTIONS)
 
     with signals_raise(), ExitStack() as engines:
         # Both start at once; whichever is not measured sleeps, and uses no processor time.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Sequence
@@ -19,16 +20,20 @@ from typing import Any
 
 import httpx
 import typer
+from tokenizers import Tokenizer
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT, new_run_dir
 from kimi_w4a8_eagle3.cli import app as kimi_app
 from kimi_w4a8_eagle3.cli import run
+from kimi_w4a8_lab.accuracy.problems import MOST, problems
 from kimi_w4a8_laptop import tiny
+from kimi_w4a8_laptop.tiny.tokenizer import IM_END, THINK_END, chat_text
 
 from .load.served import ServedFleet
-from .tiny.problems import problems
 
+SEED = 52
+_OPERATION = re.compile(r"\d+ [-+*/] \d+ = ")
 STATES = ("delivery_pending", "delivered_to_customer", "refund_requested")
 NOTE = {
     "type": "object",
@@ -45,7 +50,7 @@ NOTE = {
 def bodies(count: int, seed: int) -> list[dict[str, Any]]:
     """Return requests of both kinds in turn: a question in words, and one whose answer has the client's schema."""
     made, rng = [], random.Random(seed)
-    for at, problem in enumerate(problems("train", count, seed=seed)):
+    for at, problem in enumerate(problems(count, seed=seed)):
         body: dict[str, Any] = {"model": "kimi-k2.5-tiny", "temperature": 0, "max_tokens": 160, "logprobs": True}
         body |= {"chat_template_kwargs": {"thinking": False}}
         question = problem.question
@@ -58,15 +63,20 @@ def bodies(count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def import_known(file: Path, count: int) -> None:
-    """Write conversations of all the kinds that the draft was trained on, as a public set would have them."""
-    from .tiny.tokenizer import load_tokenizer
-    from .tiny.train_draft import DraftTraining, conversations  # start-up: torch
+    """Write conversations of the kind that the draft was trained on, as a public set would have them.
 
-    settings = DraftTraining(seed=52, dialogues=count, longest=320)
+    They are the built-in problems that `bodies` leaves with the demo's seed, half of them with thinking.
+    """
+    tokenizer = Tokenizer.from_file(str(tiny.target_path() / "tokenizer.json"))
     with file.open("w") as rows:
-        for row in conversations(load_tokenizer(tiny.target_path()), settings):
-            for begin, end in row.replies:
-                rows.write(json.dumps({"prompt": row.tokens[:begin], "answer": row.tokens[begin:end]}) + "\n")
+        for at, problem in enumerate(problems(MOST, seed=SEED)[-count:]):
+            *steps, last, answer = problem.solution.splitlines()
+            told = f"{_OPERATION.sub('', last)}\n{answer}"
+            asked, said = chat_text(problem.question), "\n".join((*steps, last)) + f"{THINK_END}{told}"
+            if at % 2:
+                asked, said = asked + THINK_END, problem.solution
+            prompt, reply = (tokenizer.encode(text).ids for text in (asked, said + IM_END))
+            rows.write(json.dumps({"prompt": prompt, "answer": reply}) + "\n")
 
 
 def ask(base_url: str, asked: Sequence[dict[str, Any]], clients: int = 8) -> list[Any]:
@@ -127,7 +137,7 @@ def main(
     kimi("draft", "collect", collected, "--from", folder / "known.jsonl", "--as", "known")
     with ServedFleet(folder, 2, ("--set", f"draft.repo={link}", "--set", f"env.KIMI_COLLECT={collected}")) as fleet:
         fleet.wait_whole()
-        asked = bodies(requests, 52)
+        asked = bodies(requests, SEED)
         _said(began, f"two replicas serve; asking {requests} questions, half of them with a schema of the client's own")
         before = ask(fleet.base_url, asked)
         time.sleep(1)  # an engine stores what ended in the last half second

@@ -1,6 +1,6 @@
 """Grade-school word problems with worked answers, from `eval/problems.jsonl`.
 
-The built-in model was not trained on them. `python -m proof.tiny problems` writes the file.
+The built-in model was not trained on them (docs/tiny.md).
 """
 
 from __future__ import annotations

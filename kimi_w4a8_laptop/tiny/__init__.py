@@ -1,7 +1,7 @@
 """The built-in model: a Kimi-K2.5 architecture of two million weights that solves word problems, and its EAGLE3 draft.
 
-Its checkpoints are real: trained by `make tiny`, and quantized by AMD Quark to the format of amd/Kimi-K2.5-W4A8. Making
-them needs `proof/tiny` (torch, tokenizers, quark).
+Its checkpoints are real: trained for this package, and quantized by AMD Quark to the format of amd/Kimi-K2.5-W4A8.
+docs/tiny.md says which commit has the training.
 """
 
 from __future__ import annotations
@@ -36,7 +36,5 @@ CHECKPOINTS = {"builtin:tiny": target_path, "builtin:tiny-draft": draft_path}  #
 def _checkpoint(name: str) -> Path:
     folder = WEIGHTS / name
     if not (folder / "config.json").is_file():
-        raise KimiError(
-            f"the built-in checkpoint {name} is missing", str(folder), remedy="reinstall the package, or run make tiny"
-        )
+        raise KimiError(f"the built-in checkpoint {name} is missing", str(folder), remedy="reinstall the package")
     return folder

@@ -16,8 +16,7 @@ import httpx
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.engine.client import bearer
-
-from ..tiny.problems import WordProblem, problems
+from kimi_w4a8_lab.accuracy.problems import MathProblem, problems
 
 # Rounding moved the gap between two tokens by up to 0.44 nats (docs/perf/answers.md); this is far beyond.
 CLEAR_GAP = 2.0
@@ -89,7 +88,7 @@ def known_questions(base_url: str, count: int = 24, api_key: str | None = None, 
 
 def endless_question(model: str, max_tokens: int) -> Question:
     """A request that runs for exactly `max_tokens` tokens; its text is not known beforehand."""
-    return Question(model, (("user", problems("held_out", 1)[0].question),), max_tokens, ignore_eos=True)
+    return Question(model, (("user", problems(1)[0].question),), max_tokens, ignore_eos=True)
 
 
 def served_model(http: httpx.Client) -> str:
@@ -99,7 +98,7 @@ def served_model(http: httpx.Client) -> str:
     return str(answer.json()["data"][0]["id"])
 
 
-def conversation(drawn: Iterator[WordProblem], earlier: int) -> tuple[tuple[str, str], ...]:
+def conversation(drawn: Iterator[MathProblem], earlier: int) -> tuple[tuple[str, str], ...]:
     """Return the messages of a question after so many earlier turns, all drawn from these problems."""
     messages: list[tuple[str, str]] = []
     for problem in islice(drawn, earlier):
@@ -109,7 +108,7 @@ def conversation(drawn: Iterator[WordProblem], earlier: int) -> tuple[tuple[str,
 
 def _candidates(model: str, count: int, seed: int) -> Iterator[Question]:
     """Held-out problems in all shapes, in turn."""
-    drawn = iter(problems("held_out", 2 * count, seed=seed))
+    drawn = iter(problems(2 * count, seed=seed))
     for number in range(count):
         max_tokens, earlier = _SHAPES[number % len(_SHAPES)]
         yield Question(model, conversation(drawn, earlier), max_tokens)

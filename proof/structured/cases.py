@@ -11,10 +11,10 @@ from typing import Any
 from jsonschema import Draft202012Validator, ValidationError
 from tokenizers import Tokenizer
 
+from kimi_w4a8_lab.accuracy.problems import problems
 from kimi_w4a8_laptop import tiny
 from kimi_w4a8_laptop.tiny.tokenizer import CALL_ARGUMENTS, CALLS_END, THINK_END
 
-from ..tiny.problems import problems
 from .schemas import Schema, draw
 
 FORMS = ("response_format", "required", "named", "auto")
@@ -79,7 +79,7 @@ def _towards_an_end(thinking: bool, calls: bool) -> dict[str, float]:
 def cases(count: int, seed: int, model: str) -> list[StructuredCase]:
     """`count` cases: each form in turn, thinking in every other round. A function of the seed."""
     random = Random(f"structured-{seed}")
-    questions = [problem.question for problem in problems("held_out", count, seed=seed)]
+    questions = [problem.question for problem in problems(count, seed=seed)]
     return [_case(index, question, random, model) for index, question in enumerate(questions)]
 
 

@@ -13,6 +13,7 @@ from kimi_w4a8_eagle3.base.finding import checked
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_lab.accept.journal import AcceptResult, StageResult
 from kimi_w4a8_lab.accuracy import smoke
+from kimi_w4a8_lab.accuracy.problems import problems
 from kimi_w4a8_lab.accuracy.recorder import Answer
 from kimi_w4a8_lab.accuracy.results import (
     RESULTS,
@@ -30,9 +31,8 @@ from kimi_w4a8_lab.base.experiment import RESULT, write_result
 from kimi_w4a8_lab.base.verdict import Verdict
 from kimi_w4a8_lab.report import evaluation
 from kimi_w4a8_lab.report.page import Page, Section, Words, joined, write_page
-from proof.tiny.problems import problems
 
-PROBLEMS = problems("held_out", 10, seed=21)
+PROBLEMS = problems(10, seed=21)
 
 
 def answered(text, accepted=(0, 0, 1, 4), reason="stop", error=None):

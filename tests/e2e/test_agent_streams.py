@@ -14,23 +14,24 @@ from tokenizers import Tokenizer
 
 from kimi_w4a8_eagle3.chat.calculator import NAME, calculate, declaration
 from kimi_w4a8_eagle3.engine.process import EngineServer
+from kimi_w4a8_lab.accuracy.problems import MathProblem, problems
 from kimi_w4a8_laptop import tiny
 from kimi_w4a8_laptop.tiny.tokenizer import CALL_ARGUMENTS, CALL_BEGIN, CALL_END, CALLS_BEGIN, IM_END, THINK_END
 from proof.structured.ask import Asker, compare
 from proof.structured.cases import cases
-from proof.tiny.problems import WordProblem, problems
 
 pytestmark = pytest.mark.server
 
 MARKER = re.compile(r"<\|.*?\|>|</?think>")
 CALL = re.compile(f"{re.escape(CALL_BEGIN)}(.*?){re.escape(CALL_ARGUMENTS)}(.*?){re.escape(CALL_END)}", re.DOTALL)
+OPERATION = re.compile(r"(\d+) ([-+*/]) (\d+) = ")
 COUNT = 20  # requests, each streamed and not: forty at once
 
 
 def requests() -> list[Request]:
     """In turn: a question with a calculator, the same after its first results, a question to think about, a cut."""
     made: list[Request] = []
-    for at, problem in enumerate(problems("held_out", COUNT, seed=33)):
+    for at, problem in enumerate(problems(COUNT, seed=33)):
         messages: list[dict[str, Any]] = [{"role": "user", "content": problem.question}]
         if at % 4 == 1:
             messages += after_first_results(problem)
@@ -39,9 +40,10 @@ def requests() -> list[Request]:
     return made
 
 
-def after_first_results(problem: WordProblem) -> list[dict[str, Any]]:
+def after_first_results(problem: MathProblem) -> list[dict[str, Any]]:
     """The calls of what the question alone allows to compute, and their results."""
-    expressions = [step.expression for step in problem.steps if step.level == 0]
+    known = set(re.findall(r"\d+", problem.question))
+    expressions = [" ".join(found) for found in OPERATION.findall(problem.solution) if {found[0], found[2]} <= known]
     arguments = [json.dumps({"expression": expression}) for expression in expressions]
     calls = [
         {"id": f"functions.{NAME}:{at}", "type": "function", "function": {"name": NAME, "arguments": argument}}

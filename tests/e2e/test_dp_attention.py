@@ -23,9 +23,9 @@ from kimi_w4a8_eagle3.engine import startup_check
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_eagle3.ops.window import increase, spec_steps
+from kimi_w4a8_lab.accuracy.problems import problems
 from kimi_w4a8_lab.base.counters import Counters, read
 from proof.load.engine_loads import RUNNING, engine_loads
-from proof.tiny.problems import problems
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -95,8 +95,8 @@ def asked_twice(client: EngineClient, prompts: list[str], max_tokens: int = 16) 
 
 
 def test_evicted_prefixes_come_back_with_the_same_tokens_and_drafts(groups: EngineServer, forgetting: Path) -> None:
-    prompts = [problem.question for problem in problems("held_out", 1, seed=15)]
-    fill = [" ".join(problem.question for problem in problems("train", 12, seed=seed)) for seed in range(2)]
+    prompts = [problem.question for problem in problems(1, seed=15)]
+    fill = [" ".join(problem.question for problem in problems(12, seed=seed)) for seed in range(2)]
     with EngineClient(groups.base_url) as client:
 
         def counted() -> float:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.plain_target import PlainTarget
 from support.sglang_program import environment
 from support.tiny_servers import TWO_RANKS
 from support.waiting import until
@@ -22,8 +23,6 @@ from kimi_w4a8_lab.draft.collected import read_collected, read_ids, read_request
 from kimi_w4a8_lab.draft.states import StoredStates
 from kimi_w4a8_laptop import tiny
 from proof.draft_demo import ask, bodies, kimi
-from proof.tiny.checkpoint import load_target
-from proof.tiny.train_draft import captured_states
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 COUNT = 32  # requests, half of them with a schema
@@ -55,12 +54,12 @@ def test_what_was_answered_is_stored_as_ids_and_no_text(collected: Path) -> None
 
 
 def require_states(folder: Path, count: int) -> None:
-    """Check all files of states, and `count` of them against the target in plain torch."""
-    target, found = load_target(tiny.target_path()), read_collected(folder, 4096)
+    """Check all files of states, and `count` of them against the target in transformers."""
+    target, found = PlainTarget(), read_collected(folder, 4096)
     stored = StoredStates(folder / "states", 384)
     states = [stored.of(one.name, len(one.tokens)).float() for one in found]
     for one, captured in zip(found[:count], states, strict=False):
-        plain = captured_states(target, torch.tensor([one.tokens]), (2, 3, 4))[0].float()
+        plain = target.states(list(one.tokens), (2, 3, 4))
         # BF16 has 8 bits, and three layers add up their roundings. A near tie of two experts changes a whole token.
         apart = (captured - plain).norm(dim=-1) / plain.norm(dim=-1)
         assert float(apart.median()) < 2**-6 and float((apart < 2**-4).float().mean()) > 0.9

@@ -26,10 +26,9 @@ from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_eagle3.ops import window
 from kimi_w4a8_eagle3.ops.replica_state import Canary, CanaryPolicy, Phase
-from kimi_w4a8_lab.accuracy.problems import parse_answer
+from kimi_w4a8_lab.accuracy.problems import parse_answer, problems
 from kimi_w4a8_lab.base.counters import read
 from proof.load.engine_loads import engine_loads
-from proof.tiny.problems import problems
 
 pytestmark = pytest.mark.server
 
@@ -68,7 +67,7 @@ def spec_steps(base_url: str) -> float:
 
 
 def test_two_ranks_solve_the_problems_with_eagle3(faulty: EngineServer) -> None:
-    asked = problems("held_out", 8, seed=4)
+    asked = problems(8, seed=4)
     before = spec_steps(faulty.base_url)
     with EngineClient(faulty.base_url) as client:
         answers = client.chat_all([p.question for p in asked], 128, 4)
@@ -172,7 +171,7 @@ def test_the_prefix_cache_changes_no_token_and_speculation_costs_one_of_a_prompt
 
     EAGLE3's keys are pairs of tokens, so of a known prompt it computes the last token again and the one before.
     """
-    first, second = problems("held_out", 2, seed=15)
+    first, second = problems(2, seed=15)
     before = [{"role": "user", "content": first.question}, {"role": "assistant", "content": first.solution}]
     turns = [before[:1], [*before, {"role": "user", "content": second.question}]]
     seeds = count()
@@ -184,7 +183,7 @@ def test_the_prefix_cache_changes_no_token_and_speculation_costs_one_of_a_prompt
         return said["choices"][0]["response_token_ids"], said["usage"]["prompt_tokens"], cached
 
     def evict() -> None:
-        fill = " ".join(problem.question for problem in problems("train", 12, seed=next(seeds)))
+        fill = " ".join(problem.question for problem in problems(12, seed=next(seeds)))
         answer([{"role": "user", "content": fill}], max_tokens=1)
 
     def crowd() -> None:

@@ -20,9 +20,9 @@ from support.waiting import gone, until
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.process import Program
 from kimi_w4a8_eagle3.recipe.launch import load_recipe
+from kimi_w4a8_lab.accuracy.problems import problems
 from kimi_w4a8_laptop import fork_server
 from kimi_w4a8_laptop.fork_server import ForkedProcess, can_fork, fork, prepare, setting
-from proof.tiny.problems import problems
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -224,7 +224,7 @@ def test_kill_9_of_a_supervisor_leaves_nothing(tmp_path: Path) -> None:
 
 def test_two_engines_at_once_answer_the_same_and_one_outlives_the_other(tmp_path: Path) -> None:
     first, second = (tiny_launch().server(tmp_path / f"{name}.log", name) for name in ("first", "second"))
-    questions = [problem.question for problem in problems("held_out", 6, seed=11)]
+    questions = [problem.question for problem in problems(6, seed=11)]
     with first, second:
         for engine in (first, second):
             engine.wait_ready(READY_S)

@@ -12,12 +12,12 @@ from support.tiny_servers import running, started, tiny_launch
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.metrics import Acceptance
 from kimi_w4a8_eagle3.engine.process import EngineServer
+from kimi_w4a8_lab.accuracy.problems import problems
 from kimi_w4a8_lab.base.counters import accepted
 from kimi_w4a8_laptop import tiny
-from proof.tiny.problems import problems
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
-QUESTIONS = [p.question for p in problems("held_out", 12, seed=6)]
+QUESTIONS = [p.question for p in problems(12, seed=6)]
 CACHE = "kv-cache-dtype=fp8_e4m3"
 QUANTIZED = {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}  # all but fc and lm_head, merged as SGLang does
 

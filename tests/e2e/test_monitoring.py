@@ -16,7 +16,7 @@ from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
 from kimi_w4a8_eagle3.fleet.router import RouterControl, RouterEndpoint, router_process
 from kimi_w4a8_eagle3.ops.endpoint import OpsServer
 from kimi_w4a8_eagle3.recipe.router_settings import RouterSettings
-from proof.tiny.problems import problems
+from kimi_w4a8_lab.accuracy.problems import problems
 
 pytestmark = [pytest.mark.server, needs_prometheus]
 
@@ -55,7 +55,7 @@ def served(
     fleet: HandmadeFleet, router: RouterEndpoint, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Prometheus]:
     """Prometheus after questions, streamed and not, before and after it saw the counters for the first time."""
-    questions = [problem.question for problem in problems("held_out", 8, seed=77)]
+    questions = [problem.question for problem in problems(8, seed=77)]
     with (
         OpsServer("127.0.0.1", free_port(), fleet, sample_interval_s=0.5) as ops,
         EngineClient(router.base_url) as client,

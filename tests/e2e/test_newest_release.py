@@ -23,16 +23,15 @@ from kimi_w4a8_eagle3.base.collection import REQUESTS, VARIABLE, Consent
 from kimi_w4a8_eagle3.chat.calculator import declaration
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.process import EngineServer
-from kimi_w4a8_lab.accuracy.problems import parse_answer
+from kimi_w4a8_lab.accuracy.problems import parse_answer, problems
 from kimi_w4a8_lab.base.counters import accepted, read
 from kimi_w4a8_lab.draft.collected import read_requests
 from kimi_w4a8_laptop import tiny
-from proof.tiny.problems import problems
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 POOL = 32768  # tokens, half of what the recipe asks for
-QUESTIONS = [problem.question for problem in problems("held_out", 8)]
+QUESTIONS = [problem.question for problem in problems(8)]
 
 
 @pytest.fixture(scope="module")

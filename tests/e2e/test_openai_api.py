@@ -14,9 +14,9 @@ from support.waiting import until
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.cli import app
+from kimi_w4a8_lab.accuracy.problems import problems
 from kimi_w4a8_lab.speed.runs import read_run
 from proof.load.engine_loads import engine_loads
-from proof.tiny.problems import problems
 
 pytestmark = pytest.mark.server
 
@@ -67,7 +67,7 @@ def test_a_persons_path_from_the_first_request_to_the_report(eagle3, tmp_path):
     said = httpx.post(url, content=body, headers=[header.split(": ")], timeout=60.0).raise_for_status().json()
     assert said["choices"][0]["message"]["content"] and said["choices"][0]["finish_reason"] == "stop"
 
-    rows = ({"question": problem.question, "answer": "1"} for problem in problems("held_out", 4))
+    rows = ({"question": problem.question, "answer": "1"} for problem in problems(4))
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ["bench", "chat", "--base-url", eagle3.base_url, "--prompts-file", str(tmp_path / "mine.jsonl")]
     Shown.of(tmp_path / "runs", "kimi_w4a8_eagle3", *words, "-c", "2", "-n", "4")

@@ -24,7 +24,7 @@ from kimi_w4a8_eagle3.engine.watchdog import ask_for_stacks
 from kimi_w4a8_eagle3.ops import window
 from kimi_w4a8_eagle3.ops.endpoint import SAMPLE_INTERVAL_S, TIMEOUT_S, OpsServer
 from kimi_w4a8_eagle3.ops.replica_state import Canary, CanaryPolicy, Phase
-from proof.tiny.problems import problems
+from kimi_w4a8_lab.accuracy.problems import problems
 
 pytestmark = pytest.mark.server
 
@@ -59,7 +59,7 @@ class Piece(NamedTuple):
 
 def load(client: EngineClient, worker: int, stop: float) -> Iterator[Piece]:
     """Ask one request after the other, and every fourth one for a whole answer, which has no first token."""
-    long = " ".join(problem.question for problem in problems("held_out", 24, seed=5))
+    long = " ".join(problem.question for problem in problems(24, seed=5))
     for number in itertools.takewhile(lambda _: time.monotonic() < stop, itertools.count()):
         text, last, counted = f"{worker} {number} {long}", time.monotonic(), 0
         if number % 4 == 3:
@@ -108,7 +108,7 @@ def test_the_live_page_shows_what_a_client_measures(client, fleet):
 
 
 def ask(client: EngineClient, seed: int) -> list[tuple[int, ...]]:
-    questions = [p.question for p in problems("held_out", 12, seed=seed)]
+    questions = [p.question for p in problems(12, seed=seed)]
     return [answer.accepted_histogram for answer in client.chat_all(questions, 64, 4)]
 
 

@@ -16,14 +16,14 @@ from kimi_w4a8_eagle3.engine import startup_check
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.metrics import acceptance_from_histograms
 from kimi_w4a8_eagle3.quark.preflight import preflight
+from kimi_w4a8_lab.accuracy.problems import problems
 from kimi_w4a8_lab.accuracy.tokens import TokenClient, Tokens
 from kimi_w4a8_lab.base.counters import accepted, read
 from kimi_w4a8_laptop import exact, tiny
-from proof.tiny.problems import problems
 
 pytestmark = pytest.mark.server
 
-LONG = " ".join(p.question for p in problems("held_out", 30, seed=5))  # several hundred tokens
+LONG = " ".join(p.question for p in problems(30, seed=5))  # several hundred tokens
 MIXED = ["7", "Hello!", "Wie viele Äpfel hat Zoë? 三个苹果 🍎", LONG, "Count: 1 2 3", "a" * 200, LONG[:400], "?"]
 
 
@@ -47,7 +47,7 @@ def seeded(base_url: str, prompts: list[tuple[int, ...]]) -> tuple[list[exact.Ex
 
 
 def test_problems_mixed_lengths_and_scripts_give_identical_tokens(eagle3, plain):
-    questions = [*MIXED, *(p.question for p in problems("held_out", 8))]
+    questions = [*MIXED, *(p.question for p in problems(8))]
     expected = tokens(plain.base_url, questions, 8, 48)
     assert all(expected[len(MIXED) :])  # every answer to a problem has tokens
     assert tokens(eagle3.base_url, questions, 8, 48) == expected
@@ -62,7 +62,7 @@ def test_two_engines_of_one_node_start_at_their_gpus(eagle3, plain):
 
 
 def test_drafts_are_accepted_and_both_ways_to_count_agree(eagle3, client):
-    questions = [p.question for p in problems("held_out", 20, seed=2)]
+    questions = [p.question for p in problems(20, seed=2)]
     answered, counted = accepted(eagle3.base_url, 4, partial(client.chat_all, questions, 64, 4))
     reported = acceptance_from_histograms((a.accepted_histogram for a in answered), 4)
     assert counted is not None and reported is not None
@@ -102,7 +102,7 @@ def test_a_draft_with_fewer_tokens_changes_no_answer_up_to_the_end_of_the_contex
     draft = write_reduced_draft(tmp_path / "draft")
     report = preflight(tiny.target_path(), draft)
     assert report.ok and any("proposes 560 of the target's 640 tokens" in note for note in report.notes)
-    questions = [p.question for p in problems("held_out", 12, seed=3)]
+    questions = [p.question for p in problems(12, seed=3)]
     expected = tokens(plain.base_url, questions, 8, 48)
     with contextmanager(started)(
         tiny_launch(settings=(f"draft.repo={draft}", "context-length=256")), tmp_path
@@ -128,12 +128,12 @@ def test_adaptive_steps_follow_the_batch_and_change_no_answer(plain, tmp_path: P
     table = tmp_path / "steps.json"
     table.write_text(json.dumps({"1": {"candidate_steps": [3]}, "4": {"candidate_steps": [0]}}))
     settings = ("options.speculation=adaptive", f"speculative-adaptive-config={table}")
-    questions = [p.question for p in problems("held_out", 12, seed=3)]
+    questions = [p.question for p in problems(12, seed=3)]
     expected = tokens(plain.base_url, questions, 8, 48)
     with contextmanager(started)(tiny_launch(settings=settings), tmp_path) as server:
         answered, among = accepted(server.base_url, 4, partial(tokens, server.base_url, questions, 8, 48))
         assert answered == expected
-        alone = problems("held_out", 1, seed=4)[0].question
+        alone = problems(1, seed=4)[0].question
         answered, by_itself = accepted(server.base_url, 4, partial(tokens, server.base_url, [alone], 1, 48))
         assert answered == tokens(plain.base_url, [alone], 1, 48)
     assert among is not None and by_itself is not None

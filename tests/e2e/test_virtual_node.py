@@ -20,11 +20,11 @@ from support.virtual_servers import virtual_server
 from kimi_w4a8_eagle3.doctor.software import SGLANG_NEWEST
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_lab.accuracy.greedy_match import divergences
+from kimi_w4a8_lab.accuracy.problems import problems
 from kimi_w4a8_lab.accuracy.prompts import Prompt
 from kimi_w4a8_lab.accuracy.tokens import TokenClient, Tokens
 from kimi_w4a8_lab.base.counters import acceptance_from_counters, scrape
 from kimi_w4a8_laptop.virtual import library
-from proof.tiny.problems import problems
 
 pytestmark = [
     pytest.mark.server,
@@ -32,9 +32,9 @@ pytestmark = [
 ]
 LONG = pytest.mark.skipif("KIMI_VIRTUAL_TESTS" not in os.environ, reason="make virtual-mi325x runs it")
 MODEL = "kimi-k2.5-tiny"
-PROMPTS = [Prompt("maths", problem.question) for problem in problems("held_out", 4, seed=22)]
+PROMPTS = [Prompt("maths", problem.question) for problem in problems(4, seed=22)]
 KINDS = {**REQUESTS, "logprobs": {"temperature": 1.0, "seed": 10, "top_logprobs": 2}}
-QUESTIONS = [problem.question for problem in problems("held_out", 13, seed=21)]
+QUESTIONS = [problem.question for problem in problems(13, seed=21)]
 # The built-in model's logits are bfloat16 numbers below 32, which are 0.125 apart, and two of them may round apart.
 ROUNDING = 0.25  # nats
 NUMPY = {library.DRAW: "reference"}

@@ -1,20 +1,15 @@
-import json
-import random
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from kimi_w4a8_eagle3.chat.calculator import declaration
+from kimi_w4a8_lab.accuracy.problems import problems
 from kimi_w4a8_laptop import tiny, torchvision_ops
 from kimi_w4a8_laptop.tiny.tokenizer import chat_text
-from proof.tiny.build import CORPUS_DOCUMENTS, CORPUS_SEED
-from proof.tiny.data import corpus
-from proof.tiny.mixed import drawn
-from proof.tiny.problems import problem_stream, problems
-from proof.tiny.tokenizer import CHAT_TEMPLATE, IM_END_ID, SPECIAL_TOKENS, load_tokenizer, train_tokenizer
 
-TOKENIZER = load_tokenizer(tiny.target_path())
+TOKENIZER = Tokenizer.from_file(str(tiny.target_path() / "tokenizer.json"))
+IM_END_ID = 3  # eos_token_id of config.json
 
 
 @given(st.text())
@@ -33,15 +28,8 @@ def test_every_digit_is_a_token(number):
     assert [t for t in tokens if t.isdigit()] == list(str(number))
 
 
-def test_special_tokens_come_first():
-    assert [TOKENIZER.token_to_id(token) for token in SPECIAL_TOKENS] == list(range(len(SPECIAL_TOKENS)))
+def test_the_end_of_a_turn_is_the_eos_token():
     assert TOKENIZER.encode("<|im_end|>").ids == [IM_END_ID]
-
-
-@pytest.mark.slow
-def test_committed_tokenizer_is_what_the_corpus_yields():
-    again = train_tokenizer(corpus(CORPUS_DOCUMENTS, CORPUS_SEED), TOKENIZER.get_vocab_size())
-    assert json.loads(again.to_str()) == json.loads(TOKENIZER.to_str())
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +41,7 @@ def hf_tokenizer():
 
 
 def test_transformers_reads_the_same_tokenizer(hf_tokenizer):
-    for problem in problems("held_out", 50):
+    for problem in problems(50):
         text = chat_text(problem.question) + problem.solution
         assert hf_tokenizer(text)["input_ids"] == TOKENIZER.encode(text).ids
     assert hf_tokenizer.eos_token_id == IM_END_ID
@@ -70,7 +58,7 @@ def rendered(hf_tokenizer):
     return rendered
 
 
-def test_a_question_opens_the_thinking_and_thinking_can_be_closed(rendered, hf_tokenizer):
+def test_a_question_opens_the_thinking_and_thinking_can_be_closed(rendered):
     user = {"role": "user", "content": "How many?"}
     asked = "<|im_user|>user<|im_middle|>How many?<|im_end|>"
     assert rendered([user]) == chat_text("How many?") == asked + "<|im_assistant|>assistant<|im_middle|><think>"
@@ -84,7 +72,6 @@ def test_a_question_opens_the_thinking_and_thinking_can_be_closed(rendered, hf_t
     assert rendered([user, said, user]) == (
         asked + "<|im_assistant|>assistant<|im_middle|><think></think>#### 3<|im_end|>" + chat_text("How many?")
     )
-    assert hf_tokenizer.chat_template == CHAT_TEMPLATE
 
 
 def test_tools_their_calls_and_results_are_written_as_kimi_writes_them(rendered):
@@ -106,12 +93,3 @@ def test_tools_their_calls_and_results_are_written_as_kimi_writes_them(rendered)
         "<|im_system|>tool<|im_middle|>## Return of functions.calculator:0\n7<|im_end|>"
         "<|im_assistant|>assistant<|im_middle|><think>"
     )
-
-
-def test_training_text_equals_what_a_server_renders(rendered):
-    rng, stream = random.Random(1), problem_stream("train", 1)
-    for _ in range(100):
-        dialogue = drawn(stream, rng)
-        for turn in dialogue.turns():
-            shown = rendered(dialogue.messages[:turn], tools=dialogue.tools or None, thinking=dialogue.thinking)
-            assert shown == dialogue.prompt(turn)

@@ -1,7 +1,5 @@
 """Repetition, speed-up curves, published verdicts and the machine model: the arithmetic behind a report."""
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +19,6 @@ from kimi_w4a8_lab.speed.measure import TurnFigures
 from kimi_w4a8_lab.speed.repetition import WARN_ABOVE, measure, repeated_share
 from kimi_w4a8_lab.speed.runs import Cell, Run
 from kimi_w4a8_lab.speed.statistics import METRICS, Interval, Repetition
-from proof import pictures
 
 
 def test_repeated_text_differs_from_prose() -> None:
@@ -189,12 +186,6 @@ def test_speculation_may_cost_two_tokens_of_the_prefix_cache(copies: Copies, com
             require_hits(groups)
     else:
         require_hits(groups)
-
-
-def test_the_readme_shows_the_picture_of_todays_published_figures() -> None:
-    shown, readme = pictures.picture(), (Path(__file__).parents[2] / "README.md").read_text()
-    assert pictures.PATH.is_file() and f". {shown.alt}](docs/images/{pictures.PATH.name})" in readme
-    assert pictures.caption(shown) in readme
 
 
 def test_a_step_reads_what_the_memory_plan_stores_but_the_second_kv_b() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import httpx
 
-from proof.tiny.problems import problems
+from kimi_w4a8_lab.accuracy.problems import problems
 
-QUESTIONS = [problem.question for problem in problems("held_out", 2, seed=11)]
+QUESTIONS = [problem.question for problem in problems(2, seed=11)]
 REQUESTS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
     "sampled": {"temperature": 1.0, "seed": 1},

@@ -1,1 +1,0 @@
-"""A soak: hours of mixed load on a fleet, with everything that could leak sampled beside it, and a verdict."""

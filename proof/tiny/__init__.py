@@ -1,1 +1,0 @@
-"""Makes the built-in model: architecture in plain torch, training, quantization, evaluation (`make tiny`)."""
