@@ -1,30 +1,71 @@
-"""Every command line of the pages, in blocks and in the text, is parsed by what would run it; nothing is run.
+"""Every command line of the pages runs here, or is parsed by what would run it where it needs a GPU, Docker or hours.
 
-`kimi-w4a8` by its own commands (with recipes, workloads and --set by what reads them), make by its targets, `python -m
-proof.X` by the module's options, pip by the extras. Other programs' files are held by tests/base/test_house.py.
+`kimi-w4a8` parses by its own commands (with recipes, workloads and --set by what reads them), make by its targets,
+`python -m proof.X` by the module's options, pip by the extras. bash reads every block of commands.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+import runpy
 import shlex
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tomllib
-from support.page_lines import PAGES, commands
 from support.repository import ROOT
 from typer.main import get_command
+from typer.testing import CliRunner
 
+from kimi_w4a8_eagle3.base.toml import tomllib
 from kimi_w4a8_eagle3.cli import PROGRAM, app
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve
 from kimi_w4a8_eagle3.recipe.schema import one_recipe
 from kimi_w4a8_lab.speed.workloads import load_workload
 
+PAGES = sorted(
+    {*(page for where in ("*.md", "docs/**/*.md", "*/README.md", ".github/**/*.md") for page in ROOT.glob(where))}
+)
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INDENTED = re.compile(r"(?:^(?: {4}.*)?\n)+", re.MULTILINE)
+COMMENT = re.compile(r"(?:^|(?<=\s))#.*$", re.MULTILINE)
+PROGRAMS = rf"{PROGRAM}|make|docker-run\.sh|pip install|python -m (?:proof|kimi_w4a8_eagle3)"
+KNOWN = re.compile(rf"(?:\S*/)?(?:{PROGRAMS})(?![\w-])")
 RECIPES = ("recipe", "a", "b")  # parameters that name one, or several
+# Lines that end within seconds on a CPU, and write nothing. `serve` runs as a dry run.
+HERE = re.compile(
+    rf"{PROGRAM} (bench (list|predict .*|sweep .* --print)|recipes|gates|patch( --check)?|plan agent .*|serve .*)"
+    r"|python -m proof\.account -c 40"
+)
+PLACEHOLDER = re.compile(r"\b[A-Z]{3,}\b|/models|\.\.\.")
+
+
+def commands(page: str) -> Iterator[tuple[list[str], bool]]:
+    """Words of each command line, and whether it stands alone: in the text `kimi-w4a8 bench ab` may only be a name."""
+    blocks = [body for language, body in FENCED.findall(page) if language != "python"]
+    prose = FENCED.sub("", page)
+    blocks += [block for block in INDENTED.findall(prose) if block.strip()]
+    spans = re.findall(r"`([^`]+)`", INDENTED.sub("\n", prose))
+    for alone, texts in ((True, blocks), (False, [span.replace("\n", " ") for span in spans])):
+        for text in (text for text in texts if KNOWN.search(text)):
+            yield from ((line, alone) for line in lines(text) if KNOWN.match(" ".join(line)))
+
+
+def lines(text: str) -> Iterator[list[str]]:
+    """Words up to a newline, a pipe or `&&`, without prompts, comments, variables and brackets of what is optional."""
+    lexer = shlex.shlex(COMMENT.sub("", text).replace("\\\n", " "), posix=True, punctuation_chars=";|&<>\n")
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t", True, ""
+    line: list[str] = []
+    for token in [*lexer, "\n"]:
+        if set(token) <= set(";|&<>\n"):
+            yield line
+            line = []
+        elif token not in {"$", "..."} and (line or not re.match(r"\w+=", token)):
+            line.append(re.sub(r"\](\.\.\.)?$", "", token.removeprefix("[")) if not token.startswith(".[") else token)
 
 
 def wrong(words: list[str], alone: bool) -> str | None:
@@ -98,9 +139,23 @@ def extras(words: list[str]) -> None:
     assert not unknown and not any(PROGRAM in word for word in words), f"not installable: {words}"
 
 
+ALONE = sorted({" ".join(words) for page in PAGES for words, alone in commands(page.read_text()) if alone})
+RUN = sorted(
+    {
+        line if "--dry-run" in line else line.replace(f"{PROGRAM} serve ", f"{PROGRAM} serve --dry-run ")
+        for line in (line.removeprefix(".venv/bin/") for line in ALONE)
+        if HERE.fullmatch(line) and not PLACEHOLDER.search(line)
+    }
+)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_command_line_of_a_page_can_be_meant(page: Path) -> None:
-    assert [found for words, alone in commands(page.read_text()) if (found := wrong(words, alone))] == []
+    text = page.read_text()
+    assert [found for words, alone in commands(text) if (found := wrong(words, alone))] == []
+    shell = "\n".join(body for language, body in FENCED.findall(text) if language in ("sh", "bash", "console"))
+    done = subprocess.run(["bash", "-n"], input=shell.replace("\n$ ", "\n"), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -113,19 +168,48 @@ def test_every_command_line_of_a_page_can_be_meant(page: Path) -> None:
         "```sh\nopenssl rand -hex 32 > key && kimi-w4a8 trust --yess\n```\n",
         "```\n$ kimi-w4a8 bench con3 --base-url URL\n```\n",
         "    kimi-w4a8 bench ab --a w4a8\n",
-        "    kimi-w4a8 serve tiny \\\n      --set optons.speculation=adaptive\n",
+        "    kimi-w4a8 serve tiny \\\n      --set optons.context=1\n",
         "A word on `kimi-w4a8 eval lossles`.",
-        "Or `kimi-w4a8 plan agent\n--gpuu mi325x`.",
         "`make dem`",
-        "`python -m proof.fuzz --minute 3`",
         "`python -m proof.fuss`",
         "`pip install '.[al]'`",
-        "`pip install 'kimi-w4a8-eagle3[eval]'`",
     ],
 )
 def test_a_command_line_that_cannot_be_meant_is_found(text: str) -> None:
-    assert [wrong(words, alone) for words, alone in commands(text)] != [None]
     assert any(wrong(words, alone) for words, alone in commands(text))
+
+
+@pytest.mark.parametrize("line", RUN)
+def test_a_line_runs_as_it_stands(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a folder with the files of the checkout, so that nothing can be left in the checkout itself."""
+    for path in ROOT.iterdir():
+        if path.name not in {".venv", "runs", "build"}:
+            (tmp_path / path.name).symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    program, *words = shlex.split(line)
+    if program == "python":
+        monkeypatch.setattr(sys, "argv", words[1:])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        assert not ended.value.code and capsys.readouterr().out
+    else:
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 0 and result.output, result.output or result.exception
+
+
+def test_ci_runs_what_the_readme_begins_with() -> None:
+    script = (ROOT / ".ci/run").read_text()
+    for line in ("git clone", "as_user make demo", "as_root make demo", "as_user make lint", "as_user make test-all"):
+        assert re.search(rf"^ *{line}\b", script, re.MULTILINE), line
+
+
+def test_the_program_lies_where_the_readme_says() -> None:
+    """The environment that runs the tests is the one that `make venv` fills."""
+    words = [Path(sys.executable).with_name(PROGRAM), "serve", "tiny", "--dry-run"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "sglang.launch_server" in done.stdout, done.stderr
 
 
 def test_the_messages_of_troubleshooting_are_those_of_the_code() -> None:
