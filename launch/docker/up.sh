@@ -115,7 +115,7 @@ start() {
 ready() {
   local status=
   exec 3<>"/dev/tcp/127.0.0.1/$((PORT + 1))" || return 1
-  printf 'GET /ready HTTP/1.0\r\n\r\n' >&3
+  printf 'GET /ready HTTP/1.0\r\nHost: localhost\r\n\r\n' >&3 # the ops port refuses other names
   IFS= read -r -t 10 status <&3 || true
   [[ ! $(timeout 10 cat <&3) =~ \"phase\":\ ?\"([a-z_ ]+)\" ]] || phase=${BASH_REMATCH[1]}
   exec 3>&-

@@ -28,7 +28,7 @@ def test_a_service_has_a_key_of_its_user_and_listens_on_the_network(caller: Host
     assert re.fullmatch(r"[0-9a-f]{64}", key.read_text())
     port = str(caller.port)
     ready = f"http://127.0.0.1:{caller.port + 1}/ready"
-    for line in (f"address: http://0.0.0.0:{port}/v1", f"key:     {key}", ready, "0 min: loading\nready\n"):
+    for line in (f"address: http://0.0.0.0:{port}/v1", f"key:     {key}", ready, "0 min: starting\nready\n"):
         assert line in done.stdout
     started = caller.started()
     assert started["words"] == [
@@ -41,7 +41,7 @@ def test_a_service_has_a_key_of_its_user_and_listens_on_the_network(caller: Host
     again = caller.run("up", "agent", "--listen", "0.0.0.0", **RELATIVE)
     assert again.returncode == 1 and "first run: docker stop --time 150 kimi-agent && docker rm" in again.stderr
     before = key.read_text()
-    (caller.folder / "state/kimi-agent").unlink()
+    caller.remove("kimi-agent")
     assert caller.run("up", "agent", **RELATIVE).returncode == 0 and key.read_text() == before
 
 
@@ -81,7 +81,7 @@ def test_compose_starts_what_the_docker_line_starts(caller: Host, docker: str) -
     (service,) = yaml.safe_load(filled((LAUNCH / "compose.yaml").read_text(), settings))["services"].values()
     (extra,) = json.loads(Path(words[5]).read_text().replace("$$", "$"))["services"].values()
     service |= extra
-    (caller.folder / "state/kimi-agent").unlink()
+    caller.remove("kimi-agent")
     assert caller.run("up", *line, **RELATIVE, **more).returncode == 0
     started = caller.started()
     options = started["options"]
@@ -169,7 +169,7 @@ def test_systemd_starts_what_the_docker_line_starts() -> None:
         assert words[0] == str(RUN) and f'ExecStop="{found.folder}/bin/podman" stop' in unit
         assert found.run(*words[1:], **settings).returncode == 0
         service = found.started()
-        (found.folder / "state/kimi-agent").unlink()
+        found.remove("kimi-agent")
         assert found.run("up", "agent", "--listen", "0.0.0.0", "--set", "tp-size=4", **RELATIVE, **more).returncode == 0
         assert found.started()["mounts"] == service["mounts"]
         assert (

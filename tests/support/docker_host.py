@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.commands import serve as serve_command
 from kimi_w4a8_eagle3.fleet.checks import require_parsed
+from kimi_w4a8_eagle3.ops.endpoint import OpsServer
+from kimi_w4a8_eagle3.ops.replica_state import FleetView, Phase, ReplicaState
 from kimi_w4a8_eagle3.recipe.arguments import Args
 
 LAUNCH = ROOT / "launch"
@@ -57,6 +59,8 @@ class Host:
     uid: int
     groups: list[int]
     port: int = field(default_factory=free_ports)
+    engines: list[ReplicaState] = field(default_factory=list)
+    endpoints: ExitStack = field(default_factory=ExitStack)
 
     @property
     def home(self) -> Path:
@@ -68,21 +72,37 @@ class Host:
         return self.uid or 10001
 
     def run(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run docker-run.sh. An engine becomes ready when the script has said that it starts."""
         usual = {"PATH": f"{self.folder}/bin:{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(self.home)}
-        usual["PORT"] = str(self.port)
+        usual |= {"PORT": str(self.port), "READY_TIMEOUT": "60"}
         usual |= {"DEV": f"{self.folder}/dev", "ETC": f"{self.folder}/etc", "FAKE_DOCKER": f"{self.folder}/state"}
         root = os.geteuid() == 0
-        return subprocess.run(
-            [LAUNCH / "docker-run.sh", *command],
-            env={**usual, **environment},
-            cwd=self.home,
-            user=self.uid if root else None,
-            group=self.groups[0] if root else None,
-            extra_groups=self.groups[1:] if root else None,
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-        )
+        lines = []
+        with tempfile.TemporaryFile("w+") as errors:
+            process = subprocess.Popen(
+                [LAUNCH / "docker-run.sh", *command],
+                env={**usual, **environment},
+                cwd=self.home,
+                user=self.uid if root else None,
+                group=self.groups[0] if root else None,
+                extra_groups=self.groups[1:] if root else None,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+            with process:
+                for line in process.stdout or ():
+                    lines.append(line)
+                    if line.endswith("min: starting\n"):
+                        self.engines[-1].enter(Phase.READY)
+            errors.seek(0)
+            return subprocess.CompletedProcess(command, process.returncode, "".join(lines), errors.read())
+
+    def remove(self, container: str) -> None:
+        """Remove a container, whose engine ends."""
+        (self.folder / "state" / container).unlink()
+        self.endpoints.close()
 
     def started(self) -> dict[str, Any]:
         """Return the last arguments of the fake docker: options, mounts, words."""
@@ -105,22 +125,43 @@ def _parse_once(args: Args) -> None:
         _ACCEPTED.add(repr(args))
 
 
-class DryRun(socketserver.StreamRequestHandler):
-    """The image's `kimi-w4a8`, for the fake docker, whose user may not be able to run ours."""
+class Daemon(socketserver.UnixStreamServer):
+    """The daemon of the fake docker, whose user may not be able to run our Python.
+
+    It runs the image's `kimi-w4a8 ... --dry-run`, and the ops endpoint of an engine that starts.
+    """
+
+    def __init__(self, found: Host) -> None:
+        super().__init__(str(found.folder / "state/daemon"), Request)
+        self.found = found
+
+    def dry_run(self, words: list[str]) -> tuple[int, str]:
+        done = CliRunner().invoke(app, words)
+        if isinstance(done.exception, KimiError):
+            return done.exception.exit_code, f"kimi-w4a8: {done.exception}\n"
+        return done.exit_code, done.stderr
+
+    def start_engine(self, port: int) -> tuple[int, str]:
+        engine = ReplicaState("0", "http://127.0.0.1:1", 300.0)
+        self.found.engines.append(engine)
+        self.found.endpoints.enter_context(OpsServer("127.0.0.1", port, FleetView("agent", lambda: [engine])))
+        return 0, ""
+
+
+class Request(socketserver.StreamRequestHandler):
+    server: Daemon
 
     def handle(self) -> None:
-        done = CliRunner().invoke(app, json.loads(self.rfile.readline()))
-        error = done.exception
-        message = f"kimi-w4a8: {error}\n" if isinstance(error, KimiError) else done.stderr
-        code = error.exit_code if isinstance(error, KimiError) else done.exit_code
-        self.wfile.write(json.dumps([code, message]).encode() + b"\n")
+        asked = json.loads(self.rfile.readline())
+        answer = self.server.start_engine(asked["engine"]) if isinstance(asked, dict) else self.server.dry_run(asked)
+        self.wfile.write(json.dumps(answer).encode() + b"\n")
 
 
 @contextmanager
-def daemon(address: Path) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch, socketserver.UnixStreamServer(str(address), DryRun) as server:
+def daemon(found: Host) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch, Daemon(found) as server, found.endpoints:
         patch.setattr(serve_command, "require_parsed", _parse_once)
-        address.chmod(0o777)
+        (found.folder / "state/daemon").chmod(0o777)
         thread = threading.Thread(target=server.serve_forever, args=[0.01])
         thread.start()
         yield
@@ -153,7 +194,7 @@ def host(uid: int, groups: list[int]) -> Iterator[Host]:
             if root:
                 os.chown(path, uid, groups[0])
         os.umask(umask)
-        with daemon(folder / "state/daemon"):
+        with daemon(found):
             yield found
 
 
