@@ -28,6 +28,7 @@ from starlette.routing import Route
 from ..base.errors import KimiError
 from ..base.http import http_url, trusted
 from ..base.prometheus import Exposition, Reading, merge, parse, render
+from ..door.connections import BoundedProtocol
 from ..door.settings import is_loopback
 from ..engine.metrics import FAILED_REQUESTS, NAN_LOGITS, Acceptance
 from ..machine.hardware import gpu_loads
@@ -87,7 +88,13 @@ class OpsServer:
         own = Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
         app = Starlette(routes=routes, middleware=[own, Middleware(GZipMiddleware)], lifespan=self._lifespan)
         config = uvicorn.Config(
-            app, log_config=None, access_log=False, lifespan="on", proxy_headers=False, timeout_graceful_shutdown=2
+            app,
+            http=BoundedProtocol,
+            log_config=None,
+            access_log=False,
+            lifespan="on",
+            proxy_headers=False,
+            timeout_graceful_shutdown=2,
         )
         self._server = uvicorn.Server(config)
         self._listener: socket.socket | None = None

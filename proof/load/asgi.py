@@ -10,6 +10,7 @@ from typing import Any
 
 import uvicorn
 
+from kimi_w4a8_eagle3.door.connections import BoundedProtocol
 from kimi_w4a8_eagle3.engine.process import free_port
 
 
@@ -18,7 +19,9 @@ def served_app(app: Any, port: int | None = None) -> Iterator[str]:
     """The address at which `app` answers, on `port` or a free one."""
     port = port or free_port()
     # A connection may rest as long as the slowest worker pauses, so no client meets one that is just being closed.
-    config = uvicorn.Config(app, port=port, log_config=None, lifespan="off", timeout_keep_alive=60)
+    config = uvicorn.Config(
+        app, port=port, http=BoundedProtocol, log_config=None, lifespan="off", timeout_keep_alive=60
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

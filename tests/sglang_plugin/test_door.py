@@ -11,14 +11,11 @@ from unittest.mock import AsyncMock
 
 import httpx
 import pytest
-import uvicorn
 from starlette.responses import PlainTextResponse
 from support.door_app import CHAT, KEYS, Engine, ask, events_of, guarded, message, posted
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kimi_w4a8_eagle3.door import computed, middleware
 from kimi_w4a8_eagle3.door.computed import Computed
-from kimi_w4a8_eagle3.door.connections import bound_headers
 from kimi_w4a8_eagle3.door.settings import DoorSettings
 from kimi_w4a8_eagle3.sglang_plugin.http.request_guard import (
     _check_room,
@@ -264,58 +261,3 @@ def test_an_answer_is_reused_for_twenty_times_as_long_as_it_took(monkeypatch: py
         return found + [await counted(0.5, b"%d" % number) for number in range(32)]  # an old answer takes no place
 
     assert asyncio.run(scenario()) == [1, 1, 2, 3, 3, 4, *range(5, 37)]
-
-
-def test_connections_without_a_whole_header_are_closed() -> None:
-    class Bounded(H11Protocol):
-        pass
-
-    class Websocket(asyncio.Protocol):  # uvicorn hands the connection over
-        def __init__(self, **_: Any) -> None:
-            pass
-
-        def connection_made(self, transport: Any) -> None:
-            asyncio.get_running_loop().call_later(1.5, transport.write, b"ok")
-
-    bound_headers(Bounded, deadline_s=1.0)
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await asyncio.sleep(1.5)  # a long answer is no late header
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-        await send({"type": "http.response.body", "body": b"ok"})
-
-    async def answer(port: int, first: bytes, second: bytes = b"") -> bytes:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(first)
-        if second:
-            await asyncio.wait_for(reader.readuntil(b"ok"), 280)
-            writer.write(second)
-        reading = asyncio.create_task(reader.readuntil(b"ok") if b"Upgrade" in first else reader.read())
-        while second and not (await asyncio.wait({reading}, timeout=0.3))[0]:
-            writer.write(b"x")  # a piece of the header does not renew its deadline
-        found = await asyncio.wait_for(reading, 280)
-        writer.close()
-        return found
-
-    async def scenario() -> list[bytes]:
-        server = uvicorn.Server(
-            uvicorn.Config(
-                app, port=0, http=Bounded, ws=Websocket, timeout_keep_alive=60, lifespan="off", log_level="error"
-            )
-        )
-        serving = asyncio.create_task(server.serve())
-        while not server.started:
-            await asyncio.sleep(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        whole = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-        kept = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
-        upgrade = b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n"
-        sent = [(b"",), (whole[:20],), (whole,), (kept, whole[:20]), (upgrade,)]
-        found = await asyncio.gather(*(answer(port, *pieces) for pieces in sent))
-        server.should_exit = True
-        await serving
-        return found
-
-    silent, cut, whole, second, websocket = asyncio.run(scenario())
-    assert (silent, cut, second) == (b"", b"", b"")
-    assert whole.endswith(b"ok") and websocket.endswith(b"ok")

@@ -10,7 +10,7 @@ from support.sglang_program import BOTH, VERSIONS, found, run
 PROGRAM = """
 import asyncio, json, os
 from types import SimpleNamespace
-import httpx, sglang
+import httpx, sglang, uvicorn
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.entrypoints import http_server
 from sglang.srt.plugins.hook_registry import HookRegistry
@@ -27,6 +27,8 @@ manager.tokenizer = None
 manager.served_model_name = "kimi"
 door.guard_http_server(lambda *_: None, arguments, manager)
 app = http_server.app
+serving = uvicorn.Config(app)  # SGLang names no protocol
+serving.load()
 
 def flat(routes):
     for route in routes:
@@ -61,6 +63,7 @@ print(json.dumps({
     "administrative_but_open": [path for path, level in levels.items() if level not in (None, "normal")
                                 and access[path] != "admin"],
     "nowhere": nowhere,
+    "reader": [protocol.__name__ for protocol in serving.http_protocol_class.__mro__[:2]],
     "info": info,
     "proxies": os.environ["FORWARDED_ALLOW_IPS"],
     "pickled": pickled,
@@ -83,6 +86,7 @@ def test_the_door_stands_in_front_of_everything(newest: bool) -> None:
     ]
     assert facts["pickled"] == [400, "custom_logit_processor"]
     assert facts["nowhere"] == 404
+    assert facts["reader"] == ["BoundedProtocol", "HttpToolsProtocol"]  # h11 lets a client stop the event loop
     assert facts["info"] == {
         "model_path": "kimi", "served_model_name": "k", "tokenizer_path": "tokens", "tp_size": 1, "dp_size": 1,
         "speculative_algorithm": None, "speculative_num_draft_tokens": None, "version": VERSIONS[newest],

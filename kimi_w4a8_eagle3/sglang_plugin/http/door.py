@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...base.errors import KimiError, or_end
 from ...door.alive import current
-from ...door.connections import bound_headers
 from ...door.middleware import Door, InternalKey, describe
 from ...door.rules import RequestRules
 from ...door.settings import read_door
@@ -78,7 +77,6 @@ def guard_http_server(
 def _stand_in_front(server_args: ServerArgs, tokenizer_manager: TokenizerManager) -> None:
     import sglang  # SGLang's import order: complete once it serves
     from sglang.srt.entrypoints import http_server
-    from uvicorn.protocols.http.auto import AutoHTTPProtocol  # start-up: only the HTTP server needs it
 
     if (number := getattr(server_args, "tokenizer_worker_num", 1)) != 1:
         # Each of several workers imports the application itself, in a process where this hook never runs.
@@ -102,13 +100,25 @@ def _stand_in_front(server_args: ServerArgs, tokenizer_manager: TokenizerManager
     shares = Shares(BODIES * settings.max_body_bytes)
     admission = workers(lambda: _compiler(server_args, tokenizer_manager), settings.max_mask_ms, rules, encode, shares)
     tokenizer_manager.kimi_admission = admission
-    bound_headers(AutoHTTPProtocol)
+    _bound_connections()
     app.add_middleware(EventLoopWatch)
     arguments = server_args.resolved_dict()
     info = {**{name: arguments[name] for name in _PUBLIC_INFO}, "version": sglang.__version__}
     checks = {"settings": settings, "rules": rules, "admission": admission, "shares": shares}
     app.add_middleware(Door, host=host, routes=app, public_info=info, internal=_internal, **checks)
     logger.info("door: %s", describe(settings, host))
+
+
+def _bound_connections() -> None:
+    try:
+        from ...door.connections import bound_connections  # start-up: only the HTTP server needs uvicorn
+    except ModuleNotFoundError as error:
+        raise KimiError(
+            f"{error.name} is not installed, and without it a client stops this server with a body of small chunks",
+            expected="httptools, which this package requires",
+            remedy="pip install httptools",
+        ) from error
+    bound_connections()
 
 
 @FEATURE.around(_WARM_UP)
