@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from typer.testing import CliRunner
 from kimi_w4a8_eagle3.cli import PROGRAM, app, load, run, tables
 from kimi_w4a8_lab.commands.groups import expanded
 
-PACKAGES = [Path(__file__).parents[2] / name for name in ("kimi_w4a8_eagle3", "kimi_w4a8_lab")]
 # An option means the same thing everywhere: its other name, and the type of its value.
 ONE_MEANING = {
     "--recipe": ("-r", (str, list[str])),
@@ -33,7 +31,6 @@ ONE_MEANING = {
     "--served-model-name": (None, (str,)),
     "--json": (None, (bool,)),
 }
-RENAMED = {"--out", "--picture", "--plot", "--prompts", "--backend", "--problems"}  # in some commands, once
 PRINTS_A_TABLE = (
     "check", "doctor", "trust", "plan", "gates", "recipes", "bench list", "bench compare", "bench predict", "patch",
 )  # fmt: skip
@@ -52,7 +49,6 @@ WALKED = dict(found for name in chain(*tables().values()) for found in walk(name
 def test_one_name_for_one_idea(name: str) -> None:
     for option in WALKED[name].params:
         names = [*option.opts, *option.secondary_opts]
-        assert not RENAMED.intersection(names)
         for long in ONE_MEANING.keys() & set(names):
             short, types = ONE_MEANING[long]
             assert short is None or short in names
@@ -108,22 +104,6 @@ def test_a_usage_error_ends_with_2(words: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         run(lambda: app(words, prog_name=PROGRAM))
     assert ended.value.code == 2
-
-
-def test_no_text_names_a_page_or_another_program() -> None:
-    """A wheel has no docs; `kimi` is the command of Moonshot's own client."""
-    wrong = re.compile(r"docs/|\.md\b|^(?:\[bold\])?kimi: |`kimi ")
-    paths = [path for package in PACKAGES for path in package.rglob("*.py")]
-    texts = [(path.name, text) for path in paths for text in shown(ast.parse(path.read_text()))]
-    assert len(texts) > 1000 and [(name, text) for name, text in texts if wrong.search(text)] == []
-
-
-def shown(tree: ast.Module) -> Iterator[str]:
-    """Texts of a module without its docstrings."""
-    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
-            yield node.value
 
 
 def test_another_error_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:
