@@ -1,6 +1,6 @@
 # syntax=docker/dockerfile:1
-# The package with SGLang's CPU path: the built-in model for trying everything but the speed, and `kimi-w4a8 route`. Its steps are
-# those of the Makefile's virtual environment. For launch/k8s/overlays/tiny-cpu:
+# The package with SGLang's CPU path and the built-in model, for machines without Linux x86-64. Its steps are
+# those of the Makefile's virtual environment:
 #
 #   docker build -f launch/docker/cpu.Dockerfile -t kimi-w4a8-eagle3:cpu .
 FROM python:3.11-slim-bookworm

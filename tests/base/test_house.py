@@ -26,7 +26,6 @@ SUMS = {
 }
 RESERVE = 1.03
 LONGEST_FILE, LONGEST_FUNCTION = 400, 70
-TABLE_OF_PANELS = "launch/grafana/rows.py: glance"  # a function of data
 SGLANG = re.compile(r"^\s*(?:from|import) sglang\b", re.MULTILINE)
 OF_SGLANG = ("kimi_w4a8_eagle3/sglang_plugin/", "kimi_w4a8_lab/with_sglang/", "kimi_w4a8_laptop/", "proof/", "tests/")
 OF_TORCH = re.compile(
@@ -56,7 +55,7 @@ def test_files_and_functions_are_short() -> None:
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.end_lineno is not None:
                 long += [f"{name}: {node.name}"] * (node.end_lineno - node.lineno >= LONGEST_FUNCTION)
-    assert long == [TABLE_OF_PANELS]
+    assert long == []
 
 
 def test_few_folders_import_sglang() -> None:

@@ -39,10 +39,6 @@ def replicas(objects: list[Manifest]) -> Manifest:
     return of_kind(objects, "StatefulSet")["kimi"]
 
 
-def router(objects: list[Manifest]) -> Manifest:
-    return of_kind(objects, "Deployment")["kimi-router"]
-
-
 def environment(objects: list[Manifest], container: Manifest) -> dict[str, str]:
     """The container's variables; those of secrets are left out."""
     found = {}
