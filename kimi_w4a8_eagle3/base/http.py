@@ -15,6 +15,11 @@ def http_url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def bearer(api_key: str | None) -> dict[str, str]:
+    """Return the header that carries a key; empty without a key."""
+    return {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+
+
 @cache
 def trusted() -> ssl.SSLContext:
     """Return httpx's default, read once per process, because reading takes 30 ms of a core even for plain HTTP."""

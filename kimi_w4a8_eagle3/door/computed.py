@@ -2,7 +2,8 @@
 
 An answer is computed once for all callers that wait for it, and goes on when they leave. It is reused for twenty times
 as long as it took, at most for a second. These endpoints therefore take at most a twentieth of the event loop, however
-often they are called, by any method and with any query.
+often they are called, by any method and with any query. An endpoint whose query is dropped has one answer and is never
+refused, so a scraper or a probe sees no limit.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class Computed:
             await send({**message, "body": b""} if method == "HEAD" and "body" in message else message)
 
     def _start(self, key: Key, scope: Scope) -> asyncio.Task[_Messages]:
-        if len(self._answers) + len(self._running) >= _MAX_QUERIES:
+        queries = sum(path in _QUERIED for path, _ in (*self._answers, *self._running))
+        if key[0] in _QUERIED and queries >= _MAX_QUERIES:
             raise Refusal(f"more than {_MAX_QUERIES} different queries at a time", status=429)
         task = self._running[key] = asyncio.ensure_future(self._compute(key, scope))
         return task

@@ -67,7 +67,8 @@ class Door:
     host: the address that the engine is bound to; loopback without any key is open (settings.DoorSettings). admission:
     the workers that check large bodies and pictures. shares: of the clients in memory and time. routes: the application
     whose routes tell an unlisted endpoint from an unknown path. public_info: what /server_info answers to callers other
-    than the operator, for whom SGLang would ask its schedulers. internal: None without a warm-up.
+    than the operator, for whom SGLang would ask its schedulers. internal: None without a warm-up. supervisor: the
+    operator's key of the process that watches this engine; None without one.
     """
 
     def __init__(
@@ -82,11 +83,13 @@ class Door:
         routes: Any,
         public_info: Mapping[str, Any],
         internal: InternalKey | None = None,
+        supervisor: str | None = None,
     ) -> None:
         self._app, self._settings = app, settings
         self._admin_open = settings.admin_open(host)
         self._keyless = settings.api_key is None and settings.admin_key is None and is_loopback(host)
         self._rules, self._admission, self._routes, self._internal = rules, admission, routes, internal
+        self._supervisor = supervisor
         self._public_info = JSONResponse(public_info)
         self._bodies = BodyReader(settings.max_body_bytes, shares.waiting)
         self._computed = Computed(app)
@@ -120,7 +123,7 @@ class Door:
         if path in SERVER_INFO and scope["method"] == "GET" and not self._may_administer(headers):
             await self._public_info(scope, receive, send)
             return
-        if path in COMPUTED:
+        if path in COMPUTED and not self._is_admin(headers):  # the operator waits for no client
             await self._computed.answer(path, scope, send)
             return
         wrapped = partial(with_vendors_errors, scope)
@@ -197,7 +200,7 @@ class Door:
         return self._admin_open and not outside & headers.keys() and (client_key is None or _sent(headers, client_key))
 
     def _is_admin(self, headers: Mapping[bytes, bytes]) -> bool:
-        keys = (self._settings.admin_key, self._internal and self._internal.value)
+        keys = (self._settings.admin_key, self._internal and self._internal.value, self._supervisor)
         return any(_sent(headers, key) for key in keys if key)
 
 

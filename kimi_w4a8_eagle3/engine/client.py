@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import httpx
 
 from ..base.errors import KimiError, UsageError
-from ..base.http import trusted
+from ..base.http import bearer, trusted
 from .reply import events
 
 _TIMEOUT_S, _SILENT_S = 300.0, 5.0
@@ -48,11 +48,6 @@ class Refused(KimiError):
 
     status: int = 0
     message: str = ""
-
-
-def bearer(api_key: str | None) -> dict[str, str]:
-    """Return the header that carries a key; empty without a key."""
-    return {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
 
 
 class Body(dict[str, Any]):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from .given_folder import LOCK, NOTES
+from .given_folder import LOCK, NOTES, make_key
 
 _PREFIX = "kimi-"  # short: SGLang's sockets lie in the folder, and a socket's path has at most 107 characters
 _SHARED_MEMORY = "shared-memory.txt"
@@ -35,6 +35,7 @@ class Belongings:
     def __init__(self) -> None:
         remove_orphans()
         self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        make_key(self.folder)
         unlocked = self.folder / (LOCK + ".tmp")
         self._lock = os.open(unlocked, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import httpx
 
 from ..base.errors import KimiError
-from ..base.http import trusted
+from ..base.http import bearer, trusted
 from ..base.prometheus import Reading
 
 NAN_LOGITS = "kimi_nan_logits_total"  # the plugin's counter: rows of logits with a NaN
@@ -31,11 +31,11 @@ class Acceptance:
     per_position: tuple[float, ...] = ()
 
 
-def read_once(base_url: str, timeout_s: float = _TIMEOUT_S) -> Reading:
+def read_once(base_url: str, timeout_s: float = _TIMEOUT_S, key: str | None = None) -> Reading:
     """Read /metrics once; raise KimiError when the answer is not an exposition."""
     url = f"{base_url}/metrics"
     try:
-        response = httpx.get(url, timeout=timeout_s, follow_redirects=True, verify=trusted())
+        response = httpx.get(url, headers=bearer(key), timeout=timeout_s, follow_redirects=True, verify=trusted())
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise KimiError(
             f"no metrics: {str(error) or type(error).__name__}", where=url, remedy="check that the server is running"

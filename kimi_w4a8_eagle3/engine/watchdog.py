@@ -2,7 +2,8 @@
 
 Progress is a token counter that moved (`/metrics`) or, if none did, a health check that generates a token
 (`/health_generate`): an idle server answers, a deadlocked one does not. After `timeout_s` without either, all engine
-processes print their stacks and `on_stall` is called once.
+processes print their stacks and `on_stall` is called once. It asks with the supervisor's key, so that no limit of the
+clients applies; a refusal says nothing about the engine and is never a stall.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from http import HTTPStatus
 from pathlib import Path
 
 import httpx
 import psutil
 
 from ..base.errors import KimiError
-from ..base.http import trusted
+from ..base.http import bearer, trusted
 from .metrics import read_once
 
 logger = logging.getLogger(__name__)
@@ -55,9 +57,9 @@ class Progress:
 class Watchdog:
     """A thread that polls the server at `base_url` and calls `on_stall` once when it stops making progress.
 
-    on_progress: called with the time.monotonic() of every poll that saw progress.
-    pid: that process and its children print their stacks first. Used as a context manager; start it after the server
-    has answered for the first time.
+    on_progress: called with the time.monotonic() of every poll that saw progress. pid: that process and its children
+    print their stacks first. key: the supervisor's (`given_folder`). Used as a context manager; start it after the
+    server has answered for the first time.
     """
 
     def __init__(
@@ -68,12 +70,13 @@ class Watchdog:
         pid: int | None = None,
         poll_s: float | None = None,
         on_progress: Callable[[float], object] = lambda at: None,
+        key: str | None = None,
     ) -> None:
         self._base_url = base_url
         self._timeout_s = timeout_s
         self._on_stall = on_stall
         self._on_progress = on_progress
-        self._pid = pid
+        self._pid, self._key = pid, key
         self._poll_s = min(10.0, timeout_s / 10) if poll_s is None else poll_s
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="progress-watchdog", daemon=True)
@@ -91,28 +94,28 @@ class Watchdog:
         probe_after = self._timeout_s / 2  # an idle server generates a probe token at most this often
         timeout_s = min(PROBE_TIMEOUT_S, max(self._timeout_s, 1.0))
         while not self._end.wait(self._poll_s):
-            tokens = None
+            tokens, health = None, 0
             with suppress(KimiError):
-                reading = read_once(self._base_url, timeout_s)  # its series are of all ranks and modes
+                reading = read_once(self._base_url, timeout_s, self._key)  # its series are of all ranks and modes
                 tokens = sum(reading.total(name) or 0.0 for name in TOKEN_COUNTERS)
                 running, queued = (reading.total(f"sglang:num_{kind}_reqs") or 0.0 for kind in ("running", "queue"))
                 load = f"{tokens:.0f} tokens so far, {running:.0f} requests running, {queued:.0f} queued"
             advanced = progress.advanced(tokens, time.monotonic())
             due = time.monotonic() - progress.last >= probe_after
-            if not advanced and due and self._generates(timeout_s):
+            if not advanced and due and (health := self._health(timeout_s)) == HTTPStatus.OK:
                 advanced, progress.last = True, time.monotonic()
             if advanced:
                 self._on_progress(progress.last)
-            elif progress.stalled(time.monotonic()):
+            elif progress.stalled(time.monotonic()) and health != HTTPStatus.TOO_MANY_REQUESTS:
                 self._report(load)
                 return
 
-    def _generates(self, timeout_s: float) -> bool:
-        try:
-            url = f"{self._base_url}/health_generate"
-            return httpx.get(url, timeout=timeout_s, verify=trusted()).status_code == 200
-        except httpx.HTTPError:
-            return False
+    def _health(self, timeout_s: float) -> int:
+        """Let the engine generate a token; return the status of its answer, 0 if there is none."""
+        url = f"{self._base_url}/health_generate"
+        with suppress(httpx.HTTPError):
+            return httpx.get(url, headers=bearer(self._key), timeout=timeout_s, verify=trusted()).status_code
+        return 0
 
     def _report(self, load: str) -> None:
         if self._end.is_set():  # a stopping engine looks like a stall

@@ -14,7 +14,7 @@ from ..base.run_dir import WANTED, EventLog
 from ..door.presence import require_door
 from ..engine import startup_check
 from ..engine.client import EngineClient
-from ..engine.given_folder import LOOP
+from ..engine.given_folder import LOOP, supervisor_key
 from ..engine.process import EngineServer
 from ..engine.watchdog import Watchdog
 from ..ops.replica_state import Phase, ReplicaState
@@ -143,7 +143,12 @@ class Replica:
         state, processes, lost = self.state, EngineProcesses(server.pid), None
         pulse, loop = Pulse(server.folder), Pulse(server.folder, LOOP)
         watchdog = Watchdog(
-            state.base_url, state.progress_timeout_s, stalled.set, pid=server.pid, on_progress=state.progressed
+            state.base_url,
+            state.progress_timeout_s,
+            stalled.set,
+            pid=server.pid,
+            on_progress=state.progressed,
+            key=supervisor_key(server.folder),
         )
         with watchdog:
             while server.poll() is None and (lost := processes.lost()) is None:

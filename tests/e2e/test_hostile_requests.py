@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from socket import create_connection
@@ -14,6 +18,8 @@ import pytest
 from support.large import check_large_requests
 
 from kimi_w4a8_eagle3.engine.client import EngineClient
+from kimi_w4a8_eagle3.engine.given_folder import supervisor_key
+from kimi_w4a8_eagle3.engine.metrics import read_once
 from kimi_w4a8_eagle3.engine.process import EngineServer
 
 pytestmark = pytest.mark.server
@@ -22,6 +28,7 @@ MODEL = "kimi-k2.5-tiny"
 QUESTION = [{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many apples?"}]
 CHAT = {"model": MODEL, "messages": QUESTION, "max_tokens": 4}
 COMPLETION = {"model": MODEL, "prompt": "Tom has", "max_tokens": 4}
+PROBES = ("/metrics/", "/health", "/health_generate")
 GENERATE = {"text": "Tom has", "sampling_params": {"max_new_tokens": 4}}
 
 
@@ -183,6 +190,37 @@ def test_a_part_of_the_loads_that_does_not_exist_is_refused(eagle3: EngineServer
     for query in ("include=x", "include=x&format=prometheus"):
         assert httpx.get(f"{eagle3.base_url}/v1/loads?{query}", timeout=30).status_code == 400
     assert httpx.get(f"{eagle3.base_url}/v1/loads?include=core,%20queues", timeout=30).json()["loads"][0]["queues"]
+
+
+def test_a_flood_of_queries_refuses_no_probe(eagle3: EngineServer) -> None:
+    """Clients without a key take every place for a query; probes and the supervisor are answered all the same."""
+    ended, full = threading.Event(), threading.Event()
+
+    async def flood(http: httpx.AsyncClient, first: int) -> None:
+        for number in itertools.count(first, 150):
+            if ended.is_set():
+                break
+            if (await http.get(f"/v1/loads?x{number}=1")).status_code == 429:
+                full.set()
+
+    async def all_at_once() -> None:
+        limits = httpx.Limits(max_connections=150)
+        async with httpx.AsyncClient(base_url=eagle3.base_url, limits=limits, timeout=280) as http:
+            await asyncio.gather(*(flood(http, first) for first in range(150)))
+
+    key, asked = supervisor_key(eagle3.folder), Counter[int]()
+    with ThreadPoolExecutor(1) as pool:
+        clients = pool.submit(asyncio.run, all_at_once())
+        try:
+            assert full.wait(60)
+            for _ in range(5):
+                read_once(eagle3.base_url, 60.0, key)
+                asked.update(httpx.get(eagle3.base_url + path, timeout=60).status_code for path in PROBES)
+                time.sleep(1.1)  # until no answer is reused
+        finally:
+            ended.set()
+        clients.result()
+    assert set(asked) == {200}
 
 
 def test_null_means_not_sent(eagle3: EngineServer) -> None:

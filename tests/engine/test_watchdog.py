@@ -39,11 +39,14 @@ class Engine:
     decode: float = 0.0
     generating: bool = False  # each scrape finds more tokens
     healthy: bool = True
+    refusing: bool = False  # a limit of its clients is reached
     asked: list[str] = field(default_factory=list)
     url: str = ""
 
     def answer(self, path: str, body: bytes) -> tuple[int, bytes]:
         self.asked.append(path)
+        if self.refusing:
+            return 429, b""
         if path == "/metrics":
             self.decode += 5 if self.generating else 0
             return 200, METRICS.format(decode=self.decode).encode()
@@ -124,6 +127,14 @@ def test_an_engine_whose_http_server_is_gone_or_silent_is_stalled(listens: bool,
         port = silent.getsockname()[1] if listens else 9
         with Watchdog(f"http://127.0.0.1:{port}", 0.4, stalled.set, poll_s=0.05):
             assert stalled.wait(60)  # a second for each of two requests; SGLang's own 30 would be too late here
+
+
+def test_a_refusal_is_no_stall_and_hides_none_for_good(engine: Engine, stalled: threading.Event) -> None:
+    engine.refusing, engine.healthy = True, False
+    with Watchdog(engine.url, 0.4, stalled.set, poll_s=0.05):
+        assert not stalled.wait(1.5)
+        engine.refusing = False
+        assert stalled.wait(60)
 
 
 def test_nothing_is_reported_after_stop(engine: Engine, stalled: threading.Event) -> None:

@@ -189,7 +189,7 @@ def test_public_answers_are_computed_once_for_many_callers(monkeypatch: pytest.M
         await send({"type": "http.response.body", "body": b"%d" % counted})
 
     door = guarded(Engine(), KEYS)
-    door._computed = Computed(app)
+    door._computed, door._supervisor = Computed(app), "supervisor-key-8901"
 
     async def scenario() -> list[str | int]:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(door), base_url="http://engine") as client:
@@ -197,9 +197,12 @@ def test_public_answers_are_computed_once_for_many_callers(monkeypatch: pytest.M
             assert [(await client.head("/metrics")).text, (await client.post("/metrics")).status_code] == ["", 405]
             others = [await client.get(f"/v1/loads?include={number}") for number in range(8)]
             others += await asyncio.gather(*(client.get(f"/v1/loads?include={number}") for number in range(8, 20)))
+            others.append(await client.get("/health_generate"))  # a probe's place is no client's
+            supervisor = {"Authorization": "Bearer supervisor-key-8901"}
+            others.append(await client.get("/v1/loads?include=20", headers=supervisor))
             return [*{answer.text for answer in same}, *(answer.status_code for answer in others)]
 
-    assert asyncio.run(scenario()) == ["1"] + [200] * 15 + [429] * 5
+    assert asyncio.run(scenario()) == ["1"] + [200] * 16 + [429] * 4 + [200, 404]  # 404: past `app`, to the engine
 
 
 def test_callers_that_leave_keep_no_place(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from ...door.rules import RequestRules
 from ...door.settings import read_door
 from ...door.shares import BODIES, Shares
 from ...door.trial import Compile, grammars_of, tried, workers
+from ...engine.given_folder import given_folder, supervisor_key
 from ...gates import read_gates
 from ..hooks import Feature
 from ..upkeep.pulse_hook import EventLoopWatch
@@ -105,7 +106,8 @@ def _stand_in_front(server_args: ServerArgs, tokenizer_manager: TokenizerManager
     arguments = server_args.resolved_dict()
     info = {**{name: arguments[name] for name in _PUBLIC_INFO}, "version": sglang.__version__}
     checks = {"settings": settings, "rules": rules, "admission": admission, "shares": shares}
-    app.add_middleware(Door, host=host, routes=app, public_info=info, internal=_internal, **checks)
+    keys = {"internal": _internal, "supervisor": supervisor_key(given_folder())}
+    app.add_middleware(Door, host=host, routes=app, public_info=info, **keys, **checks)
     logger.info("door: %s", describe(settings, host))
 
 
