@@ -86,9 +86,6 @@ RUN python3 /opt/kimi/check_closure.py "kimi-w4a8-eagle3[${EXTRAS}]"
 COPY --from=wheels /opt/kimi/base.json /opt/kimi/base.json
 COPY --from=kernels /opt/kimi/kernels /opt/kimi/kernels
 ENV KIMI_KERNELS=/opt/kimi/kernels
-# The base is a nightly build: functions of SGLang's that the plugin hooks may have sources that no test has seen. They are
-# served, and kimi_missing_feature_info names them (docs/hooks.md). A base with a tested release does not need it.
-ENV KIMI_UNTRIED_SGLANG=1
 
 # Patches of AITER's sources (docs/page-guard.md), by `git apply --check` and `git apply`. One that does not fit is named here
 # and by `kimi-w4a8 doctor`, and the guard keeps its limit. Then what AITER would otherwise compile while serving: its own

@@ -87,7 +87,6 @@ class Gates:
 
     moe_backend: str
     check_model_name: bool
-    untried_sglang: bool
     load_check: bool
     page_guard: str
     page_guard_int_max: int
@@ -111,7 +110,6 @@ def read_gates(environ: Mapping[str, str]) -> Gates:
     return Gates(
         moe_backend=value("KIMI_MOE_BACKEND"),
         check_model_name=value("KIMI_CHECK_MODEL_NAME"),
-        untried_sglang=value("KIMI_UNTRIED_SGLANG"),
         load_check=value("KIMI_LOAD_CHECK"),
         page_guard=value("KIMI_PAGE_GUARD"),
         page_guard_int_max=value("KIMI_PAGE_GUARD_INT_MAX"),

@@ -12,8 +12,6 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from kimi_w4a8_eagle3.doctor.software import SGLANG_PINNED
-
 
 class Tensor(NamedTuple):
     """A tensor argument.
@@ -62,7 +60,7 @@ _RANGES: Arguments = {
     "pool_len": _INTEGER,
 }
 # Later releases compile the kernel for a number of splits.
-_SPLIT: Arguments = {"num_split": _INTEGER} if version("sglang") == SGLANG_PINNED else {}
+_SPLIT: Arguments = {"num_split": _INTEGER} if version("sglang") == "0.5.20" else {}  # gone in 0.5.23
 _LINK = Tensor(_LONG, "batch drafts")
 _ATTENTION: Arguments = {
     "sm_scale": _NUMBER,

@@ -28,7 +28,6 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry
 
     # Start-up: programs that need only one of these import this package, too.
-    from . import adaptive_hook
     from .decoding import exact_sampling, kept_thinking
     from .memory import page_guard_hook
     from .model import load_check, quark_config
@@ -48,7 +47,7 @@ def register() -> None:
     orphans.end_with_parent()
     full_disk.install()
     parts = (
-        adaptive_hook, exact_sampling, failing_outputs, failing_requests, grammar_cache, kept_thinking, load_check,
+        exact_sampling, failing_outputs, failing_requests, grammar_cache, kept_thinking, load_check,
         local_store, nan_logits, page_guard_hook, pulse_hook, quark_config, shared_memory,
     )  # fmt: skip
     features = [metrics_hook.ENGINE, metrics_hook.REQUESTS, *(part.FEATURE for part in parts)]

@@ -1,29 +1,25 @@
 """Hooks on SGLang, by feature: which functions and private names a feature needs, and what happens without them.
 
 SGLang only logs a hook that it cannot apply, and would serve without the page guard or the door. Here a release that
-lacks a name of a required feature, or has changed it, is not served. An optional feature is left out as a whole, and
-the metric kimi_missing_feature_info names it. `known_signatures.json` has the interfaces of the tested releases
-(`python -m proof.hook_signatures`). With KIMI_UNTRIED_SGLANG=1 a function may have another source, and the same
-metric names it.
+lacks a name of a required feature, or calls it in another way, is not served. An optional feature is left out as a
+whole, and the metric kimi_missing_feature_info names it. `known_signatures.json` has the calls of the tested releases
+(`python -m proof.hook_signatures`).
 """
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
 import logging
 import os
 import pkgutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, wraps
-from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from ..base.errors import KimiError, or_end
-from ..gates import read_gates
 
 if TYPE_CHECKING:
     from prometheus_client import Counter
@@ -33,8 +29,7 @@ logger = logging.getLogger(__name__)
 Function = TypeVar("Function", bound=Callable[..., object])
 HookKind = Literal["before", "after", "around", "replace"]  # the values of SGLang's HookType
 
-missing_features: list[str] = []  # optional features and tested sources that this process serves without
-_KINDS = ("property", "classmethod", "staticmethod")
+missing_features: list[str] = []  # optional features that this process serves without
 _targets: set[str] = set()  # of all hooks that this process registered
 
 
@@ -131,105 +126,49 @@ def _check_after_apply(registry: type[HookRegistry]) -> None:
     registry.apply_hooks = apply_and_check
 
 
-class Interface(NamedTuple):
-    """Call and source of a function of SGLang's, on which hooks rely.
-
-    call: `async (obj, *, stream=False) -> 3 values`; for a class only `class`.
-    source: a hash of its lines, without comments; empty for other libraries, which an image may have in any release.
-    """
-
-    call: str
-    source: str
-
-
 @cache
-def known_interfaces() -> Mapping[str, Mapping[str, Interface]]:
-    """Return the interfaces of each hooked or used name, by the releases that the package is tested with."""
-    known = json.loads(Path(__file__).with_name("known_signatures.json").read_text())
-    return {name: {release: Interface(*one) for release, one in of.items()} for name, of in known.items()}
+def known_calls() -> Mapping[str, list[str]]:
+    """Return how each hooked or used name is called in the releases that the package is tested with."""
+    known: dict[str, list[str]] = json.loads(Path(__file__).with_name("known_signatures.json").read_text())
+    return known
 
 
-def interface_of(name: str) -> Interface | None:
-    """Return the interface of a dotted name; None if the release lacks it."""
-    return None if (source := _source(name)) is None else _interface(name, source)
+def call_of(name: str) -> str | None:
+    """Return how a dotted name is called, such as `async (obj, *, stream=...)`; None if the release lacks it.
 
-
-def _interface(name: str, source: str) -> Interface:
-    (top,) = ast.parse(f"if True:\n{source}" if source[:1] == " " else source).body
-    function = top.body[0] if isinstance(top, ast.If) else top
-    if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-        return Interface("class", _digest(name, source))
-    kinds = [kind for kind in map(ast.unparse, function.decorator_list) if kind in _KINDS]
-    words = [*kinds, *["async"] * isinstance(function, ast.AsyncFunctionDef), f"({_parameters(function.args)})"]
-    return Interface(f"{' '.join(words)} -> {_returns(function)}", _digest(name, source))
-
-
-def _source(name: str) -> str | None:
-    """Return the source of a function or class, below its hooks; None if the release lacks it."""
+    Annotations and the values of defaults are left out, because no call depends on them.
+    """
+    owner, _, attribute = name.rpartition(".")
     try:
-        found = pkgutil.resolve_name(name)
-        return inspect.getsource(inspect.unwrap(getattr(found, "fget", found)))  # of a property
-    except (ImportError, AttributeError, OSError, TypeError):
+        found = inspect.getattr_static(pkgutil.resolve_name(owner), attribute)
+        kind = "" if inspect.isfunction(found) else type(found).__name__
+        if isinstance(found, type):
+            return "class"
+        function = inspect.unwrap(getattr(found, "fget", getattr(found, "__func__", found)))  # below its hooks
+        parameters = [_bare(parameter) for parameter in inspect.signature(function).parameters.values()]
+    except (ImportError, AttributeError, TypeError, ValueError):
         return None
+    waits = "async" * (inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function))
+    yields = "yields" * (inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function))
+    return " ".join(filter(None, [kind, waits, yields, str(inspect.Signature(parameters))]))
 
 
-def _digest(name: str, source: str) -> str:
-    lines = [line.rstrip() for line in source.splitlines() if not line.lstrip().startswith("#")]
-    own = name.startswith("sglang.")
-    return blake2b("\n".join(filter(None, lines)).encode(), digest_size=4).hexdigest() if own else ""
+class _Default:
+    def __repr__(self) -> str:
+        return "..."
 
 
-def _parameters(given: ast.arguments) -> str:
-    """Return the parameters with their defaults, without annotations."""
-    for node in ast.walk(given):
-        if isinstance(node, ast.arg):
-            node.annotation = None
-    return ast.unparse(given)
-
-
-def _returns(function: ast.AST) -> str:
-    """Return what a function gives back: `3 values`, `a value or nothing`, `yields`."""
-    found = set()
-    for node in _own_nodes(function):
-        if isinstance(node, ast.Yield | ast.YieldFrom):
-            found.add("yields")
-        elif isinstance(node, ast.Return):
-            value = node.value
-            nothing = value is None or (isinstance(value, ast.Constant) and value.value is None)
-            found.add(
-                "nothing" if nothing else f"{len(value.elts)} values" if isinstance(value, ast.Tuple) else "a value"
-            )
-    return " or ".join(sorted(found)) or "nothing"
-
-
-def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a function without those of the functions in it."""
-    for node in ast.iter_child_nodes(function):
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
-            yield node
-            yield from _own_nodes(node)
+def _bare(parameter: inspect.Parameter) -> inspect.Parameter:
+    default = parameter.default if parameter.default is parameter.empty else _Default()
+    return parameter.replace(annotation=parameter.empty, default=default)
 
 
 def _unknown(name: str) -> str | None:
     """Return the name and what is unknown about it; None if all is well."""
-    known = known_interfaces().get(name, {}).values()
-    if (source := _source(name)) is None:
+    known, found = known_calls().get(name), call_of(name)
+    if found is None:
         return name
-    digest = _digest(name, source)
-    if not known or (digest and digest in {one.source for one in known}):
-        return None  # the same source is called in the same way
-    found = _interface(name, source)
-    if found in known:
-        return None
-    calls = sorted({one.call for one in known})
-    if found.call not in calls:
-        return f"{name}{'' if found.call[:1] == '(' else ' '}{found.call} (known: {' or '.join(calls)})"
-    if not read_gates(os.environ).untried_sglang:
-        return f"{name} (its source is unknown)"
-    if (untried := f"a tested source of {name}") not in missing_features:
-        missing_features.append(untried)
-        logger.warning("serving without %s (KIMI_UNTRIED_SGLANG=1)", untried)
-    return None
+    return None if known is None or found in known else f"{name} is {found} (known: {' or '.join(known)})"
 
 
 def _unknown_release(feature: str, names: list[str]) -> KimiError:
@@ -237,5 +176,5 @@ def _unknown_release(feature: str, names: list[str]) -> KimiError:
         f"this SGLang release lacks or changed functions that the plugin uses for {feature}: {', '.join(names)}",
         where="kimi_w4a8_eagle3.sglang_plugin",
         expected="a release that this package is tested with",
-        remedy="install one that `kimi-w4a8 doctor` names; KIMI_UNTRIED_SGLANG=1 serves where only sources are unknown",
+        remedy="install one that `kimi-w4a8 doctor` names",
     )
