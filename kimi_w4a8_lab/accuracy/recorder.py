@@ -26,7 +26,7 @@ from kimi_w4a8_eagle3.base.http import trusted
 from kimi_w4a8_eagle3.engine.client import bearer
 from kimi_w4a8_eagle3.engine.reply import Reply, events
 
-from ..base.experiment import first_error
+from ..base.first_error import first_error
 
 REQUESTS = "requests.jsonl"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -21,7 +21,7 @@ from kimi_w4a8_eagle3.door.settings import client_key
 
 from ..base.server_under_test import Target
 from ..predict.machine_model import Cluster
-from ..predict.predict import Load, adaptive_table, calibrate, check, choices, published_accept_length
+from ..predict.predict import Load, calibrate, check, choices, published_accept_length
 from ..report.analysis import Analysis
 from ..report.changes import require_hits
 from ..report.measured import page
@@ -89,32 +89,6 @@ SETTINGS = typer.Option([], "--set", help="KEY=VALUE for the recipe, as in `kimi
 RESUME = typer.Option(None, "--resume", help="Run directory to finish; with the same other options as that run.")
 
 
-@dataclass(frozen=True)
-class OneServer:
-    """The server under test and its run directory, as `run` takes them."""
-
-    base_url: str = typer.Option("", "--base-url", help="Measure this running server (recipes' default port: 9527).")
-    recipe: str = typer.Option(
-        "",
-        "--recipe",
-        "-r",
-        help="Start this recipe (RECIPE:plain: without its draft); with --base-url: the recipe it serves.",
-    )
-    settings: list[str] = SETTINGS
-    ops_url: str | None = OPS_URL
-    api_key_file: Path | None = KEY_FILE
-    runs: Path = RUNS
-    resume: Path | None = RESUME
-
-    def measure(self, work: Workload, texts: Texts) -> None:
-        """Send the workload, then print figures and write the page."""
-        key = client_key(self.api_key_file, os.environ)
-        target = Target(self.base_url or None, self.recipe or None, None, tuple(self.settings), key, self.ops_url)
-        with signals(self.runs):
-            folder = bench(work, texts, target, self.runs, typer.echo, self.resume)
-        _conclude(Analysis([read_run(folder)]), folder, find_spec("matplotlib") is not None)
-
-
 @app.command("list")
 def list_workloads(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -> None:
     """List the workloads."""
@@ -138,20 +112,35 @@ def run(
         autocompletion=complete(workload_names),
     ),
     *,
-    server: OneServer,
     load: Changes,
+    base_url: str = typer.Option("", "--base-url", help="Measure this running server (recipes' default port: 9527)."),
+    recipe: str = typer.Option(
+        "",
+        "--recipe",
+        "-r",
+        help="Start this recipe (RECIPE:plain: without its draft); with --base-url: the recipe it serves.",
+    ),
+    settings: list[str] = SETTINGS,
+    ops_url: str | None = OPS_URL,
+    api_key_file: Path | None = KEY_FILE,
+    runs: Path = RUNS,
+    resume: Path | None = RESUME,
 ) -> None:
     """Run one workload against a server and compare it with the published figures.
 
     This needs SGLang on this machine for its load generator. No extra installs SGLang: use its image, or `make venv`.
     """
-    server.measure(load.workload(workload), load.texts())
+    key = client_key(api_key_file, os.environ)
+    target = Target(base_url or None, recipe or None, None, tuple(settings), key, ops_url)
+    with signals(runs):
+        folder = bench(load.workload(workload), load.texts(), target, runs, typer.echo, resume)
+    _conclude(Analysis([read_run(folder)]), folder, find_spec("matplotlib") is not None)
 
 
 @app.command("ab")
 @expanded
 def ab(
-    a: str = typer.Option(..., "--a", help="First side: a recipe, RECIPE:plain (no drafts) or RECIPE:adaptive."),
+    a: str = typer.Option(..., "--a", help="First side: a recipe, or RECIPE:plain (no drafts)."),
     b: list[str] = typer.Option(..., "--b", help="Second side; more with another --b."),
     workload: list[str] = typer.Option(["con2", "con40"], "--workload", "-w", help="May be repeated."),
     repeats: int = typer.Option(4, "--repeats", min=1, help="Measurements of each workload and side."),
@@ -250,23 +239,16 @@ def predict(
     accept_length: float | None = typer.Option(
         None, "--accept-length", "-l", help="Of the text, with --steps draft steps; default: the published one."
     ),
-    steps: int = typer.Option(3, "--steps", min=1, help="Draft steps, for --accept-length and --adaptive."),
+    steps: int = typer.Option(3, "--steps", min=1, help="Draft steps, at which --accept-length is known."),
     input_len: int = typer.Option(10240, "--input-len", help="Tokens of a prompt."),
     output_len: int = typer.Option(512, "--output-len", help="Tokens of an answer."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
-    adaptive: bool = typer.Option(False, "--adaptive", help="Print the table of draft steps by batch size instead."),
 ) -> None:
-    """Predict TPOT and throughput on 8x MI325X from first principles, and the best number of draft steps.
-
-    With --adaptive it prints SGLang's table for options.speculation = "adaptive", up to --steps.
-    """
+    """Predict TPOT and throughput on 8x MI325X from first principles, and the best number of draft steps."""
     length = published_accept_length(concurrency) if accept_length is None else accept_length
     load = Load(concurrency, input_len, output_len, steps=steps, accept_length=length)
     cluster = Cluster()
     fit = calibrate(cluster)
-    if adaptive:
-        typer.echo(json.dumps(adaptive_table(steps, fit, cluster), indent=2))
-        return
     points = check(fit, cluster)
     found = choices(load, fit, cluster)
     if as_json:

@@ -15,7 +15,7 @@ from kimi_w4a8_eagle3.moe.contract import MoeShape
 from kimi_w4a8_eagle3.moe.dispatch import AUTO, gpu_arch, select_backend
 from kimi_w4a8_eagle3.moe.tiles import TABLE, read_rows
 
-from ..base.experiment import require_writable
+from ..base.run_folder import require_writable
 
 TUNABLE = ("flydsl", "triton")
 

@@ -20,7 +20,7 @@ from kimi_w4a8_eagle3.base.collection import NO_KEY, REQUESTS, StoredRequest, pa
 from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
 
 from ..base.data_file import lines
-from ..base.experiment import first_error
+from ..base.first_error import first_error
 
 _IN_A_FILE = 512  # requests
 STATES, SUFFIX = "states", ".safetensors"

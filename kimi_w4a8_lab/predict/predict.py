@@ -32,7 +32,6 @@ _SPECULATIVE_STEPS = 3
 _CONCURRENCY = {"con2": 2, "con40": 40}
 MAX_STEPS = 3  # AITER verifies at most four tokens at once on gfx942 (aiter#5679)
 _KNOWN = ("tpot_median_ms", "itl_median_ms", "ttft_median_ms", "output_throughput_tok_s")
-_BATCHES, _UNKNOWN_TEXT = (1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 96, 128), 1.2
 
 
 @dataclass(frozen=True)
@@ -208,25 +207,6 @@ def choices(load: Load, fit: Fit, cluster: Cluster) -> list[Choice]:
         tpot, rate = (predict(changed, key, fit, cluster) for key in ("tpot_median_ms", "output_throughput_tok_s"))
         found.append(Choice(steps, length, tpot, rate))
     return found
-
-
-def adaptive_table(most: int, fit: Fit, cluster: Cluster) -> dict[str, dict[str, list[int]]]:
-    """Return SGLang's `--speculative-adaptive-config`: candidate steps by each batch size from which they change.
-
-    A number of steps up to `most` is a candidate if it is best for some published accept length, or for text that the
-    draft hardly knows. 0 is never a candidate, because it leaves sampling without draft probabilities.
-    """
-    lengths = [_UNKNOWN_TEXT, *(text.accept_length for text in published.accept_lengths())]
-    table: dict[str, dict[str, list[int]]] = {}
-    last: list[int] = []
-    for batch in _BATCHES:
-        loads = (Load(batch, steps=_SPECULATIVE_STEPS, accept_length=length) for length in lengths)
-        ways = [choices(load, fit, cluster) for load in loads]
-        found = sorted({max(way[1 : most + 1], key=lambda choice: choice.throughput_tok_s).steps for way in ways})
-        if found != last:
-            table[str(batch)] = {"candidate_steps": found}
-        last = found
-    return table
 
 
 def acceptance_probability(accept_length: float, steps: int) -> float:

@@ -26,7 +26,7 @@ from ..accuracy.results import (
     ToolsResult,
 )
 from ..accuracy.significance import REPORTED_MARGIN, ShareInterval, wilson
-from ..base.experiment import read_record
+from ..base.run_folder import RunFolder
 from ..base.verdict import Verdict
 from ..speed.statistics import Interval
 from .page import Bar, Page, Picture, Section, Table, Tone, Words
@@ -168,7 +168,7 @@ def _meaning(result: EvalResult) -> str:
 def _versions(folder: Path) -> str:
     """Return time, machine, packages and commit of the run's record; empty without a record."""
     try:
-        record = read_record(folder)
+        record = RunFolder[object].resume(folder).record
     except KimiError:
         return ""
     packages = [f"{name} {version}" for name, version in record.get("versions", {}).items()]

@@ -15,7 +15,7 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.files import write_atomic
 from kimi_w4a8_eagle3.base.installed import require
 
-from ..base.experiment import require_writable
+from ..base.run_folder import require_writable
 from ..speed.statistics import Interval
 
 PAGE = "report.html"

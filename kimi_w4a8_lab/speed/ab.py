@@ -70,16 +70,8 @@ def commands(
 ) -> list[str]:
     """Return one command for each side and workload, and the one that joins their runs.
 
-    changes: options that change the workloads. A recipe of several engines is served first, in another terminal,
-    because `bench` starts one engine only.
+    changes: options that change the workloads.
     """
-    lines = []
-    for side in sides:
-        served = load_recipe(side).options.replicas > 1
-        given = [word for setting in settings for word in ("--set", setting)]
-        if served:
-            lines.append(shlex.join(["kimi-w4a8", "serve", side, *given]) + "   # in another terminal")
-            given = ["--base-url", "http://127.0.0.1:9527"]
-        for work in workloads:
-            lines.append(shlex.join(["kimi-w4a8", "bench", "run", work, "--recipe", side, *changes, *given]))
-    return [*lines, "kimi-w4a8 report runs/*"]
+    given = [*changes, *(word for setting in settings for word in ("--set", setting))]
+    runs = [shlex.join(["kimi-w4a8", "bench", "run", work, "-r", side, *given]) for side in sides for work in workloads]
+    return [*runs, "kimi-w4a8 report runs/*"]

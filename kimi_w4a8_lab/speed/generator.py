@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.engine.process import Program, last_line, starter
 
-from ..base.experiment import first_error
+from ..base.first_error import first_error
 
 # SGLang's program, which also writes a line for each finished request.
 _GENERATOR = "kimi_w4a8_lab.with_sglang.bench_generator"

@@ -1,4 +1,4 @@
-"""A benchmark's run directory, written after every measurement and read back here or on other machines."""
+"""Run of a benchmark, saved after every measurement, and its measurements by side."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from kimi_w4a8_eagle3.engine.metrics import Acceptance
 
-from ..base.experiment import read_record, read_result, write_result
+from ..base.run_folder import RunFolder
 from .generator import LoadDetails, read_last
 from .measure import Measurement
 from .statistics import METRICS, Interval, Repetition, estimate
@@ -33,17 +33,10 @@ class RunResult(BaseModel):
 
 
 @dataclass
-class Run:
-    """Run directory of a benchmark. `usable` leaves out measurements of crashed or failed runs."""
+class Run(RunFolder[RunResult]):
+    """Folder of a benchmark. `usable` leaves out measurements of crashed or failed runs."""
 
-    folder: Path
-    record: Mapping[str, Any]
-    result: RunResult
-    _details: dict[str, Repetition] = field(default_factory=dict, compare=False)
-
-    @property
-    def name(self) -> str:
-        return self.folder.resolve().name
+    details: dict[str, Repetition] = field(default_factory=dict, compare=False)
 
     @property
     def usable(self) -> list[Measurement]:
@@ -53,9 +46,6 @@ class Run:
     def refused(self) -> list[tuple[Measurement, str]]:
         """Measurements that must not be averaged, with the reason."""
         return [(found, "; ".join(found.problems)) for found in self.result.measurements if not found.usable]
-
-    def save(self) -> None:
-        write_result(self.folder, self.result)
 
     def add(self, measurement: Measurement) -> None:
         self.result.measurements.append(measurement)
@@ -72,17 +62,16 @@ class Run:
 
     def repetition(self, measurement: Measurement) -> Repetition:
         """Return a measurement with its per-request details, or without them if the raw file is gone."""
-        if measurement.raw not in self._details:
+        if measurement.raw not in self.details:
             path = self.folder / measurement.raw
             details = read_last(path, LoadDetails) if path.is_file() else None
-            self._details[measurement.raw] = Repetition(measurement.load, details)
-        return self._details[measurement.raw]
+            self.details[measurement.raw] = Repetition(measurement.load, details)
+        return self.details[measurement.raw]
 
 
 def read_run(folder: Path) -> Run:
-    """Read a run directory. Raises KimiError for any other folder and for damaged files."""
-    result = read_result(folder, RunResult)
-    return Run(folder, read_record(folder), result)
+    """Read the folder of a benchmark. Raises KimiError for any other folder and for damaged files."""
+    return Run.open(folder, RunResult)
 
 
 @dataclass(frozen=True)

@@ -1,76 +1,64 @@
-"""`kimi-w4a8 bench WORKLOAD`: one server, one workload, one run directory."""
+"""Measuring of workloads on servers: `bench run` measures one server once, `ab` and `sweep` several in turn."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import product
 from pathlib import Path
-from shutil import move
-from tempfile import TemporaryDirectory, mkdtemp
 from typing import Literal
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.installed import require
-from kimi_w4a8_eagle3.base.run_dir import RECORD, new_run_dir, write_json
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.machine.hardware import Machine
 
 from ..base.data_file import require_trusted_tokenizer
-from ..base.experiment import continuable
-from ..base.server_under_test import Say, Server, Target, record_of
+from ..base.server_under_test import Say, Server, Target
 from .measure import Measurement, examine_text, measure
 from .runs import Run, RunResult, read_run
-from .texts import Texts
+from .texts import Texts, placed
 from .workloads import CHAT_BACKEND, Workload
+
+Kind = Literal["bench", "ab"]
+Block = tuple[Target, Sequence[int]]  # a server start and the numbers of its repetitions
 
 
 def bench(workload: Workload, texts: Texts, target: Target, runs: Path, say: Say, resume: Path | None = None) -> Path:
-    """Measure the target once and return the run directory: see `measured`."""
+    """Measure the target once and return the run's folder: see `measured`."""
     return measured("bench", workload.name, [(target, [0])], [workload], texts, runs, say, resume)
 
 
 def measured(
-    kind: Literal["bench", "ab"],
-    name: str,
-    blocks: Sequence[tuple[Target, Sequence[int]]],
-    workloads: Sequence[Workload],
-    texts: Texts,
-    runs: Path,
-    say: Say,
+    kind: Kind, name: str, blocks: Sequence[Block], workloads: Sequence[Workload], texts: Texts, runs: Path, say: Say,
     resume: Path | None,
-) -> Path:
-    """Measure the workloads in blocks and return the run directory. A block is a server start and its repetitions.
+) -> Path:  # fmt: skip
+    """Measure the workloads in blocks and return the run's folder.
 
-    resume: the directory of a run to finish. A server starts only if one of its points is missing. Raises KimiError and
-    keeps finished measurements, marked incomplete.
+    resume: the folder of a run to finish. A server starts only if one of its points is missing. Raises KimiError and
+    keeps finished measurements, marked incomplete. What may fail early does so before a folder exists.
     """
     require("sglang")  # its load generator also measures running servers
     sides = {side.name: side for side, _ in blocks}
-    with TemporaryDirectory() as place:  # everything that may fail does so before a run directory exists
-        early = Path(place).resolve()
-        made = {workload.name: texts.prepare(workload, Path(mkdtemp(dir=early))) for workload in workloads}
-        for side in sides.values():
-            if side.base_url is not None:
-                say(f"{side.name}: asking the server")
-                for workload in workloads:
-                    _check(side.connected, workload)
-            side.check()
-        folder = resume or new_run_dir(f"{kind}-{name}", runs)
-        datasets = {
-            name: _moved(path, folder / name if len(made) > 1 else folder) if early in path.parents else path
-            for name, path in made.items()
-        }
-    with recorded(folder, kind, sides, say, workloads, resume is not None) as run:
+    content = {workload.name: texts.prepare(workload) for workload in workloads}
+    for side in sides.values():
+        if side.base_url is not None:
+            say(f"{side.name}: asking the server")
+            for workload in workloads:
+                _check(side.connected, workload)
+        side.check()
+    run = _resumed(resume, kind, list(sides), workloads) if resume else _begun(runs, kind, name, sides)
+    datasets = {name: placed(found, run.folder, name if len(content) > 1 else "") for name, found in content.items()}
+    with saved(run, say):
         for number, (side, repetitions) in enumerate(blocks):
             if left(run, side.name, workloads, repetitions):
-                log = folder / ("server.log" if len(blocks) == 1 else f"server-{number}.log")
+                log = run.folder / ("server.log" if len(blocks) == 1 else f"server-{number}.log")
                 with side.running(log, say) as server:
                     for repetition, workload in product(repetitions, workloads):
                         fresh = seeded(workload, repetition)
                         measure_points(server, fresh, datasets[workload.name], run, say, repetition)
-    require_usable(run)
-    return folder
+    _require_usable(run)
+    return run.folder
 
 
 def _check(server: Server, workload: Workload) -> None:
@@ -80,50 +68,17 @@ def _check(server: Server, workload: Workload) -> None:
             client.generate("one", 1)  # fails here if /generate is reserved for the operator
 
 
-def _moved(dataset: Path, folder: Path) -> Path:
-    folder.mkdir(exist_ok=True)
-    return Path(move(dataset, folder.resolve() / dataset.name))
+def _begun(runs: Path, kind: Kind, name: str, sides: dict[str, Target]) -> Run:
+    local = all(target.local for target in sides.values())
+    gpus = [device.arch for device in Machine.detect().devices] if local else []
+    run = Run.begin(kind, runs, sides, f"{kind}-{name}", hardware={"known": local, "gpus": gpus})
+    run.result = RunResult(kind=kind, status="running", sides=list(sides))
+    return run
 
 
-@contextmanager
-def recorded(
-    folder: Path,
-    kind: Literal["bench", "ab"],
-    sides: Mapping[str, Target],
-    say: Say,
-    workloads: Sequence[Workload] = (),
-    resumed: bool = False,
-) -> Iterator[Run]:
-    """Write the run's record, yield the run, and mark its result complete or incomplete at the end.
-
-    A resumed run keeps its record and its usable measurements. Raises KimiError if it measured something else.
-    """
-    if resumed:
-        run = read_run(folder)
-        _require_same(run, kind, list(sides), workloads)
-        run.result.status, run.result.reason, run.result.measurements = "running", "", run.usable
-    else:
-        local = all(target.local for target in sides.values())
-        gpus = [device.arch for device in Machine.detect().devices] if local else []
-        record = record_of(kind, sides, hardware={"known": local, "gpus": gpus})
-        write_json(folder / RECORD, record)
-        run = Run(folder, record, RunResult(kind=kind, status="running", sides=list(sides)))
-    run.save()
-    try:
-        with continuable(folder, say):
-            yield run
-    except BaseException as error:
-        run.result.status, run.result.reason = "incomplete", (str(error) or type(error).__name__).splitlines()[0]
-        with suppress(KimiError):  # on a full disk this fails too, and the first error says more
-            run.save()
-        raise
-    run.result.status = "complete"
-    run.save()
-
-
-def _require_same(run: Run, kind: str, sides: list[str], workloads: Sequence[Workload]) -> None:
-    """Raise KimiError if a run to resume measured something else."""
-    planned = {workload.name: workload for workload in workloads}
+def _resumed(folder: Path, kind: Kind, sides: list[str], workloads: Sequence[Workload]) -> Run:
+    """Return the run with its usable measurements. Raises KimiError if it measured something else."""
+    run, planned = read_run(folder), {workload.name: workload for workload in workloads}
     other = [
         found.workload.name
         for found in run.usable
@@ -133,18 +88,37 @@ def _require_same(run: Run, kind: str, sides: list[str], workloads: Sequence[Wor
     if (run.result.kind, run.result.sides) != (kind, sides) or other:
         raise KimiError(
             f"this run measured {f'another {other[0]}' if other else ', '.join(run.result.sides)}",
-            where=str(run.folder),
+            where=str(folder),
             expected=f"a run of {', '.join(sides)} with the workloads of this command",
             remedy="repeat the command of that run with --resume, or start a new run without it",
         )
+    run.result.status, run.result.reason, run.result.measurements = "running", "", run.usable
+    return run
+
+
+@contextmanager
+def saved(run: Run, say: Say) -> Iterator[None]:
+    """Mark the run's result complete or incomplete at the end of the block."""
+    run.save()
+    try:
+        with run.continuable(say):
+            yield
+    except BaseException as error:
+        run.result.status, run.result.reason = "incomplete", (str(error) or type(error).__name__).splitlines()[0]
+        with suppress(KimiError):  # on a full disk this fails too, and the first error says more
+            run.save()
+        raise
+    run.result.status = "complete"
+    run.save()
 
 
 def left(run: Run, side: str, workloads: Sequence[Workload], repetitions: Sequence[int]) -> bool:
     """True if a point of these workloads and repetitions was not measured yet."""
-    points = [
-        (point, number) for number in repetitions for work in workloads for point in seeded(work, number).points()
-    ]
-    return not all(run.measured(point, side, number) for point, number in points)
+    return any(
+        not run.measured(point, side, number)
+        for number, work in product(repetitions, workloads)
+        for point in seeded(work, number).points()
+    )
 
 
 def seeded(workload: Workload, repetition: int) -> Workload:
@@ -181,7 +155,7 @@ def require_room(server: Server, workload: Workload) -> None:
         )
 
 
-def require_usable(run: Run) -> None:
+def _require_usable(run: Run) -> None:
     """Raise KimiError if a measurement of the finished run has problems."""
     bad: list[Measurement] = [found for found in run.result.measurements if not found.usable]
     if bad:

@@ -45,8 +45,8 @@ class Texts:
     sharegpt: str | None = None
     prompts: str | None = None
 
-    def prepare(self, workload: Workload, folder: Path) -> Path:
-        """Write (or find) the dataset of `workload` and return its path for the generator.
+    def prepare(self, workload: Workload) -> Path | str:
+        """Return the dataset of `workload` for the generator: a file that is there, or the content of a new one.
 
         Raises KimiError when a file is missing, malformed or has too few usable texts.
         """
@@ -71,10 +71,18 @@ class Texts:
             )
         _require(pairs, needed, source, workload.turns)
         if workload.dataset == "agent":
-            path = folder / "texts.json"
-            path.write_text(json.dumps({"conversations": _agents(pairs, needed, workload, source)}))
-            return path.resolve()
-        return _write(pairs, folder, workload)
+            return json.dumps({"conversations": _agents(pairs, needed, workload, source)})
+        return _dataset(pairs, workload)
+
+
+def placed(dataset: Path | str, folder: Path, name: str) -> Path:
+    """Return the path of a dataset; a new one is written below `folder`, in its folder `name` if there is one."""
+    if isinstance(dataset, Path):
+        return dataset
+    (folder / name).mkdir(exist_ok=True)
+    path = (folder / name / "texts.json").resolve()
+    path.write_text(dataset)
+    return path
 
 
 def read_pairs(path: Path) -> list[Pair]:
@@ -158,15 +166,10 @@ def _problems(needed: int, as_document: bool) -> list[Pair]:
     return [(problem.question, problem.solution) for problem in drawn]
 
 
-def _write(pairs: Iterable[Pair], folder: Path, workload: Workload) -> Path:
-    """Write ShareGPT JSON for `random`, or `custom` JSONL for conversations; the generator skips empty answers."""
+def _dataset(pairs: Iterable[Pair], workload: Workload) -> str:
+    """Return ShareGPT JSON for `random`, or `custom` JSONL for conversations; the generator skips empty answers."""
     filled = [(user, answer or "(no answer)") for user, answer in pairs]
     if workload.dataset == "random":
-        path = folder / "texts.json"
-        rows = [{"conversations": [{"value": user}, {"value": answer}]} for user, answer in filled]
-        path.write_text(json.dumps(rows))
-    else:
-        path = folder / "texts.jsonl"
-        lines = [{"conversations": [{"content": user}, {"content": answer}]} for user, answer in filled]
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path.resolve()
+        return json.dumps([{"conversations": [{"value": user}, {"value": answer}]} for user, answer in filled])
+    lines = [{"conversations": [{"content": user}, {"content": answer}]} for user, answer in filled]
+    return "".join(json.dumps(line) + "\n" for line in lines)

@@ -14,7 +14,7 @@ from kimi_w4a8_eagle3.base.files import read_toml
 from kimi_w4a8_eagle3.base.installed import operator_dir
 from kimi_w4a8_eagle3.base.nearest import nearest
 
-from ..base.experiment import first_error
+from ..base.first_error import first_error
 
 Positive = Annotated[int, Field(gt=0)]
 CHAT_BACKEND = "sglang-oai-chat"

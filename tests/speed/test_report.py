@@ -26,7 +26,7 @@ from kimi_w4a8_lab.report.tables import print_figures
 from kimi_w4a8_lab.speed import runs
 from kimi_w4a8_lab.speed.ab import Plan
 from kimi_w4a8_lab.speed.runs import Run, read_run
-from kimi_w4a8_lab.speed.single import recorded
+from kimi_w4a8_lab.speed.single import _begun
 from kimi_w4a8_lab.speed.statistics import METRICS, Interval
 from kimi_w4a8_lab.speed.workloads import load_workload
 
@@ -75,8 +75,8 @@ def test_a_side_alone_is_shown_beside_published_and_predicted_figures(copies: Co
     table = html.sections[0].tables[0].filled()
     assert table.columns == ["figure", "side", "measured [95%]", "predicted", "published", "meaning"]
     tpot = {name: cell.text for name, cell in zip(table.columns, table.rows[0], strict=True)}  # type: ignore[union-attr]
-    record = {**run.record, "targets": {"eagle3": {"settings": ["tp-size=4"]}}}  # the model knows no engine of 4 GPUs
-    other = page(Analysis([Run(run.folder, record, run.result)])).sections[0].tables[0].filled()
+    run.record["targets"] = {"eagle3": {"settings": ["tp-size=4"]}}  # the model knows no engine of 4 GPUs
+    other = page(Analysis([run])).sections[0].tables[0].filled()
     assert "published" in other.columns and "predicted" not in other.columns
     assert tpot["figure"] == "TPOT median" and tpot["published"] == "27.79 ms" and tpot["predicted"].endswith(" ms")
 
@@ -117,16 +117,24 @@ def test_marked_measurements_are_named_and_nothing_to_show_is_an_error(
         write_page(page(Analysis([failed_run[0]])), tmp_path / "out")
 
 
-def test_a_run_of_another_kind_names_its_own_page(copies: Copies) -> None:
+def test_a_page_in_a_run_is_never_recommended(copies: Copies) -> None:
+    """A stranger's folder brings any page; a run is shown from its figures or not at all."""
     run = copies("a", "w4a8")
     (run.folder / "result.json").write_text('{"kind": "demo"}')
-    with pytest.raises(KimiError, match="kind: Input should be") as caught:
-        read_run(run.folder)
-    assert "run it again" in caught.value.remedy
-    (run.folder / "report.html").touch()
-    with pytest.raises(KimiError, match="kind: Input should be") as caught:
-        read_run(run.folder)
-    assert "report.html" in caught.value.remedy
+    (run.folder / "report.html").write_text("<script>alert(1)</script>")
+    with pytest.raises(KimiError, match="Input tag 'demo' found") as caught:
+        CliRunner().invoke(app, ["report", str(run.folder)], catch_exceptions=False)
+    assert "report.html" not in str(caught.value) and "run it again" in caught.value.remedy
+
+
+def test_the_text_of_a_strangers_run_does_not_act_on_a_terminal(copies: Copies) -> None:
+    run = copies("a", "w\x1b]0;owned\x07\u202e\u009b2J")
+    run.record["command"] = ["\x1b[2J"]
+    run.note()
+    shown = CliRunner().invoke(app, ["report", str(run.folder)]).output
+    shown += CliRunner().invoke(app, ["bench", "compare", str(run.folder), str(copies("b", "tiny").folder)]).output
+    shown += (run.folder / "report" / "report.html").read_text()
+    assert "w?]0;owned???2J" in shown and not re.findall(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", shown)
 
 
 def plan(repeats: int, rounds: int) -> Plan:
@@ -156,9 +164,8 @@ def test_plain_is_the_recipe_without_speculation() -> None:
 
 
 def test_the_record_of_a_run_has_the_command_of_each_server(tmp_path: Path) -> None:
-    with recorded(tmp_path, "ab", {"tiny": Target(recipe="tiny")}, print):
-        pass
-    server = json.loads((tmp_path / RECORD).read_text())["servers"]["tiny"]
+    run = _begun(tmp_path, "ab", "tiny", {"tiny": Target(recipe="tiny")})
+    server = json.loads((run.folder / RECORD).read_text())["servers"]["tiny"]
     assert "sglang.launch_server" in server["argv"] and server["env"]["SGLANG_USE_CPU_ENGINE"] == "1"
 
 
