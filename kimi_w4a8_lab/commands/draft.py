@@ -84,6 +84,8 @@ def collect(
 
     Engines follow within seconds. Only token ids are stored. Requests with pictures are left out.
     """
+    if off:
+        _require_collection(folder)
     keys = tuple(key_name(read_key_file(path)) for path in key_file) or None
     changes = {"share": share, "most_of_key": most_of_key, "most_days": most_days, "keys": keys}
     changes |= {"most_bytes": int(most_gb * 1e9) if most_gb else None, **({"share": 0.0, "keys": ()} if off else {})}
@@ -114,6 +116,7 @@ def erase(
     """Remove collected requests, with the states captured from them. A draft trained on them stays as it is."""
     if not (request or key_file or kind):
         raise UsageError("nothing to erase was named", expected="--request, --key-file or --kind")
+    _require_collection(folder)
     kinds = {*kind, *(key_name(read_key_file(path)) for path in key_file)}
     typer.echo(f"{collected.erase(folder, kinds, request)} requests erased")
 
@@ -257,6 +260,13 @@ def switch(
         old = links.switch(link, new)
         typer.echo(f"{link}: {new}" + (f", before {old}" if old else ""))
     typer.echo("send SIGHUP to `kimi-w4a8 serve`: its replicas restart one after the other, and no request is lost")
+
+
+def _require_collection(folder: Path) -> None:
+    """Raise UsageError for a folder in which nothing was ever switched on, for example a mistyped one."""
+    if not (folder / CONSENT).is_file():
+        expected = f"the folder that KIMI_COLLECT of an engine names, with its {CONSENT}"
+        raise UsageError("no collection is in this folder", str(folder), expected)
 
 
 def _proofs(of: Of, device: object, new: Path, works: list[Workload], runs: Path) -> dict[str, Verdict]:

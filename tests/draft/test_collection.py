@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 from support.waiting import until
+from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.base import collection
 from kimi_w4a8_eagle3.base.collection import NO_KEY, REQUESTS, Collector, Consent, key_name, read_consent, write_private
-from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
+from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_lab.draft import collected
 from kimi_w4a8_lab.draft.collected import Collected, divided, erase, limited, read_collected, read_ids, read_requests
 
@@ -208,6 +210,19 @@ def test_requests_are_erased_by_id_key_and_with_their_states(folder: Path) -> No
     left = read_collected(folder, 100)
     assert [one.tokens for one in left] == [(1, 2, 3)]
     assert [path.stem for path in (folder / "states").iterdir()] == [left[0].name]
+
+
+@pytest.mark.parametrize("words", [["erase", "--kind", "chat"], ["collect", "--off"]])
+def test_a_mistyped_folder_is_refused_and_not_created(folder: Path, words: list[str]) -> None:
+    verb, *options = words
+    for wrong in (folder.with_name("colected"), folder.parent):
+        before = sorted(folder.parent.rglob("*"))
+        done = CliRunner().invoke(app, ["draft", verb, str(wrong), *options])
+        assert isinstance(done.exception, UsageError) and done.exception.where == str(wrong)
+        assert done.exception.what == "no collection is in this folder" and "--share" not in str(done.exception)
+        assert sorted(folder.parent.rglob("*")) == before and read_consent(folder).share == 1.0
+    assert CliRunner().invoke(app, ["draft", verb, str(folder), *options]).exit_code == 0
+    assert read_consent(folder).share == (0.0 if verb == "collect" else 1.0)
 
 
 @pytest.mark.parametrize("kind", [NO_KEY, key_name("client"), "../up", ""])
