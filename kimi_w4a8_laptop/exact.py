@@ -19,10 +19,9 @@ from typing import Any
 
 from rich.console import Console
 
-from kimi_w4a8_eagle3.base.errors import UsageError
 from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
 from kimi_w4a8_eagle3.engine.client import Refused
-from kimi_w4a8_lab.accuracy.greedy_match import first_difference
+from kimi_w4a8_lab.accuracy.comparison import first_difference
 from kimi_w4a8_lab.accuracy.problems import problems
 from kimi_w4a8_lab.accuracy.prompts import prompts
 from kimi_w4a8_lab.accuracy.results import Difference, ExactReport, ExactResult
@@ -105,8 +104,6 @@ def compare(
     reference: Target, target: Target, prompts: int, max_tokens: int, ask: str, runs: Path, console: Console
 ) -> tuple[Path, ExactReport]:
     """Compare two running servers, or a recipe's four; return the run directory and the report."""
-    if ask not in ASKS:
-        raise UsageError(f"unknown value --ask {ask}", expected=", ".join(ASKS))
     if target.recipe is None:
         sides = [ComparedServer(reference, "reference", False), ComparedServer(target, "EAGLE3", True)]
     else:

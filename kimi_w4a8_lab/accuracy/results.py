@@ -10,10 +10,7 @@ from typing import Any, ClassVar, Literal
 from kimi_w4a8_eagle3.base.finding import Finding
 
 from ..base.verdict import Verdict
-from .drawn_match import DrawnMatch
-from .greedy_match import Divergence
-from .prefill_match import PrefillMatch
-from .sampling_match import SamplingMatch
+from .comparison import Divergence, Match, PrefillMatch, SamplingMatch
 from .significance import ShareInterval
 from .tasks import MARKER
 
@@ -166,28 +163,15 @@ class ToolOutcome:
         return self.finish_reason == CALLS
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """Greedy answers of one server at one concurrency that have the reference's tokens."""
-
-    concurrency: int
-    side: str
-    same: int
-    answers: int
-
-
-@dataclass
+@dataclass(kw_only=True)
 class LosslessReport(Conclusion):
-    """Conclusion with the comparisons that led to it. self_differences, self_gap: of the reference with itself."""
+    """Conclusion with the comparisons that led to it. matches: greedy answers first, then seeded and penalized ones."""
 
+    prefill: PrefillMatch
     divergences: list[Divergence] = field(default_factory=list)
-    self_differences: int = 0
-    self_gap: float = 0.0
+    matches: list[Match] = field(default_factory=list)
     accept_length: float | None = None
-    same: list[Agreement] = field(default_factory=list)
-    prefill: PrefillMatch | None = None
     sampling: SamplingMatch | None = None
-    drawn: list[DrawnMatch] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

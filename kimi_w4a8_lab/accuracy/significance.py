@@ -57,14 +57,14 @@ def more_often_p(events: int, of: int, expected: int, of_expected: int) -> float
     return float(fisher_exact(table, alternative="greater").pvalue)
 
 
-def mcnemar_p(only_first: int, only_second: int) -> float:
-    """Exact two-sided McNemar test of whether the problems solved by only one side split evenly."""
+def mcnemar_p(only_first: int, only_second: int, alternative: str = "two-sided") -> float:
+    """Exact McNemar test of whether the pairs in which only one side has a property split evenly."""
     discordant = only_first + only_second
     if discordant == 0:
         return 1.0
     from scipy.stats import binomtest  # optional: scipy, a second
 
-    return float(binomtest(only_first, discordant).pvalue)
+    return float(binomtest(only_first, discordant, alternative=alternative).pvalue)
 
 
 def paired_z(only_new: int, only_base: int, n: int, difference: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 import typer
 from pydantic import TypeAdapter, ValidationError
@@ -179,7 +179,9 @@ def lossless(
     exact: bool = typer.Option(
         False, "--exact", help="Compare bit for bit, with logprobs and no rule for ties: the built-in model on a CPU."
     ),
-    ask: str = typer.Option("mixed", "--ask", help="With --exact: greedy, seeded, penalized or mixed requests."),
+    ask: Literal["greedy", "seeded", "penalized", "mixed"] | None = typer.Option(
+        None, "--ask", help="With --exact: the kind of requests; default: mixed."
+    ),
     runs: Path = RUNS,
 ) -> None:
     """Check that speculation changes no answer: greedy tokens, logprobs against a prefill, samples."""
@@ -188,12 +190,16 @@ def lossless(
 
     if (server.base_url is None) != (reference_url is None):
         raise UsageError("give --base-url and --reference-url together", expected="two servers, or one --recipe")
+    if ask and not exact:
+        raise UsageError("--ask needs --exact", expected="--exact --ask KIND; without --exact all kinds are asked")
     target = server.target()
+    if target.launch and target.launch.draft is None:
+        raise UsageError("the recipe has no draft", f"--recipe {target.recipe}", "a recipe with [draft]")
     reference = replace(target, base_url=reference_url).plain()
     with signals(runs):
         if exact:
             compare = require_laptop("exact", "--exact")
-            folder, _ = compare(reference, target, prompts, max_tokens, ask, runs, table_console())
+            folder, _ = compare(reference, target, prompts, max_tokens, ask or "mixed", runs, table_console())
         else:
             plan = lossless_check.LosslessPlan(prompts, max_tokens, samples, runs=runs)
             folder, _ = lossless_check.run(reference, target, plan, table_console())

@@ -125,9 +125,12 @@ def _bars(result: EvalResult) -> tuple[str, list[Bar]]:
         name = "problems solved"
         return f"{name} (%)", [_bar(name, result.configuration, solved), Bar(name, "at least", False, wanted)]
     if isinstance(result, LosslessResult):
-        same = result.verdict.same
-        bars = [_bar(f"concurrency {one.concurrency}", one.side, wilson(one.same, one.answers)) for one in same]
-        return "greedy answers with the tokens of the reference (%)", bars
+        bars = []
+        for match in result.verdict.matches:
+            same, own = (match.answers - match.differing, match.answers), (match.prompts - match.own, match.prompts)
+            for side, counts in ((result.configuration, same), (f"{result.reference} in other batches", own)):
+                bars.append(_bar(match.kind, side, wilson(*counts)))
+        return "answers with the tokens of the reference (%)", bars
     judged = result.verdict if isinstance(result.verdict, Judgement) else Judgement()
     bars = [_bar(one.metric, result.configuration, one.interval) for one in judged.accuracies if one.interval]
     reported = [row.reference for row in judged.references]

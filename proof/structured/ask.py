@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from kimi_w4a8_eagle3.engine.client import EngineClient
-from kimi_w4a8_lab.accuracy.greedy_match import first_difference
+from kimi_w4a8_lab.accuracy.comparison import first_difference
 
 from .cases import StructuredAnswer, StructuredCase, fault, schema_body, tool_body
 from .schemas import HUGE, IMPOSSIBLE, NOT_HELD

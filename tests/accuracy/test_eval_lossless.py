@@ -2,13 +2,15 @@
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
-from kimi_w4a8_lab.accuracy import drawn_match, lossless, prefill_match, sampling_match
-from kimi_w4a8_lab.accuracy.greedy_match import divergences, first_difference
-from kimi_w4a8_lab.accuracy.lossless import Answers, LosslessPlan
+from kimi_w4a8_eagle3.cli import app
+from kimi_w4a8_lab.accuracy import comparison, lossless
+from kimi_w4a8_lab.accuracy.comparison import divergences, first_difference, matched, sampled_match
+from kimi_w4a8_lab.accuracy.lossless import GREEDY, Answers, LosslessPlan
 from kimi_w4a8_lab.accuracy.prompts import KINDS, Prompt, prompts
 from kimi_w4a8_lab.accuracy.tokens import Prefill, Tokens
-from kimi_w4a8_lab.base.server_under_test import Server
+from kimi_w4a8_lab.base.server_under_test import Server, Target
 
 PROMPT = [Prompt("chat", "hello")]
 TOP = (((-0.1, 7), (-2.4, 8)), ((-0.69, 5), (-0.75, 6)), ((-0.01, 9), (-5.0, 4)))
@@ -37,31 +39,28 @@ def test_equal_texts_have_no_divergence():
 
 def test_another_candidate_of_the_reference_is_no_bug_and_has_its_gap():
     near = one(tokens(7, 5, 9, top=TOP), tokens(7, 6, 1))
-    assert (near.position, near.reference_token, near.token, near.judgement) == (1, 5, 6, "candidate")
-    assert near.gap == pytest.approx(0.06) and near.top2 == ((-0.69, 5), (-0.75, 6))
+    assert (near.position, near.reference_token, near.token) == (1, 5, 6) and near.gap == pytest.approx(0.06)
     far = one(tokens(7, 5, 9, top=TOP), tokens(8, 5, 9))
-    assert (far.position, far.judgement) == (0, "candidate") and far.gap == pytest.approx(2.3)
+    assert far.position == 0 and far.gap == pytest.approx(2.3)
 
 
-def test_it_names_its_prompt_and_keeps_the_two_best_of_all_candidates():
-    top = (((-3.0, 7), (-0.1, 8), (-2.5, 9)),)
-    same, parted = tokens(4), tokens(7, top=top)
+def test_a_divergence_names_its_prompt():
+    same, parted = tokens(4), tokens(7, top=(((-3.0, 7), (-0.1, 8)),))
     [found] = divergences(prompts(2), [same, parted], [same, tokens(8)], 40)
     assert (found.prompt, found.kind, found.concurrency) == (1, prompts(2)[1].kind, 40)
-    assert found.top2 == ((-0.1, 8), (-2.5, 9))
     with pytest.raises(ValueError, match="zip"):
         divergences(prompts(2), [same, parted], [same], 40)
 
 
 def test_a_token_that_the_reference_never_considered_is_a_bug():
     bug = one(tokens(7, 5, 9, top=TOP), tokens(7, 99, 9))
-    assert bug.judgement == "bug" and bug.gap is None and "not among its best candidates" in str(bug)
+    assert bug.gap is None and "BUG, it is not among the reference's candidates" in str(bug)
 
 
 def test_a_text_that_ends_elsewhere_is_a_bug():
     shorter = one(tokens(7, 5, 9, top=TOP), tokens(7, 5))
-    assert (shorter.position, shorter.token, shorter.judgement) == (2, None, "bug")
-    assert one(tokens(7, 5, top=TOP[:2]), tokens(7, 5, 9)).judgement == "bug"
+    assert (shorter.position, shorter.token, shorter.gap) == (2, None, None)
+    assert one(tokens(7, 5, top=TOP[:2]), tokens(7, 5, 9)).gap is None
 
 
 def test_prompts_cover_all_kinds_without_repetition():
@@ -85,24 +84,24 @@ def draw(rng, weights, n, greedy_after_first=False):
 def test_samples_of_one_distribution_agree_and_of_two_do_not():
     rng = np.random.default_rng(3)
     a, b = [0.5, 0.3, 0.15, 0.05], [0.35, 0.4, 0.2, 0.05]
-    matches = [sampling_match.compare([draw(rng, a, 100)], [draw(rng, a, 100)], 1.0) for _ in range(60)]
+    matches = [sampled_match([draw(rng, a, 100)], [draw(rng, a, 100)], 1.0) for _ in range(60)]
     assert not any(m.differs or m.ignores_temperature for m in matches) and all(m.tests for m in matches)
-    smallest = [min(t.adjusted_p for t in m.tests) for m in matches]
-    assert sum(p < 0.1 for p in smallest) <= 12  # about 6 of 60 expected: the level is kept
-    other = sampling_match.compare([draw(rng, a, 400)], [draw(rng, b, 400)], 1.0)
+    assert sum(m.smallest < 0.1 for m in matches) <= 12  # about 6 of 60 expected: the level is kept
+    other = sampled_match([draw(rng, a, 400)], [draw(rng, b, 400)], 1.0)
     assert other.differs and not other.ignores_temperature
 
 
 def test_greedy_verification_is_recognised():
     rng = np.random.default_rng(1)
     a = [0.5, 0.3, 0.15, 0.05]
-    match = sampling_match.compare([draw(rng, a, 200)], [draw(rng, a, 200, greedy_after_first=True)], 1.0)
+    match = sampled_match([draw(rng, a, 200)], [draw(rng, a, 200, greedy_after_first=True)], 1.0)
     assert match.differs and match.ignores_temperature
-    assert [t.what for t in match.tests if t.adjusted_p >= 0.001] == ["token 1"]  # prefill samples as it should
+    as_it_should = [what for what, p in match.tests.items() if p >= comparison.ALPHA]
+    assert as_it_should == ["prefix 0, token 1"]  # which comes from prefill
 
 
 def test_without_any_variation_there_is_nothing_to_say():
-    match = sampling_match.compare([[(1, 2, 3, 4)] * 50], [[(1, 2, 3, 4)] * 50], 1.0)
+    match = sampled_match([[(1, 2, 3, 4)] * 50], [[(1, 2, 3, 4)] * 50], 1.0)
     assert not match.tests and not match.differs and "did not vary" in str(match)
 
 
@@ -116,7 +115,7 @@ class Agreeing(dict):
 def answers(name, greedy, sampled=()):
     server = Server(name, "http://127.0.0.1:1", "m")
     greedy = {1: [greedy], 40: [greedy]}
-    return Answers(server, [(1, 2)], greedy, [(1,)], list(sampled), prefills=Agreeing())
+    return Answers(server, [(1, 2)], {GREEDY: greedy}, [(1,)], list(sampled), prefills=Agreeing())
 
 
 def report(found, plan=None, expected=None):
@@ -146,11 +145,11 @@ def test_verdicts():
     assert report(other).state == "invalid"
 
 
-def seeded(own: int, other: int, prompts: int = 48) -> drawn_match.DrawnMatch:
+def seeded(own: int, other: int, prompts: int = 48) -> comparison.Match:
     """Answers of a reference that changes `own` of its own between batches, and of a server that changes `other`."""
     plain = [tokens(1, 2)] * prompts
     changed = lambda count: [tokens(1, 3)] * count + plain[count:]  # noqa: E731
-    return drawn_match.compare("seeded", {8: plain, 40: changed(own)}, {8: changed(other), 40: changed(other)})
+    return matched("seeded", {8: plain, 40: changed(own)}, {8: changed(other), 40: changed(other)})
 
 
 def test_seeded_answers_may_differ_as_often_as_rounding_changes_them():
@@ -163,7 +162,7 @@ def test_seeded_answers_may_differ_as_often_as_rounding_changes_them():
 def test_a_server_whose_seeded_answers_are_others_fails():
     expected, found = answers("plain", tokens(7, 5, 9, top=TOP)), answers("eagle3", tokens(7, 5, 9, steps=1))
     for server, last in ((expected, 2), (found, 3)):
-        server.drawn = {"seeded": {level: [tokens(1, last)] * 12 for level in drawn_match.LEVELS}}
+        server.given["seeded"] = {level: [tokens(1, last)] * 12 for level in lossless.DRAWN_LEVELS}
     result = report(found, expected=expected)
     assert result.state == "fail" and result.reasons[-1].startswith("24 of 24 seeded answers")
 
@@ -179,12 +178,13 @@ def test_an_engine_that_ignores_temperature_fails():
 def test_a_reference_that_parts_from_itself_is_reported():
     """Between concurrency 1 and 40 the reference takes 8 for 7 (gap 2.3)."""
     noisy = answers("plain", tokens(7, 5, 9, top=TOP))
-    noisy.greedy[40] = [tokens(8, 5, 9, top=(((-0.2, 8), (-0.3, 7)), *TOP[1:]))]
+    noisy.given[GREEDY][40] = [tokens(8, 5, 9, top=(((-0.2, 8), (-0.3, 7)), *TOP[1:]))]
     result = report(answers("eagle3", tokens(8, 5, 9, steps=1)), expected=noisy)
-    assert result.state == "pass" and result.self_differences == 1 and result.self_gap == pytest.approx(2.3)
+    assert result.state == "pass" and result.matches[0].own == 1
+    assert result.reasons[-1] == "for comparison: 1 of 1 of the reference's own answers depend on the concurrency"
 
 
-def matched(reference, found, lost=0.0):
+def prefilled(reference, found, lost=0.0):
     """One token an answer: how far the steps of both servers are from their prefills, and found's below its best."""
     texts, prefills = [], {}
     for server, distances in enumerate((reference, found)):
@@ -192,30 +192,46 @@ def matched(reference, found, lost=0.0):
         for n, distance in enumerate(distances):
             chosen = -2.0 + distance
             prefills[server, n, 1] = Prefill((chosen,), (chosen + lost * server,))
-    return prefill_match.compare(*texts, prefills)
+    return comparison.against_prefill(*texts, prefills)
 
 
 def test_rounding_of_the_same_size_on_both_servers_passes():
     """200 runs of 96 answers with heavy-tailed rounding: the level is one alarm in a thousand."""
     rng = np.random.default_rng(5)
     draw = lambda: rng.pareto(1.5, 96) * 0.01 * rng.choice([-1, 1], 96)  # noqa: E731
-    assert sum(bool(matched(draw(), draw()).problems) for _ in range(200)) <= 2
+    assert sum(bool(prefilled(draw(), draw()).problems) for _ in range(200)) <= 2
 
 
 def test_more_than_rounding_is_found_in_every_answer_or_in_a_few():
     rng = np.random.default_rng(6)
     noise, more = rng.uniform(0.005, 0.02, 96), rng.uniform(0.07, 0.079, 96)
-    assert not matched(noise, 2 * rng.permutation(noise)).problems  # verify steps may round twice as coarsely
-    [everywhere] = matched(noise, more).problems
+    assert not prefilled(noise, 2 * rng.permutation(noise)).problems  # verify steps may round twice as coarsely
+    [everywhere] = prefilled(noise, more).problems
     assert "distance to the prefill's logprobs" in everywhere and ", 0 over 4 times as far as any" in everywhere
     few = np.where(np.arange(96) < 12, 0.3, noise)
-    [some] = matched(noise, few).problems
+    [some] = prefilled(noise, few).problems
     assert "12 over 4 times as far as any" in some
-    assert not matched(noise, np.where(np.arange(96) < 5, 0.3, noise)).problems
-    [worse] = matched(noise, noise, lost=0.1).problems
+    assert not prefilled(noise, np.where(np.arange(96) < 5, 0.3, noise)).problems
+    [worse] = prefilled(noise, noise, lost=0.1).problems
     assert "tokens below the prefill's best" in worse
 
 
 def test_without_any_rounding_differences_of_float32_are_none():
-    assert not matched(np.zeros(48), np.full(48, 1e-4)).problems
-    assert matched(np.zeros(48), np.full(48, 2e-3)).problems
+    assert not prefilled(np.zeros(48), np.full(48, 1e-4)).problems
+    assert prefilled(np.zeros(48), np.full(48, 2e-3)).problems
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        ("--exact --ask nosuch --recipe tiny", "nosuch"),
+        ("--ask greedy --recipe tiny", "--ask needs --exact"),
+        ("--recipe tiny:plain", "the recipe has no draft"),
+        ("--base-url http://127.0.0.1:9", "--base-url and --reference-url together"),
+    ],
+)
+def test_wrong_words_end_before_a_server_starts(words, what, monkeypatch):
+    monkeypatch.setattr(Target, "check", lambda _: pytest.fail("a server would start"))
+    done = CliRunner().invoke(app, ["eval", "lossless", *words.split()])
+    assert (getattr(done.exception, "exit_code", None) or done.exit_code) == 2
+    assert what in f"{done.output}{done.exception}"

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from kimi_w4a8_eagle3.chat.calculator import declaration
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.engine.process import EngineServer
-from kimi_w4a8_lab.accuracy import lossless, sampling_match, smoke
+from kimi_w4a8_lab.accuracy import comparison, lossless, smoke
 from kimi_w4a8_lab.accuracy.problems import problems
 from kimi_w4a8_lab.accuracy.prompts import prompts
 from kimi_w4a8_lab.accuracy.results import LosslessReport
@@ -56,7 +56,7 @@ def healthy(plain: EngineServer, eagle3: EngineServer, tmp_path_factory: pytest.
     """Greedy answers and samples in one run."""
     runs = tmp_path_factory.mktemp("healthy")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampling_match, "ALPHA", DRAWN_ANEW)
+        patch.setattr(comparison, "ALPHA", DRAWN_ANEW)
         return compared(plain, eagle3, runs, prompts=6, max_tokens=24, samples=30, prefixes=2)
 
 
@@ -67,7 +67,7 @@ def test_an_engine_compares_its_experts_with_the_files(eagle3):
 def test_eagle3_changes_no_greedy_token(healthy):
     assert healthy.state == "pass", healthy.reasons
     assert healthy.accept_length > 1.5
-    assert healthy.divergences == [] and healthy.self_differences == 0
+    assert healthy.divergences == [] and {(m.differing, m.own) for m in healthy.matches} == {(0, 0)}
     assert [(m.further, m.nearer, m.beyond) for m in healthy.prefill.measures] == [(0, 0, 0)] * 2  # no rounding here
 
 

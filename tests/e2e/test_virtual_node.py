@@ -19,7 +19,7 @@ from support.virtual_servers import virtual_server
 
 from kimi_w4a8_eagle3.doctor.software import SGLANG_NEWEST
 from kimi_w4a8_eagle3.engine.process import EngineServer
-from kimi_w4a8_lab.accuracy.greedy_match import divergences
+from kimi_w4a8_lab.accuracy.comparison import divergences
 from kimi_w4a8_lab.accuracy.problems import problems
 from kimi_w4a8_lab.accuracy.prompts import Prompt
 from kimi_w4a8_lab.accuracy.tokens import TokenClient, Tokens

@@ -115,9 +115,9 @@ def against_prefill(reference: EngineServer, server: EngineServer, folder: Path)
     _, report = lossless.run(*choices, replace(PLAN, runs=folder), SILENT)
     match = report.prefill
     apart = "; ".join(f"{m.further} to {m.nearer}, {m.beyond} beyond, p {m.p:.1g}" for m in match.measures)
-    bugs = sum(divergence.judgement == "bug" for divergence in report.divergences)
+    bugs = sum(divergence.gap is None for divergence in report.divergences)
     parted = f"{len(report.divergences)} parted, {bugs} of them bugs"
-    drawn = "; ".join(map(str, report.drawn))
+    drawn = "; ".join(map(str, report.matches[1:]))
     late = next((reason for reason in report.reasons if "stop string" in reason), "")
     return f"{report.state}: {match.not_best} of {match.tokens} not the best; {apart}; {parted}; {late}; {drawn}"
 
