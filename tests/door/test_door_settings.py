@@ -34,11 +34,6 @@ def test_a_key_has_eight_characters() -> None:
         read_door({"KIMI_API_KEY": "1234567"})
 
 
-@pytest.mark.parametrize("limit", ["BODY_BYTES", "PROMPT_TOKENS", "CONCURRENT_REQUESTS", "SEQUENCES", "MASK_MS"])
-def test_a_limit_may_be_one(limit: str) -> None:
-    assert read_door({f"KIMI_MAX_{limit}": "1"}) != DoorSettings()
-
-
 def test_every_variable_is_read(tmp_path: Path) -> None:
     environ = {
         "KIMI_API_KEY_FILE": str(key_file(tmp_path)),
@@ -115,23 +110,10 @@ def test_the_child_gets_the_path_of_the_key_not_the_key(tmp_path: Path, monkeypa
     assert read_door(environment).api_key == KEY
 
 
-@pytest.mark.parametrize(
-    ("host", "loopback"),
-    [
-        ("127.0.0.1", True),
-        ("127.1.2.3", True),
-        ("localhost", True),
-        ("::1", True),
-        ("0.0.0.0", False),
-        ("::", False),
-        ("", False),
-        ("10.0.0.1", False),
-        ("localhost.example.org", False),
-        ("127.0.0.1.example.org", False),
-    ],
-)
-def test_loopback(host: str, loopback: bool) -> None:
-    assert is_loopback(host) is loopback
+def test_loopback() -> None:
+    assert all(map(is_loopback, ("127.0.0.1", "127.1.2.3", "localhost", "::1")))
+    others = ("0.0.0.0", "::", "", "10.0.0.1", "localhost.example.org", "127.0.0.1.example.org")
+    assert not any(map(is_loopback, others))
 
 
 @pytest.mark.parametrize(

@@ -80,14 +80,6 @@ def test_both_groups_answer_alike_and_are_counted_once(groups: EngineServer) -> 
     assert len(reading.samples["kimi_page_guard_pool_tokens"]) == 2  # a pool of its own for each group
 
 
-def test_an_idle_controller_leaves_the_cores_to_the_schedulers(groups: EngineServer) -> None:
-    children = psutil.Process(groups.pid).children()
-    [controller] = [child for child in children if child.name() == "sglang::data_parallel_controller"]
-    before = sum(controller.cpu_times())
-    time.sleep(1)
-    assert sum(controller.cpu_times()) - before < 0.1
-
-
 def asked_twice(client: EngineClient, prompts: list[str], max_tokens: int = 16) -> list[tuple[object, ...]]:
     """Ask each prompt in both groups; return the tokens and the accepted drafts of the answers."""
     answers = client.chat_all([prompt for prompt in prompts for _ in range(2)], max_tokens, concurrency=2)

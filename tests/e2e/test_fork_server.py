@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -14,13 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 from support import supervisor
-from support.tiny_servers import READY_S, tiny_launch
+from support.tiny_servers import tiny_launch
 from support.waiting import gone, until
 
-from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.process import Program
 from kimi_w4a8_eagle3.recipe.launch import load_recipe
-from kimi_w4a8_lab.accuracy.problems import problems
 from kimi_w4a8_laptop import fork_server
 from kimi_w4a8_laptop.fork_server import ForkedProcess, can_fork, fork, prepare, setting
 
@@ -141,17 +138,6 @@ def test_exit_codes_and_signals_are_seen(portraits: Portraits) -> None:
         end(process)  # its number may be another process's by now
 
 
-def test_each_writes_into_its_own_log(portraits: Portraits) -> None:
-    logs = [portraits.folder / "one.log", portraits.folder / "two.log"]
-    files = []
-    for log in logs:
-        assert portraits.fork("end", "0", log=log).wait(280) == 0
-        files.append(portraits.file)
-    for log, own, other in zip(logs, files, reversed(files), strict=True):
-        assert f"written to {own}\n" in log.read_text()  # the first may have what importing printed
-        assert str(other) not in log.read_text()
-
-
 def test_a_killed_fork_server_takes_no_engine_along_and_is_replaced(bare: Portraits) -> None:
     process = bare.fork("wait")
     bare.read()
@@ -220,34 +206,6 @@ def test_kill_9_of_a_supervisor_leaves_nothing(tmp_path: Path) -> None:
     killed.kill()
     assert killed.wait(280) == -signal.SIGKILL
     assert gone(*family)
-
-
-def test_two_engines_at_once_answer_the_same_and_one_outlives_the_other(tmp_path: Path) -> None:
-    first, second = (tiny_launch().server(tmp_path / f"{name}.log", name) for name in ("first", "second"))
-    questions = [problem.question for problem in problems(6, seed=11)]
-    with first, second:
-        for engine in (first, second):
-            engine.wait_ready(READY_S)
-        with EngineClient(first.base_url) as client:
-            answers = client.chat_all(questions, 64, 2)
-        family = [psutil.Process(first.pid), *psutil.Process(first.pid).children(recursive=True)]
-        names = [" ".join(process.cmdline()).strip() for process in family]
-        assert {"sglang::scheduler", "sglang::detokenizer"} < set(names)
-        forked = [process for process, name in zip(family, names, strict=True) if name.startswith("sglang::")]
-        listening = [c for process in forked for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
-        assert not [c for c in listening if c.laddr.port in (first.port, second.port)]
-        family[0].kill()
-        assert gone(*family[1:])
-        assert first.poll() == -signal.SIGKILL
-        with EngineClient(second.base_url) as client:
-            again = client.chat_all(questions, 64, 2)
-        second.stop(0.5)
-    assert [a.token_ids for a in again] == [a.token_ids for a in answers]
-    for engine, other in ((first, second), (second, first)):
-        named = re.findall(
-            r"(?::|port=)(\d+)\b", engine.log_path.read_text()
-        )  # another number may have a port's digits
-        assert str(engine.port) in named and str(other.port) not in named
 
 
 if __name__ == "__main__":  # a supervisor of an engine

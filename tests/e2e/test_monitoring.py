@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 from support.dashboards import DASHBOARD, filled, panels
 from support.fleet_views import HandmadeFleet, replica
-from support.prometheus import Prometheus, needs_prometheus, prometheus
+from support.prometheus import Prometheus, installed, prometheus
 from support.waiting import until
 
 from kimi_w4a8_eagle3.engine.client import EngineClient
@@ -18,7 +18,7 @@ from kimi_w4a8_eagle3.ops.endpoint import OpsServer
 from kimi_w4a8_eagle3.recipe.router_settings import RouterSettings
 from kimi_w4a8_lab.accuracy.problems import problems
 
-pytestmark = [pytest.mark.server, needs_prometheus]
+pytestmark = [pytest.mark.server, pytest.mark.slow, installed]
 
 BOARD = json.loads(DASHBOARD.read_text())
 # docs/monitoring.md names them too: no data on a healthy CPU server, whose recipe has no prefix cache.

@@ -1,13 +1,8 @@
 """A real engine as its operator sees it: counters against the answers' own statistics, probes, canary, stacks."""
 
-import itertools
-import statistics
 import subprocess
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
 
 import httpx
 import psutil
@@ -22,7 +17,7 @@ from kimi_w4a8_eagle3.engine.metrics import acceptance_from_histograms
 from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
 from kimi_w4a8_eagle3.engine.watchdog import ask_for_stacks
 from kimi_w4a8_eagle3.ops import window
-from kimi_w4a8_eagle3.ops.endpoint import SAMPLE_INTERVAL_S, TIMEOUT_S, OpsServer
+from kimi_w4a8_eagle3.ops.endpoint import OpsServer
 from kimi_w4a8_eagle3.ops.replica_state import Canary, CanaryPolicy, Phase
 from kimi_w4a8_lab.accuracy.problems import problems
 
@@ -46,65 +41,6 @@ def scrape(base_url: str) -> str:
 
 def spec_steps(base_url: str) -> tuple[float, ...]:
     return window.spec_steps(Reading.parse(scrape(base_url)))
-
-
-class Piece(NamedTuple):
-    """Tokens that a client got at a second, and the seconds since its request or the piece before."""
-
-    at: float
-    tokens: int
-    waited: float
-    first: bool = False
-
-
-def load(client: EngineClient, worker: int, stop: float) -> Iterator[Piece]:
-    """Ask one request after the other, and every fourth one for a whole answer, which has no first token."""
-    long = " ".join(problem.question for problem in problems(24, seed=5))
-    for number in itertools.takewhile(lambda _: time.monotonic() < stop, itertools.count()):
-        text, last, counted = f"{worker} {number} {long}", time.monotonic(), 0
-        if number % 4 == 3:
-            answer = client.chat(text, 32)
-            yield Piece(time.monotonic(), len(answer.token_ids), 0.0)
-            continue
-        asked = {"messages": [{"role": "user", "content": text}], "max_tokens": 48}
-        for piece in client.stream({**asked, "stream_options": {"continuous_usage_stats": True}}):
-            if (tokens := (piece.get("usage") or {}).get("completion_tokens") or 0) > counted:
-                yield Piece(now := time.monotonic(), tokens - counted, now - last, first=not counted)
-                last, counted = now, tokens
-
-
-def measured(pieces: list[Piece], end: float, span: float) -> tuple[float, float, float]:
-    """Return the client's tok/s, and its mean TTFT and TPOT in milliseconds, in the seconds before `end`."""
-    found = [piece for piece in pieces if end - span < piece.at <= end]
-    later = [piece for piece in found if piece.waited and not piece.first]
-    ttft = statistics.mean(piece.waited for piece in found if piece.first)
-    tpot = sum(piece.waited for piece in later) / sum(piece.tokens for piece in later)
-    return sum(piece.tokens for piece in found) / span, 1000 * ttft, 1000 * tpot
-
-
-@pytest.mark.slow
-def test_the_live_page_shows_what_a_client_measures(client, fleet):
-    """Two clients ask at once, and the endpoint is the one that `serve` starts.
-
-    A sample that is new at a look was taken since the look before, and its counters are older by a scrape at most. Its
-    window is an interval longer if a sample came late. The figure must be within 10 % of the client's for such windows.
-    """
-    span, interval, shown, began = window.SPAN_S, SAMPLE_INTERVAL_S, [], time.monotonic()
-    stop = began + span + 2 * interval + TIMEOUT_S
-    with OpsServer("127.0.0.1", free_port(), fleet) as ops, ThreadPoolExecutor(2) as pool:
-        clients = [pool.submit(lambda worker: list(load(client, worker, stop)), worker) for worker in range(2)]
-        while time.monotonic() < stop:
-            figures = httpx.get(f"{ops.base_url}/status", timeout=30).json()["replicas"][0]["figures"]
-            shown.append((time.monotonic(), [figures[name] for name in ("output_tok_s", "ttft_ms", "tpot_ms")]))
-            time.sleep(0.5)
-        pieces = [piece for one in clients for piece in one.result()]
-    new = [(early, *late) for (early, old), late in itertools.pairwise(shown) if late[1] != old]
-    assert new[-1][1] > began + span + interval
-    for early, late, found in (one for one in new if one[1] > began + span + interval):
-        ends = (early - TIMEOUT_S, early, late)
-        own = [measured(pieces, end, length) for end in ends for length in (span, span + interval)]
-        for value, values in zip(found, zip(*own, strict=True), strict=True):
-            assert 0.9 * min(values) <= value <= 1.1 * max(values), (late - began, found, own)
 
 
 def ask(client: EngineClient, seed: int) -> list[tuple[int, ...]]:

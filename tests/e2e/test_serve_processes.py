@@ -112,6 +112,7 @@ def test_a_key_is_asked_for_and_shown_nowhere_and_ctrl_c_ends_everything(serve, 
     assert "server.log" in kimi.text.rpartition("SIGINT received")[2]
 
 
+@pytest.mark.slow
 def test_a_crash_of_the_scheduler_ends_everything_with_an_error(serve):
     kimi = serve()
     kimi.wait_for(READY)
@@ -122,6 +123,7 @@ def test_a_crash_of_the_scheduler_ends_everything_with_an_error(serve):
     assert "the engine ended by itself: its process sglang::scheduler is gone" in kimi.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 4], ids=["importing", "loading"])
 def test_kill_9_of_kimi_leaves_no_process(serve, processes):
     kimi = serve(forked=processes > 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +20,14 @@ from kimi_w4a8_eagle3.engine.process import free_port
 
 # One Debian package has both programs.
 NEEDS_PROMETHEUS = "needs promtool and prometheus (apt-get install prometheus)"
-needs_prometheus = pytest.mark.skipif(
-    not (shutil.which("promtool") and shutil.which("prometheus")), reason=NEEDS_PROMETHEUS
-)
+installed = pytest.mark.skipif(not (shutil.which("promtool") and shutil.which("prometheus")), reason=NEEDS_PROMETHEUS)
 RULES = Path(__file__).parents[2] / "launch" / "prometheus" / "rules" / "kimi.rules.yml"
 _START_S = 60.0
+
+
+def needs_prometheus(test: Callable[..., Any]) -> Any:
+    """Mark a test for `make test-all`, on a machine that has the programs."""
+    return pytest.mark.slow(installed(test))
 
 
 @dataclass(frozen=True)

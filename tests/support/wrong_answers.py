@@ -15,14 +15,11 @@ import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from kimi_w4a8_eagle3.chat.reader import _MARKER
-from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 from kimi_w4a8_eagle3.sampling.penalties import Penalties
 from kimi_w4a8_eagle3.sglang_plugin.decoding import exact_sampling
 from kimi_w4a8_eagle3.sglang_plugin.http.answer_parsers import KimiToolCalls
 from kimi_w4a8_eagle3.sglang_plugin.run_module import run
 from kimi_w4a8_laptop.cpu import draft_chain, locations
-
-from .moe_faults import FAULTS
 
 ALL_DRAFTS, BONUS, STALE_KV = "every draft accepted", "bonus token from the draft", "KV of a rejected token kept"
 POSITION, HIDDEN = "position off by one after a partial acceptance", "hidden state of the wrong token"
@@ -30,32 +27,17 @@ PAGE, LATE = "wrong page in a radix node", "stop string cut late"
 SHARED, REUSED = "one draw for all requests", "noise of the position before"
 EARLIER, UNEQUAL = "penalties of the step before", "draft accepted without equality"
 FORGETFUL = "text behind a marker forgotten"  # in a piece of a stream
-ALMOST = {"draft accepted within 0.2 nat": 0.2, "draft accepted within 1.0 nat": 1.0}  # of the model's best token
-ROUNDING = " and rounding"  # after a fault, or alone: every MoE output is off by up to a bfloat16 step, at random
 
 _verify, _build = draft_chain.verify_tree_greedy_cpu, draft_chain.build_tree_kernel_efficient_cpu
-_locations, _moe = locations.assign_extend_cache_locs_cpu, ReferenceBackend.forward
+_locations = locations.assign_extend_cache_locs_cpu
 _draw, _accept, _penalize = exact_sampling.draw, exact_sampling._accept, Penalties.apply
 _read = KimiToolCalls.parse_streaming_increment
 _step: tuple[list[int], list[int]] = ([], [])  # rows of the request pool and lengths at the step under way
 _rejected: dict[int, int] = {}  # by row, the length at which a draft was rejected last
-_logits: list[torch.Tensor] = []  # of the verify step under way
 
 
 def planted() -> str:
-    return Path(os.environ["KIMI_PLANTED"]).read_text().removesuffix(ROUNDING)
-
-
-def keep_logits(verify_input: Any, batch: Any, logits_output: Any, *args: Any, **named: Any) -> None:
-    _logits[:] = [logits_output.next_token_logits]
-
-
-def almost(candidates: torch.Tensor, chosen: torch.Tensor, nats: float) -> torch.Tensor:
-    """Take the token that the target chose, or the draft if it is nearly as good."""
-    logits = _logits[0].float().view(*chosen.shape, -1)
-    drafted = logits[:, :-1].gather(2, candidates[:, 1:, None].long())[..., 0]
-    near = drafted >= logits[:, :-1].amax(2) - nats
-    return torch.cat([torch.where(near, candidates[:, 1:].to(chosen.dtype), chosen[:, :-1]), chosen[:, -1:]], 1)
+    return Path(os.environ["KIMI_PLANTED"]).read_text()
 
 
 def verify(**call: torch.Tensor) -> None:
@@ -63,8 +45,6 @@ def verify(**call: torch.Tensor) -> None:
     fault, candidates = planted(), call["candidates"]
     if fault == ALL_DRAFTS:  # told that the target would have chosen exactly what the draft proposed
         call["target_predict"] = torch.cat([candidates[:, 1:], call["target_predict"][:, -1:]], 1)
-    if fault in ALMOST:
-        call["target_predict"] = almost(candidates, call["target_predict"], ALMOST[fault])
     _verify(**call)
     for row, (slot, length, accepted) in enumerate(zip(*_step, call["accept_token_num"].tolist(), strict=True)):
         _rejected.pop(slot, None)
@@ -138,21 +118,12 @@ def penalize(
         _penalize(penalties, rows[:, place], positions.view(chains.shape)[:, place])
 
 
-def moe(backend: Any, *args: Any) -> torch.Tensor:
-    fault = FAULTS.get(planted())
-    out = fault(lambda *given: _moe(backend, *given), *args) if fault else _moe(backend, *args)
-    if Path(os.environ["KIMI_PLANTED"]).read_text().endswith(ROUNDING):
-        out = out * (1 + (torch.rand(out.shape) - 0.5) * 2**-7).to(out.dtype)
-    return out
-
-
 def read(reader: KimiToolCalls, text: str, tools: list[Any]) -> Any:
     marker = _MARKER.search(text) if planted() == FORGETFUL else None
     return _read(reader, text[: marker.end()] if marker else text, tools)
 
 
 if __name__ == "__main__":
-    ReferenceBackend.forward = moe  # type: ignore[method-assign]
     KimiToolCalls.parse_streaming_increment = read  # type: ignore[method-assign]
     exact_sampling.draw, exact_sampling._accept = draw, accept
     Penalties.apply = penalize  # type: ignore[method-assign]
@@ -163,7 +134,6 @@ if __name__ == "__main__":
                 setattr(module, name, wrong)
     schedule, worker = "sglang.srt.managers.schedule_batch.Req", "sglang.srt.speculative.eagle_worker_v2"
     HookRegistry.register(f"{worker}.EagleDraftWorker._draft_extend_for_decode", draft_extend, HookType.BEFORE)
-    HookRegistry.register("sglang.srt.speculative.eagle_utils.eagle_sample", keep_logits, HookType.BEFORE)
     HookRegistry.register(f"{schedule}.init_next_round_input", next_round, HookType.AROUND)
     HookRegistry.register(f"{schedule}._check_str_based_finish", stop_string, HookType.AROUND)
     run(sys.argv[1], sys.argv[2:])
