@@ -15,9 +15,7 @@ from kimi_w4a8_eagle3.door.settings import client_key
 from kimi_w4a8_eagle3.machine.hardware import Machine
 from kimi_w4a8_eagle3.recipe.schema import load_recipe
 
-from ..base.verdict import Verdict
-from ..report.page import write_page
-from ..report.tables import print_page
+from ..report.tables import conclude
 from ..speed.single import Texts
 from .eval import require_packages
 from .groups import signals
@@ -60,7 +58,5 @@ def accept(
             engines.callback(run.stop)
             journal.run_stages(todo, folder, result, console.print)
     finally:
-        page = claims.page(result)
-        print_page(page, Verdict.FAIL if result.refused else Verdict.MEASURED)
-        path, bundle = write_page(page, folder), claims.write_bundle(folder)
-        console.print(f"page: {path}\nbundle: {bundle}", markup=False)
+        conclude(claims.page(result), folder, console)
+        console.print(f"bundle: {claims.write_bundle(folder)}", markup=False, soft_wrap=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from typer.core import TyperGroup
 
 from kimi_w4a8_eagle3.base.console import table_console
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.installed import require
 from kimi_w4a8_eagle3.base.next_step import command
 from kimi_w4a8_eagle3.commands.options import KEY_FILE, OPS_URL, RUNS, complete
 from kimi_w4a8_eagle3.door.settings import client_key
@@ -25,11 +24,11 @@ from ..predict.predict import Load, calibrate, check, choices, published_accept_
 from ..report.analysis import Analysis
 from ..report.changes import require_hits
 from ..report.measured import page
-from ..report.page import PACKAGES, Table, write_page
-from ..report.tables import print_choices, print_figures, print_model, print_table
+from ..report.page import Table
+from ..report.tables import conclude, print_choices, print_model, print_page, print_table
 from ..speed import ab as comparison
 from ..speed import inferencex
-from ..speed.runs import read_run
+from ..speed.runs import Run, grouped, read_run
 from ..speed.single import Texts, bench
 from ..speed.workloads import Workload, load_workload, with_changes, workload_names
 from .groups import expanded, signals
@@ -85,8 +84,30 @@ class Changes:
         return Texts(self.sharegpt or None, self.prompts or None)
 
 
-SETTINGS = typer.Option([], "--set", help="KEY=VALUE for the recipe, as in `kimi-w4a8 serve`.")
-RESUME = typer.Option(None, "--resume", help="Run directory to finish; with the same other options as that run.")
+@dataclass(frozen=True)
+class Kept:
+    """Settings of the servers and place of the run, shared by `run`, `ab` and `sweep`."""
+
+    settings: list[str] = typer.Option([], "--set", help="KEY=VALUE for the recipe, as in `kimi-w4a8 serve`.")
+    runs: Path = RUNS
+    resume: Path | None = typer.Option(None, "--resume", help="Run to finish; give the other options again, too.")
+
+    def compared(self, names: Sequence[str], works: list[Workload], repeats: int, rounds: int, texts: Texts) -> Run:
+        """Measure recipes in turn, print the page of the run, and return it."""
+        key = client_key(None, os.environ)
+        sides = [Target(recipe=name, settings=tuple(self.settings), api_key=key) for name in names]
+        with signals(self.runs):
+            plan = comparison.Plan(sides, works, repeats, rounds)
+            folder = comparison.ab(plan, texts, self.runs, typer.echo, self.resume)
+        return _concluded(folder, names[0])
+
+
+def _concluded(folder: Path, base: str | None = None) -> Run:
+    """Print the page of a finished run and the next command, and return the run."""
+    run = read_run(folder)
+    conclude(page(Analysis([run], base)), folder)
+    typer.echo(f"next: {command()} report {folder}   # add other runs for one page of all")
+    return run
 
 
 @app.command("list")
@@ -120,21 +141,19 @@ def run(
         "-r",
         help="Start this recipe (RECIPE:plain: without its draft); with --base-url: the recipe it serves.",
     ),
-    settings: list[str] = SETTINGS,
     ops_url: str | None = OPS_URL,
     api_key_file: Path | None = KEY_FILE,
-    runs: Path = RUNS,
-    resume: Path | None = RESUME,
+    kept: Kept,
 ) -> None:
     """Run one workload against a server and compare it with the published figures.
 
     This needs SGLang on this machine for its load generator. No extra installs SGLang: use its image, or `make venv`.
     """
     key = client_key(api_key_file, os.environ)
-    target = Target(base_url or None, recipe or None, None, tuple(settings), key, ops_url)
-    with signals(runs):
-        folder = bench(load.workload(workload), load.texts(), target, runs, typer.echo, resume)
-    _conclude(Analysis([read_run(folder)]), folder, find_spec("matplotlib") is not None)
+    target = Target(base_url or None, recipe or None, None, tuple(kept.settings), key, ops_url)
+    with signals(kept.runs):
+        folder = bench(load.workload(workload), load.texts(), target, kept.runs, typer.echo, kept.resume)
+    _concluded(folder)
 
 
 @app.command("ab")
@@ -147,25 +166,14 @@ def ab(
     rounds: int = typer.Option(2, "--rounds", min=1, help="Server starts per side; 2 gives the order A B B A."),
     *,
     load: Changes,
-    settings: list[str] = SETTINGS,
-    runs: Path = RUNS,
-    report: bool = typer.Option(True, "--report/--no-report", help="Write the HTML report into the run directory."),
-    resume: Path | None = RESUME,
+    kept: Kept,
 ) -> None:
     """Measure two or more sides in turn, and compare them.
 
     This needs SGLang, which no extra installs: use its image, or `make venv`.
     """
-    if report:
-        require(*PACKAGES)  # before the hours of measuring
     works = [load.workload(name) for name in dict.fromkeys(workload)]
-    key = client_key(None, os.environ)
-    sides = [Target(recipe=side, settings=tuple(settings), api_key=key) for side in (a, *b)]
-    with signals(runs):
-        folder = comparison.ab(comparison.Plan(sides, works, repeats, rounds), load.texts(), runs, typer.echo, resume)
-    analysis = Analysis([read_run(folder)], base=a)
-    _conclude(analysis, folder, report)
-    require_hits(analysis.groups)
+    require_hits(grouped([kept.compared([a, *b], works, repeats, rounds, load.texts())]))
 
 
 @app.command("sweep")
@@ -179,9 +187,7 @@ def sweep(
     show: bool = typer.Option(False, "--print", help="Print the commands of the matrix instead, for other machines."),
     *,
     load: Changes,
-    settings: list[str] = SETTINGS,
-    runs: Path = RUNS,
-    resume: Path | None = RESUME,
+    kept: Kept,
 ) -> None:
     """Measure recipes over shapes and concurrencies, with the speed-up by shape and files in InferenceX's form.
 
@@ -190,25 +196,11 @@ def sweep(
     works = [load.workload(name) for name in dict.fromkeys(workload)]
     names = list(dict.fromkeys(side for name in recipe for side in comparison.with_and_without(name)))
     if show:
-        typer.echo("\n".join(comparison.commands(names, workload, load.words(), settings)))
+        typer.echo("\n".join(comparison.commands(names, workload, load.words(), kept.settings)))
         return
-    require(*PACKAGES)  # before the hours of measuring
-    key = client_key(None, os.environ)
-    sides = [Target(recipe=name, settings=tuple(settings), api_key=key) for name in names]
-    with signals(runs):
-        folder = comparison.ab(comparison.Plan(sides, works, repeats, 1), load.texts(), runs, typer.echo, resume)
-    run = read_run(folder)
-    _conclude(Analysis([run]), folder, True)
+    run = kept.compared(names, works, repeats, 1, load.texts())
     if (made := inferencex.export(run)) is not None:
         typer.echo(f"InferenceX's form: {made}")
-
-
-def _conclude(analysis: Analysis, folder: Path, report: bool) -> None:
-    """Print the figures, the page's path and the next command."""
-    print_figures(analysis)
-    if report:
-        typer.echo(f"page: {write_page(page(analysis), folder / 'report')}")
-    typer.echo(f"next: {command()} report {folder}   # add other runs for one page of all")
 
 
 @app.command("compare")
@@ -229,7 +221,7 @@ def compare(
                 expected="usable measurements of one workload and concurrency on at least two sides",
                 remedy="run the same workload on another recipe, or use `kimi-w4a8 bench ab`",
             )
-        print_figures(analysis)
+        print_page(page(analysis, charts=False), table_console())
     require_hits(analysis.groups)
 
 

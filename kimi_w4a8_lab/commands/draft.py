@@ -227,7 +227,7 @@ def compare(
     if works and not (new / "recipe.toml").is_file():
         raise KimiError("no recipe serves this draft", str(new), "the folder that `draft train` wrote", "omit --prove")
     from ..report import draft_comparison  # optional: matplotlib
-    from ..report.tables import print_page
+    from ..report.tables import conclude
 
     launch = of.launch()
     target, old = _folders(launch)
@@ -239,9 +239,7 @@ def compare(
     proofs = _proofs(of, launch.args.get("device"), new, works, runs) if works else {}
     notes = () if prove else ("Servers with both drafts were not compared: --prove WORKLOAD",)
     found, verdict = draft_comparison.page(kinds, about, proofs, notes), overall(kinds, proofs)
-    print_page(found, verdict)
-    place = page.write_page(found, output or new_run_dir("draft-compare", runs))
-    typer.echo("\n".join((f"page: {place}", *notes)))
+    conclude(found, output or new_run_dir("draft-compare", runs))
     raise typer.Exit(verdict.exit_code)
 
 

@@ -22,8 +22,7 @@ from ..accuracy.results import RESULTS
 from ..base.experiment import read_plan, read_record, read_result
 from ..base.server_under_test import Target
 from ..report import evaluation
-from ..report.page import write_page
-from ..report.tables import print_page
+from ..report.tables import conclude
 from .groups import expanded, signals
 
 if TYPE_CHECKING:
@@ -261,8 +260,6 @@ def _accuracy(
 def _end(folder: Path) -> NoReturn:
     """Print the result, write the page, name it and the next command, and exit with the verdict's code."""
     result = read_result(folder, *RESULTS)
-    page, verdict = evaluation.page(folder, result), result.verdict.state
-    print_page(page, verdict)
-    typer.echo(f"page: {write_page(page, folder)}")
+    conclude(evaluation.page(folder, result), folder)
     typer.echo(f"next: {command()} report {folder}   # add runs of bench for one page of speed and answers")
-    raise typer.Exit(verdict.exit_code)
+    raise typer.Exit(result.verdict.state.exit_code)

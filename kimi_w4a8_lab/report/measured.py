@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Sequence
+from importlib.util import find_spec
 
 import numpy as np
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.installed import require
 
 from ..predict.predict import of_workload
 from ..speed import published
@@ -17,13 +17,13 @@ from ..speed.statistics import METRICS, Interval, Metric
 from . import shapes
 from .analysis import Analysis, CellKey
 from .changes import Direction, Row
-from .page import PACKAGES, Page, Section, Table, Tone, Words
+from .page import Page, Picture, Section, Table, Tone, Words
 
 _HEADLINE = ("tpot_median_ms", "output_throughput_tok_s", "ttft_median_ms")
 _TONES: dict[Direction, Tone] = {Direction.BETTER: "better", Direction.WORSE: "worse"}
 
 
-def page(analysis: Analysis) -> Page:
+def page(analysis: Analysis, charts: bool = True) -> Page:
     """Return the page of finished runs. Raises KimiError if there is nothing to show."""
     if not analysis.groups:
         raise KimiError(
@@ -31,16 +31,8 @@ def page(analysis: Analysis) -> Page:
             where=", ".join(str(run.folder) for run in analysis.runs),
             remedy="read the problem in each result.json and measure again",
         )
-    require(*PACKAGES)
-    from . import plots  # optional: matplotlib
-
-    pictures = list(plots.panels(plots.bars(analysis.groups)))
-    if (by_turn := plots.ttft_by_turn(list(analysis.cells.values()))) is not None:
-        pictures.insert(0, by_turn)
-    if len(by_shape := shapes.shapes(analysis)) > 1:
-        pictures.insert(0, plots.speedup_by_shape(by_shape))
-    lead, *others = pictures
-    curves = plots.speedup_curves(analysis.speedups)
+    by_shape = shapes.shapes(analysis)
+    lead, *others = _pictures(analysis, by_shape) if charts and find_spec("matplotlib") else [None]
     first, *verdict = verdicts(analysis)
     about = "Kimi-K2.5 W4A8 with EAGLE3, benchmark. On " + "; ".join(
         f"{_machine(run)}: {run.name} ({run.record['started']})" for run in analysis.runs
@@ -48,15 +40,25 @@ def page(analysis: Analysis) -> Page:
     sections = [
         Section("Measured, published, predicted", _INTERVALS, tables=figure_tables(analysis, _HEADLINE)),
         Section("Shapes", _SHAPES, tables=[shapes.table(by_shape)]),
-        Section("Other figures", pictures=others),
-        Section("Acceptance", _ACCEPTANCE, [curves], [acceptance(analysis)]),
+        Section("Other figures", pictures=[picture for picture in others[:-1] if picture]),
+        Section("Acceptance", _ACCEPTANCE, [picture for picture in others[-1:] if picture], [acceptance(analysis)]),
         Section("Published accept lengths", _CURVES, tables=[_references(analysis)], closed=True),
+        Section("Conversations by turn", tables=turn_tables(analysis)),
         Section("All figures", _INTERVALS, tables=figure_tables(analysis, METRICS), closed=True),
-        Section("Conversations by turn", tables=turn_tables(analysis), closed=True),
         Section("Server", _GAUGES, tables=[server_load(analysis.runs)], closed=True),
         *(_environment(run) for run in analysis.runs),
     ]
     return Page(first.text, verdict, about, lead, notes(analysis), sections, first.tone)
+
+
+def _pictures(analysis: Analysis, by_shape: Sequence[shapes.Shape]) -> list[Picture]:
+    """Return the charts, the leading one first and the speed-up over accept length last."""
+    from . import plots  # optional: matplotlib
+
+    several = [plots.speedup_by_shape(by_shape)] if len(by_shape) > 1 else []
+    by_turn = plots.ttft_by_turn(list(analysis.cells.values()))
+    pictures = [*several, *([by_turn] if by_turn else []), *plots.panels(plots.bars(analysis.groups))]
+    return [*pictures, plots.speedup_curves(analysis.speedups)]
 
 
 def verdicts(analysis: Analysis) -> list[Words]:
@@ -200,12 +202,11 @@ def server_load(runs: Sequence[Run]) -> Table:
     for found in (found for run in runs for found in run.usable):
         if (server := found.server) is not None:
             what = f"{found.workload.name}, c={found.concurrency}, {found.side}, {found.repetition_index + 1}"
-            peaks = f"{server.kv_usage_peak:.1%}", f"{server.running_peak:.0f}", f"{server.queued_peak:.0f}"
-            if not server.running_peak:  # no reading fell into the run, which had at least one request
+            peaks = f"{server.kv_usage:.1%}", f"{server.running:.0f}", f"{server.queued:.0f}"
+            if not server.running:  # no reading fell into the run, which had at least one request
                 peaks = ("not seen",) * 3
-            steps = "" if server.draft_steps is None else f"{server.draft_steps:.1f}"
             cached = "" if found.cached is None else f"{found.cached:.1%}"
-            rows.append([what, *peaks, cached, f"{server.retracted:.0f}", steps])
+            rows.append([what, *peaks, cached, f"{server.retracted:.0f}"])
     return Table(_SERVER, rows)
 
 
@@ -225,7 +226,9 @@ def _environment(run: Run) -> Section:
         where = f"{found.workload.name}, c={found.concurrency}, {found.side}"
         title = f"load: {where}, repetition {found.repetition_index + 1}, seed {found.seed}"
         listings.append((title, shlex.join(found.command)))
-    return Section(f"Environment of {run.name}", tables=[Table(("", ""), list(facts.items()))], listings=listings)
+    return Section(
+        f"Environment of {run.name}", tables=[Table(("", ""), list(facts.items()))], listings=listings, closed=True
+    )
 
 
 def _machine(run: Run) -> str:
@@ -262,7 +265,7 @@ _LENGTH = ("side", "accept length", "accept rate", "by position", "verify steps"
 _ACCEPTED = (*_LENGTH, "speed-up", "prompt repeats", "output repeats")
 _TURNS = ("turn", "prompt, tokens", "computed", "from the prefix cache", "TTFT median", "TTFT P99")
 _PEAKS = ("KV use, peak", "running, peak", "queue, peak")
-_SERVER = ("measurement", *_PEAKS, "from the prefix cache", "retracted", "draft steps, mean")
+_SERVER = ("measurement", *_PEAKS, "from the prefix cache", "retracted")
 _INTERVALS = "Medians over repetitions. Intervals are 95% bootstrap intervals over requests and repetitions."
 _ACCEPTANCE = (
     "Accept length: tokens committed by a verify step, with the target's own. It is a property of the text. A verify "

@@ -1,9 +1,10 @@
-"""Results as tables on the terminal."""
+"""Pages and tables on the terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from rich import table as rich_table
 from rich.console import Console
@@ -12,40 +13,33 @@ from rich.panel import Panel
 
 from kimi_w4a8_eagle3.base.console import table_console
 
-from ..base.verdict import Verdict
 from ..predict.predict import Choice, Fit, Load, PredictedPoint, mean_error
 from ..speed.statistics import METRICS
-from . import shapes
-from .analysis import Analysis
-from .measured import acceptance, figure_tables, notes, number, server_load, turn_tables
-from .page import Page, Table, Tone
+from .measured import number
+from .page import Page, Table, Tone, write_page
 
-_COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.INVALID: "red"}
 _STYLES: dict[Tone, str] = {"": "none", "better": "green", "worse": "red", "soft": "dim"}
 
 
-def print_figures(analysis: Analysis, console: Console | None = None) -> None:
-    """Print all figures of the runs beside the published and predicted ones, the servers' metrics, and all notes."""
+def conclude(page: Page, folder: Path, console: Console | None = None) -> None:
+    """Show a page on the terminal, write it into `folder`, and print its path."""
     console = console or table_console()
-    by_shape = shapes.table(shapes.shapes(analysis))
-    tables = *figure_tables(analysis, METRICS), *turn_tables(analysis), acceptance(analysis), server_load(analysis.runs)
-    for table in (table for table in (*tables, by_shape) if table.rows):
-        print_table(table, console)
-    for note in notes(analysis):
-        console.print(f"[yellow]note:[/] {escape(note)}")
+    print_page(page, console)
+    console.print(f"page: {write_page(page, folder)}", markup=False, soft_wrap=True)
 
 
-def print_page(page: Page, verdict: Verdict) -> None:
-    """Print a page's open tables, the sizes of its closed ones, and the verdict with its reasons."""
-    console = table_console()
+def print_page(page: Page, console: Console) -> None:
+    """Print a page's open tables, the sizes of its closed ones, its notes, and the verdict with its reasons."""
     for section in page.sections:
         for table in (table for table in section.tables if table.rows):
             if section.closed:
                 console.print(f"{section.title}: {len(table.rows)}, listed in the page", markup=False)
             else:
                 print_table(replace(table, title=table.title or section.title), console)
+    for note in page.notes:
+        console.print(f"[yellow]note:[/] {escape(note)}")
     text = "\n".join([f"[bold]{escape(page.title)}[/]", *(escape(words.text) for words in page.verdicts)])
-    console.print(Panel.fit(text, border_style=_COLOURS.get(verdict, "yellow")))
+    console.print(Panel.fit(text, border_style=_STYLES[page.tone] if page.tone in ("better", "worse") else "yellow"))
 
 
 def print_table(table: Table, console: Console) -> None:

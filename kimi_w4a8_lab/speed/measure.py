@@ -24,7 +24,7 @@ from ..base.server_under_test import Server
 from . import repetition
 from .generator import LoadDetails, LoadResult, drive, generator_program, read_last
 from .repetition import TextRepetition
-from .sampler import Sampler, ServerSummary, summarize
+from .sampler import Sampler, ServerPeaks
 from .workloads import CHAT_BACKEND, Point, Workload
 
 _PROBES = 4
@@ -50,7 +50,7 @@ class Measurement(BaseModel):
     exactly the measured requests.
     """
 
-    model_config = ConfigDict(extra="ignore")  # earlier versions wrote more
+    model_config = ConfigDict(extra="forbid")
 
     side: str
     workload: Workload
@@ -64,7 +64,7 @@ class Measurement(BaseModel):
     load: LoadResult
     acceptance: Acceptance | None = None
     probes: int = 0
-    server: ServerSummary | None = None
+    server: ServerPeaks | None = None
     text: TextRepetition | None = None
     cached: float | None = Field(default=None, description="share of the prompt tokens found in the prefix cache")
     turns: list[TurnFigures] = []
@@ -92,7 +92,7 @@ def measure(server: Server, point: Point, dataset: Path, folder: Path, repetitio
     before: list[Counters] = []
     warmups = point.warmups * point.workload.turns
     idle = still(server.metrics_url)
-    with Sampler(server.metrics_url, raw.with_name(f"{raw.stem}-server.jsonl")) as sampler:
+    with Sampler(server.metrics_url) as sampler:
 
         def open_window(answered: int) -> None:
             before.append(counted(server.metrics_url, idle.requests + answered, _WARMUP_COUNTED_S))
@@ -129,7 +129,7 @@ def measure(server: Server, point: Point, dataset: Path, folder: Path, repetitio
         acceptance=acceptance_from_counters(added, server.facts.num_draft_tokens or 1)
         if server.facts.num_draft_tokens
         else None,
-        server=summarize(sampler.readings, added.retracted),
+        server=sampler.peaks(added.retracted),
         cached=added.cached_tokens / added.prompt_tokens if added.prompt_tokens else None,
         turns=turns_of(details, point.turn_numbers),
         notes=notes,

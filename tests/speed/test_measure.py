@@ -20,12 +20,12 @@ from kimi_w4a8_eagle3.engine.process import NewProcess
 from kimi_w4a8_lab.base.counters import Counters, counted, scrape, still
 from kimi_w4a8_lab.base.server_under_test import Target
 from kimi_w4a8_lab.report.analysis import Analysis
-from kimi_w4a8_lab.report.tables import print_figures
+from kimi_w4a8_lab.report.measured import page
+from kimi_w4a8_lab.report.tables import print_page
 from kimi_w4a8_lab.speed import generator
 from kimi_w4a8_lab.speed.generator import LoadDetails, LoadResult, read_last
 from kimi_w4a8_lab.speed.measure import _judge
 from kimi_w4a8_lab.speed.runs import Run, read_run
-from kimi_w4a8_lab.speed.sampler import summarize
 from kimi_w4a8_lab.speed.single import Texts, bench
 from kimi_w4a8_lab.speed.workloads import load_workload, with_changes
 from proof.load.asgi import served_app
@@ -102,14 +102,6 @@ def test_failed_requests_mark_the_measurement(failed_run: tuple[Run, KimiError])
     assert run.usable == [] and "2 of 6 requests failed" in run.refused[0][1]
 
 
-def test_draft_steps_are_those_of_the_time_in_which_requests_ran() -> None:
-    readings = [{"running": 0.0, "draft_steps": 0.0}, {"running": 40.0, "draft_steps": 0.0, "kv_usage": 0.5}]
-    readings += [{"running": 2.0, "draft_steps": 3.0}, {"draft_steps": 9.0}]
-    found = summarize(readings)
-    assert (found.draft_steps, found.running_peak, found.kv_usage_peak, found.samples) == (1.5, 40.0, 0.5, 4)
-    assert summarize(readings[:1]).draft_steps is None
-
-
 def test_a_wrong_length_or_another_client_is_a_problem_and_hits_in_the_prefix_cache_are_noted(null_run: Run) -> None:
     point = with_changes(load_workload("tiny-con2"), num_prompts=NUM_PROMPTS).points()[0]
     found = null_run.result.measurements[0]
@@ -141,8 +133,8 @@ def test_conversations_are_measured_turn_by_turn(null_run: Run, tmp_path: Path) 
     prompts = sum(turn.prompt_tokens for turn in found.turns)
     assert found.cached == pytest.approx(sum(turn.cached_tokens for turn in found.turns) / prompts)
     screen = Console(file=io.StringIO(), width=120)
-    print_figures(Analysis([run]), screen)
-    assert f"{found.cached:.1%}" in screen.file.getvalue()
+    print_page(page(Analysis([run]), charts=False), screen)
+    assert f"{found.cached:.0%} of the prompt tokens cached" in screen.file.getvalue()
     assert f"{found.turns[3].cached_tokens / found.turns[3].prompt_tokens:.1%}" in screen.file.getvalue()
 
 

@@ -22,7 +22,7 @@ from kimi_w4a8_lab.report import changes
 from kimi_w4a8_lab.report.analysis import Analysis
 from kimi_w4a8_lab.report.measured import page, verdicts
 from kimi_w4a8_lab.report.page import Table, write_page
-from kimi_w4a8_lab.report.tables import print_figures
+from kimi_w4a8_lab.report.tables import conclude
 from kimi_w4a8_lab.speed import runs
 from kimi_w4a8_lab.speed.ab import Plan
 from kimi_w4a8_lab.speed.runs import Run, read_run
@@ -96,8 +96,7 @@ def test_tables_and_page_read_one_analysis(copies: Copies, tmp_path: Path, monke
 
         monkeypatch.setattr(module, name, counting)
     analysis = Analysis([copies("a", "w4a8", 3.0, acceptance=None), copies("b", "eagle3", 1.1)])
-    print_figures(analysis)
-    write_page(page(analysis), tmp_path / "out")
+    conclude(page(analysis), tmp_path / "out")
     assert asked == {"estimate": 2 * len(METRICS), "ratio": len(METRICS)}
 
 
