@@ -1,1 +1,1 @@
-"""Fuzzing a running engine's HTTP interface, with a healthy client beside it. Needs the extra `dev`."""
+"""Hostile requests to a real server: known attacks, and what hypothesis draws from the types in its document."""

@@ -10,7 +10,19 @@ from functools import cache
 from typing import Any
 
 from .cases import TEMPLATES
-from .requests import CHAT, JSON, OUTSIDER, RESPONSES, Case, HttpRequest, chat_wire, question, wire_request
+from .requests import (
+    CHAT,
+    JSON,
+    OUTSIDER,
+    RESPONSES,
+    Case,
+    HttpRequest,
+    Wire,
+    chat_wire,
+    json_request,
+    question,
+    wire_request,
+)
 
 _SLOW_PATTERN = r"((.|\s)+)+\x00"
 # Quick to compile; the scheduler then took seconds for each token, because every way to read a text is kept.
@@ -52,6 +64,7 @@ def corpus(model: str, port: int, keyed: bool) -> list[Case]:
         *_stops_everybody(model),
         *_breaks_an_answer(model),
         *_from_agents(model),
+        *_rude_clients(model),
     ]
 
 
@@ -206,6 +219,26 @@ def _from_agents(model: str) -> list[Case]:
         *(_case(9, name, CHAT, {**question(model), **body}, refused=True) for name, body in refused.items()),
         *(_case(9, name, CHAT, {**question(model), **body}) for name, body in answered.items()),
     ]
+
+
+def _rude_clients(model: str) -> list[Case]:
+    """Clients that leave, wait, come twice or say two things at once."""
+    whole = chat_wire(model).pieces[0]
+    long = json.dumps(question(model, stream=True, max_tokens=200, ignore_eos=True)).encode()
+    named = HttpRequest("POST", CHAT, json.dumps(question(model, rid="one")).encode())
+    response = {"model": model, "input": "Tom", "max_output_tokens": 2, "previous_response_id": "resp_x"}
+    pieces = (whole[:-60], *(whole[at : at + 4] for at in range(len(whole) - 60, len(whole) - 8, 4)))
+    crowd = (json_request("POST", CHAT, question(model, n=4, temperature=1.0, seed=7)),) * 8
+    rude: dict[str, tuple[HttpRequest | Wire, ...]] = {
+        "one id twice": (named, named),
+        "abort storm": tuple(HttpRequest("POST", CHAT, long, leave_after_s=0.01 + 0.04 * at) for at in range(8)),
+        "slow body": (Wire(pieces, pause_s=0.05),),
+        "slow body, half-closed": (Wire(pieces, pause_s=0.05, half_close=True),),
+        "pipeline": (Wire((whole.replace(b"Connection: close\r\n", b"") * 3 + whole,)),),
+        "responses": (json_request("POST", RESPONSES, response), HttpRequest("POST", f"{RESPONSES}/resp_x/cancel")),
+        "crowd": crowd,
+    }
+    return [Case("rude clients", name, sends) for name, sends in rude.items()]
 
 
 def _shown(url: str) -> dict[str, Any]:

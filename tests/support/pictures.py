@@ -7,9 +7,12 @@ import io
 import random
 import struct
 import zlib
+from pathlib import Path
 from typing import Any
 
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
+
+DRAWN = Path(__file__).with_name("drawn")
 
 
 def noise(width: int, height: int, form: str = "PNG") -> bytes:
@@ -48,18 +51,9 @@ def showing(data: bytes, text: str) -> dict[str, Any]:
 
 
 def asking_about(number: int) -> list[dict[str, Any]]:
-    """A word problem with its first number in a picture."""
+    """A word problem with its first number, 15 or 42, in a picture as the vision tower was trained to read."""
     text = "The picture shows X. Tom has X apples. Tom buys 4 more. How many apples does Tom have now?"
-    return [showing(_saved(_drawn(number), "PNG"), text)]
-
-
-def _drawn(number: int) -> Image.Image:
-    """Four places side by side with dark digits at the right, as the vision tower was trained to read."""
-    image = Image.new("RGB", (4 * 84, 84), "white")
-    for place, digit in enumerate(f"{number:>4}"):
-        font = ImageFont.load_default(66)
-        ImageDraw.Draw(image).text((84 * place + 42, 42), digit, "black", font, anchor="mm")
-    return image
+    return [showing((DRAWN / f"{number}.png").read_bytes(), text)]
 
 
 def _saved(image: Image.Image, form: str, **options: object) -> bytes:
