@@ -1,4 +1,4 @@
-"""Repetition, speed-up curves, published verdicts and the machine model: the arithmetic behind a report."""
+"""Repetition, speed-up curves and published verdicts: the arithmetic behind a report."""
 
 import pytest
 from hypothesis import given
@@ -8,9 +8,6 @@ from support.repetitions import repetition
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.engine.metrics import Acceptance
-from kimi_w4a8_eagle3.recipe.memory_plan import ModelCard, target_weights
-from kimi_w4a8_lab.predict import predict
-from kimi_w4a8_lab.predict.machine_model import Cluster, expert_weights, experts_touched, fixed_weights, kimi
 from kimi_w4a8_lab.report import against_published, speedup
 from kimi_w4a8_lab.report.analysis import Analysis
 from kimi_w4a8_lab.report.changes import Direction, require_hits
@@ -124,54 +121,6 @@ def test_other_machines_are_not_compared(copies: Copies, null_run: Run) -> None:
     assert found and all("not comparable" not in comparison.meaning for comparison in found.values())
 
 
-def test_the_model_meets_its_calibration_and_comes_near_the_rest() -> None:
-    cluster = Cluster()
-    fit = predict.calibrate(cluster)
-    points = predict.check(fit, cluster)
-    assert sum(point.calibrated for point in points) == 3
-    assert all(abs(point.error) < 1e-9 for point in points if point.calibrated)
-    assert predict.mean_error(points) < 0.10
-    speculative = [point for point in points if "eagle3" in point.side and point.key == "tpot_median_ms"]
-    assert len(speculative) == 3 and all(abs(point.error) < 0.06 for point in speculative)
-
-
-def test_weights_of_a_gpu_add_up_to_the_checkpoint() -> None:
-    shapes = kimi()
-    routed = shapes.experts * expert_weights(shapes, 8) * shapes.moe_layers
-    assert (fixed_weights(shapes, 8) * 2 + routed * 0.5) / 2**30 == pytest.approx(63.5, rel=0.05)
-
-
-@given(st.integers(1, 400))
-def test_experts_touched_grow_with_the_tokens(tokens: int) -> None:
-    shapes = kimi()
-    assert shapes.top_k - 1e-9 <= experts_touched(tokens, shapes) <= shapes.experts
-    assert experts_touched(tokens, shapes) < experts_touched(tokens + 1, shapes)
-
-
-@given(st.floats(0.01, 0.999), st.integers(1, 7))
-def test_acceptance_probability_is_inverted(alpha: float, steps: int) -> None:
-    length = sum(alpha**i for i in range(steps + 1))
-    assert predict.acceptance_probability(length, steps) == pytest.approx(alpha, abs=1e-6)
-
-
-def test_text_that_is_hard_to_draft_wants_fewer_steps() -> None:
-    cluster = Cluster()
-    fit = predict.calibrate(cluster)
-
-    def best(length: float) -> int:
-        found = predict.choices(predict.Load(40, steps=3, accept_length=length), fit, cluster)
-        return max(found, key=lambda choice: choice.throughput_tok_s).steps
-
-    assert best(1.1) == 0
-    assert best(1.1) < best(2.2) < best(3.9)
-
-
-@pytest.mark.parametrize("load", [{"accept_length": 4.1, "steps": 3}, {"concurrency": 0}, {"output_len": 1}])
-def test_impossible_loads_are_refused(load: dict[str, float]) -> None:
-    with pytest.raises(KimiError):
-        predict.Load(**{"concurrency": 2, **load})  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(("computed", "fails"), [(50.0, False), (52.0, False), (52.5, True), (300.0, True)])
 def test_speculation_may_cost_two_tokens_of_the_prefix_cache(copies: Copies, computed: float, fails: bool) -> None:
     def turns(again: float) -> list[TurnFigures]:
@@ -186,10 +135,3 @@ def test_speculation_may_cost_two_tokens_of_the_prefix_cache(copies: Copies, com
             require_hits(groups)
     else:
         require_hits(groups)
-
-
-def test_a_step_reads_what_the_memory_plan_stores_but_the_second_kv_b() -> None:
-    stored, layers = target_weights(ModelCard.packaged("kimi-k2.5-w4a8"), 8), 61
-    kept = sum(stored[kind] for kind in ("attention", "dense MLP", "shared experts", "router"))
-    lm_head, kv_b, norms = 163_840 * 7168 / 8, layers * 512 * 64 * (128 + 128) / 8, layers * 2 * 7168
-    assert fixed_weights(kimi(), 8) * 2 == kept + (lm_head - kv_b - norms) * 2

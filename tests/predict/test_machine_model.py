@@ -1,0 +1,103 @@
+"""The machine model against published figures and the memory plan; its steps with cached tokens and in groups."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
+from kimi_w4a8_eagle3.recipe.memory_plan import ModelCard, target_weights
+from kimi_w4a8_lab.predict.layouts import DP_ATTENTION, GROUPS, layout
+from kimi_w4a8_lab.predict.machine_model import Cluster, expert_weights, experts_touched, fixed_weights, kimi
+from kimi_w4a8_lab.predict.predict import Load, acceptance_probability, calibrate, check, choices, mean_error, predict
+from kimi_w4a8_lab.predict.step_time import KimiStepTime
+
+CLUSTER = Cluster()
+FIT = calibrate(CLUSTER)
+
+
+def test_a_layout_has_the_pool_of_the_memory_plan_and_can_be_served() -> None:
+    one = layout("agent")
+    assert (one.name, one.kv_tokens, one.chunk, one.cluster.groups) == ("TP 8", 1_702_894, 8192, 1)
+    for count in GROUPS:
+        settings = (*DP_ATTENTION, f"dp-size={count}")
+        many = layout("agent", *settings)
+        assert (many.name, many.cluster.groups, many.chunk) == (f"TP 8, DP {count}", count, 16384 // count)
+        assert many.kv_tokens > one.kv_tokens and render(load_recipe("agent"), settings).refused == []
+
+
+def test_a_cold_prompt_takes_the_time_of_the_fitted_model() -> None:
+    step, load = KimiStepTime(FIT, Cluster()), Load(40, steps=3, accept_length=2.7)
+    alone = predict(replace(load, concurrency=1), "ttft_median_ms", FIT, Cluster())
+    assert step.prefill([[(10240, 0)]]) * 1000 == pytest.approx(alone)
+    context = 10240 + 256
+    verify = step.decode([(40, 40 * context)]) * 1000 / 2.7
+    assert verify == pytest.approx(predict(load, "itl_median_ms", FIT, Cluster()))
+
+
+def test_cached_tokens_save_time_and_short_prompts_still_read_the_weights() -> None:
+    step = KimiStepTime(FIT, Cluster())
+    whole, rest, short = step.prefill([[(65536, 0)]]), step.prefill([[(512, 65024)]]), step.prefill([[(1, 0)]])
+    assert rest < whole / 20 and 0.005 < short < step.prefill([[(2000, 0)]])
+
+
+def test_dp_attention_splits_requests_and_their_kv() -> None:
+    tp, dp = KimiStepTime(FIT, Cluster()), KimiStepTime(FIT, Cluster(groups=8))
+    context = 64 * 65536
+    assert dp.decode([(8, context / 8)] * 8) < tp.decode([(64, context)])  # heads are computed 16 at once
+    assert dp.prefill([[(8192, 0)], *[[]] * 7]) > tp.prefill([[(8192, 0)]])  # a single prompt has one GPU's attention
+
+
+def test_the_model_meets_its_calibration_and_comes_near_the_rest() -> None:
+    points = check(FIT, CLUSTER)
+    assert sum(point.calibrated for point in points) == 3
+    assert all(abs(point.error) < 1e-9 for point in points if point.calibrated)
+    assert mean_error(points) < 0.10
+    speculative = [point for point in points if "eagle3" in point.side and point.key == "tpot_median_ms"]
+    assert len(speculative) == 3 and all(abs(point.error) < 0.06 for point in speculative)
+
+
+def test_weights_of_a_gpu_add_up_to_the_checkpoint() -> None:
+    shapes = kimi()
+    routed = shapes.experts * expert_weights(shapes, 8) * shapes.moe_layers
+    assert (fixed_weights(shapes, 8) * 2 + routed * 0.5) / 2**30 == pytest.approx(63.5, rel=0.05)
+
+
+@given(st.integers(1, 400))
+def test_experts_touched_grow_with_the_tokens(tokens: int) -> None:
+    shapes = kimi()
+    assert shapes.top_k - 1e-9 <= experts_touched(tokens, shapes) <= shapes.experts
+    assert experts_touched(tokens, shapes) < experts_touched(tokens + 1, shapes)
+
+
+@given(st.floats(0.01, 0.999), st.integers(1, 7))
+def test_acceptance_probability_is_inverted(alpha: float, steps: int) -> None:
+    length = sum(alpha**i for i in range(steps + 1))
+    assert acceptance_probability(length, steps) == pytest.approx(alpha, abs=1e-6)
+
+
+def test_text_that_is_hard_to_draft_wants_fewer_steps() -> None:
+
+    def best(length: float) -> int:
+        found = choices(Load(40, steps=3, accept_length=length), FIT, CLUSTER)
+        return max(found, key=lambda choice: choice.throughput_tok_s).steps
+
+    assert best(1.1) == 0
+    assert best(1.1) < best(2.2) < best(3.9)
+
+
+@pytest.mark.parametrize("load", [{"accept_length": 4.1, "steps": 3}, {"concurrency": 0}, {"output_len": 1}])
+def test_impossible_loads_are_refused(load: dict[str, float]) -> None:
+    with pytest.raises(KimiError):
+        Load(**{"concurrency": 2, **load})  # type: ignore[arg-type]
+
+
+def test_a_step_reads_what_the_memory_plan_stores_but_the_second_kv_b() -> None:
+    stored, layers = target_weights(ModelCard.packaged("kimi-k2.5-w4a8"), 8), 61
+    kept = sum(stored[kind] for kind in ("attention", "dense MLP", "shared experts", "router"))
+    lm_head, kv_b, norms = 163_840 * 7168 / 8, layers * 512 * 64 * (128 + 128) / 8, layers * 2 * 7168
+    assert fixed_weights(kimi(), 8) * 2 == kept + (lm_head - kv_b - norms) * 2
