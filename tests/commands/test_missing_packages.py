@@ -1,40 +1,81 @@
-"""Every command works or names what is missing and the command that installs it, whatever extras are installed."""
+"""Without any extra every command works, or names what is missing and the command that installs it."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
-from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
+from support.optional_parts import PARTS
 from support.repository import ROOT
 
 from kimi_w4a8_eagle3.base.installed import failed_import
-from kimi_w4a8_eagle3.base.run_dir import RECORD, record, write_json
-from kimi_w4a8_lab.base.experiment import RESULT
-from kimi_w4a8_lab.speed.generator import LoadResult
-from kimi_w4a8_lab.speed.measure import Measurement
-from kimi_w4a8_lab.speed.runs import RunResult
-from kimi_w4a8_lab.speed.workloads import load_workload
+from kimi_w4a8_eagle3.cli import load, tables
 from kimi_w4a8_laptop import tiny
 
 pytestmark = pytest.mark.slow
 
-PROGRAM = Path(__file__).with_name("verbs.py")
-INSTALLATIONS = {"": set(), "all": {"all", "serve", "bench", "scale", "eval"}}
 ADVICE = re.compile(r"pip install '\.\[([\w,]+)\]'|`(make venv|make demo)`")
+HIDDEN = sorted(
+    {*PARTS, "datasets", "torch", "torchvision", "transformers", "amd-quark", "kimi-w4a8-laptop", "sglang-router"}
+)
+# Hides modules and distributions, then runs each line of argv[2] in a fork: [exit code, output, new files].
+PROGRAM = """
+import gc, json, os, sys, tempfile
+from importlib.machinery import PathFinder
+from pathlib import Path
+hidden = set(json.loads(sys.argv[1]))
 
-DEAD = "http://127.0.0.1:9"
-# A small real call of each command, and what its message advises where no extra is installed: the extras, `make venv`
-# for SGLang, `make demo` for the built-in model, or nothing. MODEL becomes the built-in checkpoint, PORT a
-# port that is taken.
+class Remaining:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        return None if path is None and name in hidden else PathFinder.find_spec(name, path, target)
+    @staticmethod
+    def find_distributions(context):
+        return (one for one in PathFinder.find_distributions(context) if one.name not in hidden)
+    invalidate_caches = PathFinder.invalidate_caches
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Remaining
+from kimi_w4a8_eagle3.cli import load, main, tables
+for table in tables().values():
+    list(map(load, table))  # once for all forks
+
+def called(line):
+    before = set(Path().rglob("*"))
+    with tempfile.TemporaryFile("w+") as output:
+        if (child := os.fork()) == 0:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+            sys.argv = ["kimi-w4a8", *line.split()]
+            try:
+                main()
+                code = 0
+            except SystemExit as error:
+                code = error.code if isinstance(error.code, int) else 1
+            except BaseException:
+                sys.excepthook(*sys.exc_info())
+                code = 1
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        output.seek(0)
+        return code, output.read(), sorted(str(path) for path in set(Path().rglob("*")) - before)
+
+gc.freeze()
+print(json.dumps([called(line) for line in json.loads(sys.argv[2])]))
+"""
+DEAD, MODEL = "http://127.0.0.1:9", tiny.target_path()
+# A small real call of each command, and what its message advises: the extras, `make venv` for SGLang, `make demo` for
+# the built-in model, or nothing.
 CALLS = {
-    "check MODEL": "",
+    f"check {MODEL}": "",
     "doctor tiny": "make demo",
     "fetch -r tiny": "",
     "patch --check": "",
@@ -44,12 +85,12 @@ CALLS = {
     "serve tiny --replicas 2": "make demo",
     "serve tiny --dry-run": "make demo",
     f"chat hello --base-url {DEAD}": "",
-    f"route -w {DEAD} --port PORT": "scale",
+    f"route -w {DEAD}": "scale",
     "plan agent --gpu mi325x": "",
     "plan agent --gpu mi325x -o plan.svg": "bench",
     "gates": "",
-    "quantize w4a8-target MODEL out": "quantize",
-    "quantize fp8-draft MODEL out": "quantize",
+    f"quantize w4a8-target {MODEL} out": "quantize",
+    f"quantize fp8-draft {MODEL} out": "quantize",
     "quantize fix-exclude nowhere": "",
     "tune-moe --tokens 2 -o tiles.json": "serve",
     "warm --objects kernels": "serve,kernels",
@@ -58,9 +99,8 @@ CALLS = {
     "bench run tiny-maths --recipe tiny": "make venv",
     f"bench run tiny-maths --base-url {DEAD}": "make venv",
     "bench ab --a tiny --b tiny:plain -w tiny-maths": "make demo",
-    "bench sweep -r tiny -w tiny-1k1k": "make demo",
     "bench sweep -r tiny -w tiny-1k1k --print": "",
-    "bench compare measured": "",
+    "bench compare nowhere": "",
     "bench predict": "",
     "draft collect collected --share 0.1": "",
     "draft erase collected --request none": "",
@@ -69,93 +109,43 @@ CALLS = {
     "draft compare collected --recipe tiny --new new": "bench",
     "draft switch link --back": "",
     "accept --quick --recipe tiny": "eval",
-    "report measured -o page": "bench",
+    "report nowhere": "",
 }
+GROUPS = {name: getattr(load(name), "commands", None) for name in chain(*tables().values())}
+COMMANDS = [f"{name} {inner}".strip() for name, found in GROUPS.items() for inner in found or ("",)]
 
 
-@dataclass(frozen=True)
-class Called:
-    """Exit code and output of a command."""
-
-    words: list[str]
+class Called(NamedTuple):
     code: int
     output: str
     written: list[str]
 
     @property
     def advice(self) -> str:
-        """The extras that it advises to install, or the target of make."""
         return ",".join(dict.fromkeys(filter(None, (part for found in ADVICE.findall(self.output) for part in found))))
 
 
-@dataclass(frozen=True)
-class Walk:
-    """Every command, its help, and the calls, where only some extras are installed."""
-
-    extras: str
-    paths: list[list[str]]
-    helps: list[Called]
-    calls: list[Called]
-
-
-@pytest.fixture(scope="module", params=INSTALLATIONS, ids=lambda extras: extras or "nothing")
-def walk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Walk:
-    extras, folder = str(request.param), tmp_path_factory.mktemp("walk")
-    measured(folder / "measured")
+def run(lines: list[str], folder: Path) -> dict[str, Called]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HOME": str(folder / "hub")}
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        values = {"MODEL": str(tiny.target_path()), "PORT": str(taken.getsockname()[1])}
-        calls = [[values.get(word, word) for word in call.split(" ")] for call in CALLS]
-        done = subprocess.run(
-            [sys.executable, PROGRAM, extras, json.dumps(calls)],
-            cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=550,
-        )  # fmt: skip
+    words: list[Any] = [sys.executable, "-c", PROGRAM, json.dumps(HIDDEN), json.dumps(lines)]
+    options: dict[str, Any] = {"cwd": folder, "env": environment, "stdin": subprocess.DEVNULL, "timeout": 550}
+    done = subprocess.run(words, **options, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    return Walk(extras, found["paths"], *([Called(*one) for one in found[name]] for name in ("helps", "calls")))
+    return {line: Called(*found) for line, found in zip(lines, json.loads(done.stdout), strict=True)}
 
 
-def measured(folder: Path) -> None:
-    """Write a finished benchmark run with one measurement."""
-    folder.mkdir()
-    load = LoadResult.model_validate(dict.fromkeys(LoadResult.model_fields, 1))
-    work = load_workload("tiny-con2")
-    one = Measurement(
-        side="tiny", workload=work, concurrency=2, num_prompts=1, seed=1, started="", raw="", command=[], load=load
-    )
-    result = RunResult(kind="bench", status="complete", sides=["tiny"], measurements=[one])
-    write_json(folder / RESULT, result.model_dump(mode="json"))
-    write_json(folder / RECORD, record("bench", {}, {}, hardware={"known": True, "gpus": []}))
+def test_help_needs_no_extra(tmp_path: Path) -> None:
+    found = run([f"{command} --help" for command in COMMANDS], tmp_path)
+    assert [line for line, one in found.items() if one.code or "Usage: kimi-w4a8" not in one.output] == []
 
 
-def test_every_command_is_called(walk: Walk) -> None:
-    groups = {path[0] for path in walk.paths if len(path) == 2}
-    commands = {tuple(path) for path in walk.paths if len(path) == 2 or path[0] not in groups}
-    assert {tuple(words[: 1 + (words[0] in groups)]) for words in map(str.split, CALLS)} == commands
-
-
-def test_help_needs_no_extra(walk: Walk) -> None:
-    assert [one for one in walk.helps if one.code != 0 or "Usage: kimi-w4a8" not in one.output] == []
-
-
-def test_no_command_ends_in_a_traceback(walk: Walk) -> None:
-    assert [one for one in walk.calls if "Traceback" in one.output or one.code not in (0, 1)] == []
-
-
-def test_a_message_never_advises_what_is_installed(walk: Walk) -> None:
-    installed = INSTALLATIONS[walk.extras]
-    assert [one for one in walk.calls if set(one.advice.split(",")) & installed] == []
-
-
-def test_the_message_names_the_command_that_helps(walk: Walk) -> None:
-    if walk.extras:
-        return  # then others are missing, or none
-    assert {call: one.advice for call, one in zip(CALLS, walk.calls, strict=True)} == CALLS
-
-
-def test_what_a_missing_package_stops_has_written_nothing(walk: Walk) -> None:
-    stopped = [one for one in walk.calls if one.advice and one.words[0] != "accept"]  # it records its stages
-    assert stopped and [one for one in stopped if one.written] == []
+def test_every_command_works_or_names_the_command_that_helps(tmp_path: Path) -> None:
+    assert [command for command in COMMANDS if not any(call.startswith(command) for call in CALLS)] == []
+    found = run([*CALLS], tmp_path)
+    assert [line for line, one in found.items() if "Traceback" in one.output or one.code not in (0, 1)] == []
+    assert {line: one.advice for line, one in found.items()} == CALLS
+    stopped = {line: one.written for line, one in found.items() if one.advice and not line.startswith("accept")}
+    assert not any(stopped.values()), "a missing package leaves files behind"
 
 
 def test_a_module_that_no_extra_brings_stays_a_traceback() -> None:
