@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(DEMO)
 	$(BIN)/python -m proof.demo
 
-PYTEST := $(BIN)/python -m pytest -n 4 --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n 4 --no-loadscope-reorder --durations=10
 
 test: $(STAMP)
 	$(PYTEST) -m "not slow"

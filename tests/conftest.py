@@ -9,7 +9,6 @@ import ssl
 import sys
 import tempfile
 import zlib
-from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from functools import cache
@@ -99,11 +98,8 @@ LONG = (
     "tests/moe/flydsl/",
     "tests/moe/triton/",
     "tests/proof/test_fuzz.py",
-    "tests/proof/test_tiny_checkpoints.py",
 )
 LOCK = pytest.StashKey[IO[str]]()  # of the run's folder
-_NEEDS = "the extra `kernels`: FlyDSL and a linker"
-_SLOWEST = 10
 _BEGUN = set[Path]()  # modules of tests
 
 
@@ -211,21 +207,8 @@ def _skipped(reporter: pytest.TerminalReporter, about: str) -> list[Any]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """The slowest modules, so that a minute more is seen; and what is unproved because it was skipped."""
-    seconds: Counter[str] = Counter()
-    for reports in terminalreporter.stats.values():
-        for report in reports:
-            if isinstance(report, pytest.TestReport):
-                seconds[report.nodeid.partition("::")[0]] += report.duration  # set-up, call and teardown
-    if seconds:
-        terminalreporter.section("slowest modules")
-    for module, spent in seconds.most_common(_SLOWEST):
-        terminalreporter.line(f"{spent:7.1f} s  {module}")
     if terminalreporter.stats.keys() & {"failed", "error"} and (folder := _folder(terminalreporter.config)):
         terminalreporter.line(f"temporary files of this run: {folder}")
-    if kernels := _skipped(terminalreporter, "kernels"):
-        terminalreporter.section("kernels not tested")
-        terminalreporter.line(f"{len(kernels)} kernel tests were skipped; they need {_NEEDS}.")
     for report in _skipped(terminalreporter, NEEDS_PROMETHEUS):  # one line for the tests of all modules
         report.longrepr = (str(Path(__file__).parent), None, NEEDS_PROMETHEUS)
 

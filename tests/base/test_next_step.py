@@ -13,6 +13,7 @@ from kimi_w4a8_eagle3.base.installed import not_installed
 from kimi_w4a8_eagle3.base.next_step import command, pip_install
 
 BIN = Path(sys.executable).parent
+CHECKOUT = BIN.parents[1]
 
 
 def typed(line: str, folder: Path) -> str:
@@ -23,11 +24,12 @@ def typed(line: str, folder: Path) -> str:
 def test_a_next_step_runs_as_it_is_printed(on_path: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the environment on the PATH, `kimi-w4a8` is not found, and `pip` may be of another Python."""
     monkeypatch.setenv("PATH", f"{BIN}:/usr/bin:/bin" if on_path else "/usr/bin:/bin")
-    monkeypatch.chdir(BIN.parent)
-    assert typed(f"{command()} --version", BIN.parent).strip() == __version__
-    said = typed(f"{pip_install().removesuffix('install')} --version", BIN.parent)  # pip 26.3 from FOLDER (python 3.11)
+    monkeypatch.chdir(CHECKOUT)
+    assert typed(f"{command()} --version", CHECKOUT).strip() == __version__
+    said = typed(f"{pip_install().removesuffix('install')} --version", CHECKOUT)  # pip 26.3 from FOLDER (python 3.11)
     assert Path(said.partition(" from ")[2].rpartition(" (")[0]).resolve().is_relative_to(BIN.parent.resolve())
-    pip = "pip" if on_path else f"bin/{Path(sys.executable).name} -m pip"
-    short = ("kimi-w4a8" if on_path else "bin/kimi-w4a8", f"{pip} install")
+    near = BIN.relative_to(CHECKOUT)
+    pip = "pip" if on_path else f"{near}/{Path(sys.executable).name} -m pip"
+    short = ("kimi-w4a8" if on_path else f"{near}/kimi-w4a8", f"{pip} install")
     assert (command(), pip_install()) == short
     assert not_installed(["matplotlib"]).remedy == f"in a checkout of this package: {short[1]} '.[bench]'"
