@@ -22,7 +22,7 @@ from huggingface_hub import constants
 from ..base.errors import KimiError
 from ..base.installed import version_of
 from ..engine.process import require_free_port
-from ..fetch.hub import list_files
+from ..fetch.hub import ask_hub
 from ..machine.aiter_patches import PatchState, patch_states
 from ..machine.aiter_regime import Regime, installed_regime
 from ..moe.flydsl.objects import GATE as KERNELS
@@ -131,4 +131,4 @@ class Probe:
 
     def ask_hub(self, repo: str, revision: str) -> None:
         """Raise KimiError if the Hub does not answer, or does not give a repository."""
-        list_files(repo, revision)
+        ask_hub(repo, revision)

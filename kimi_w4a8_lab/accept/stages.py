@@ -17,7 +17,7 @@ from kimi_w4a8_eagle3.base.finding import Severity
 from kimi_w4a8_eagle3.base.run_dir import write_json
 from kimi_w4a8_eagle3.doctor.probe import Probe
 from kimi_w4a8_eagle3.doctor.runner import examine
-from kimi_w4a8_eagle3.fetch.session import Session, wanted_by_recipe
+from kimi_w4a8_eagle3.fetch.download import wanted_by_recipe
 from kimi_w4a8_eagle3.gates import BY_NAME, read_gates
 from kimi_w4a8_eagle3.machine.hardware import Machine
 from kimi_w4a8_eagle3.moe.tiles import TABLE, read_rows
@@ -158,10 +158,8 @@ class AcceptRun:
 
     def _fetch(self, recipes: Sequence[str]) -> StageResult:
         wanted = list(dict.fromkeys(repository for name in recipes for repository in wanted_by_recipe(name)))
-        session = Session(self.console)
-        bad = [repository.repo for repository in wanted if not session.run(repository, verify=False, offline=False)]
-        if bad:
-            raise KimiError(f"{', '.join(bad)} is incomplete", remedy="kimi-w4a8 fetch --verify names the files")
+        for repository in wanted:
+            repository.fetch(self.console.print)
         return StageResult(f"{', '.join(repository.repo for repository in wanted)}: complete")
 
     def _kernels(self, backend: str, gates: Mapping[str, str], tp: int, label: str) -> StageResult:

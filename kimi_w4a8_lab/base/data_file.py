@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
-from huggingface_hub import constants
-from rich.console import Console
+from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.files import read_text
-from kimi_w4a8_eagle3.fetch.download import Repository, fetch
-from kimi_w4a8_eagle3.fetch.progress import ByteProgress
+from kimi_w4a8_eagle3.fetch.hub import explain, quiet_hub
 from kimi_w4a8_eagle3.recipe.trusted_code import TrustRecord, code_of, locate, untrusted
 
 HUB_PREFIX = "hf://datasets/"
@@ -30,17 +29,14 @@ def data_file(name: str, instead: str) -> Path:
     if not name.startswith(HUB_PREFIX):
         return Path(name).expanduser()
     owner, repo, path = [*name.removeprefix(HUB_PREFIX).split("/", 2), "", ""][:3]
+    place: dict[str, Any] = {"repo_id": f"{owner}/{repo}", "filename": path, "repo_type": "dataset"}
     try:
-        wanted = Repository.named(f"{owner}/{repo}", "main", Path(constants.HF_HUB_CACHE), "dataset")
-        here = wanted.here()
-        if here and path in here.present and here.verified:
-            return here.folder / path
-        if constants.HF_HUB_OFFLINE:
-            raise KimiError("it is not on this disk, and HF_HUB_OFFLINE forbids downloads")
-        console = Console(stderr=True)
-        return fetch(wanted, lambda *what: ByteProgress(console, *what), path=path).snapshot.folder / path
-    except KimiError as error:
-        raise KimiError(f"{path} could not be downloaded: {error.what}", where=name, remedy=instead) from None
+        quiet_hub()
+        here = try_to_load_from_cache(**place, cache_dir=constants.HF_HUB_CACHE)
+        return Path(here if isinstance(here, str) else hf_hub_download(**place, cache_dir=constants.HF_HUB_CACHE))
+    except Exception as error:
+        why = explain(error, f"{owner}/{repo}")
+        raise KimiError(f"{path} could not be downloaded: {why.what}", where=name, remedy=instead) from None
 
 
 def require_trusted_tokenizer(name: str, record: TrustRecord | None = None, cache: Path | None = None) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from kimi_w4a8_eagle3.fetch.progress import ByteProgress
 from kimi_w4a8_eagle3.quark.safetensors_header import Checkpoint
 from kimi_w4a8_eagle3.quark.weight_format import INT4, MXFP4
 
+from ..base.progress import ByteProgress
 from ..quantize import exclude, sources
 from ..quantize.by_shard import quantize_by_shard
 from ..quantize.quantize import DRAFT_EXCLUDE, KIMI_EXCLUDE, quantize_fp8, quantize_w4a8

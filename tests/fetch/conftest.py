@@ -4,32 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from support.fetch_helpers import NAME, at_endpoint, model_files, quiet
+from support.fetch_helpers import NAME, at_endpoint, model_files
 from support.hub_server import HubServer, Repo, serve
 
 from kimi_w4a8_eagle3.base import files
 from kimi_w4a8_eagle3.fetch import download
-from kimi_w4a8_eagle3.fetch.download import Fetched, Repository, fetch
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """huggingface_hub waits seconds between attempts, and writes blocks of 10 MiB: too much here.
-
-    The file system of the tests may be nearly full. A fetch whose Xet transfer fails turns Xet off for its process.
-    """
-    from huggingface_hub import constants, file_download
-    from huggingface_hub.utils import _http
-
-    monkeypatch.setattr(files, "RESERVE", 0)
-    monkeypatch.setattr(download, "PAUSE", 0)
-    for module in (file_download, _http):
-        monkeypatch.setattr(module, "time", SimpleNamespace(sleep=lambda seconds: None))
-    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", constants.HF_HUB_DISABLE_XET)
+from kimi_w4a8_eagle3.fetch.download import Repository, Snapshot
 
 
 @pytest.fixture
@@ -41,8 +23,11 @@ def repo() -> Repo:
 def hub(repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     from huggingface_hub import constants
 
+    monkeypatch.setattr(files, "RESERVE", 0)  # the disk of the tests may be nearly full
+    monkeypatch.setattr(download, "LOOK_S", 0.1)
     with serve({NAME: repo}) as server:
         at_endpoint(monkeypatch, server.endpoint)
+        monkeypatch.setenv("HF_HOME", str(tmp_path))
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
         monkeypatch.delenv("HF_TOKEN", raising=False)
         yield server
@@ -54,6 +39,11 @@ def wanted(tmp_path: Path) -> Repository:
 
 
 @pytest.fixture
-def bring(hub: HubServer, wanted: Repository) -> Callable[..., Fetched]:
-    """Fetch the repository in this process."""
-    return lambda **options: fetch(wanted, quiet, **options)
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def bring(hub: HubServer, wanted: Repository, said: list[str]) -> Callable[..., Snapshot]:
+    """Fetch the repository; its messages go into `said`."""
+    return lambda **options: wanted.fetch(said.append, **options)

@@ -1,4 +1,4 @@
-"""A whole repository arrives, with digests compared and nothing asked for twice."""
+"""A whole repository arrives, with every digest compared and nothing asked for twice."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.fetch_helpers import NAME, SHARDS, TOKEN, at_endpoint, kimi, quiet
+from support.fetch_helpers import NAME, SHARDS, TOKEN, at_endpoint, kimi
 from support.hub_server import Repo, serve
 
 from kimi_w4a8_eagle3.base import files
-from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.fetch.download import Repository, fetch
+from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
+from kimi_w4a8_eagle3.fetch.download import Repository
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -21,53 +21,42 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_the_snapshot_is_whole_and_without_a_network_huggingface_hub_finds_it(hub, repo, bring, wanted):
     from huggingface_hub import snapshot_download
 
-    result = bring()
-    assert contents(result.snapshot.folder) == repo.files
-    assert Path(snapshot_download(NAME, cache_dir=wanted.cache, local_files_only=True)) == result.snapshot.folder
-    assert (result.fetched, result.kept) == (sum(map(len, repo.files.values())), 0)
+    folder = bring().folder
+    assert contents(folder) == repo.files and folder.name == repo.commit
+    assert Path(snapshot_download(NAME, cache_dir=wanted.cache, local_files_only=True)) == folder
 
 
-def test_a_second_fetch_asks_for_no_file_and_hashes_none(hub, repo, bring, wanted):
+def test_a_second_fetch_asks_for_no_file_and_hashes_none(hub, bring, said):
     bring()
-    assert {path: len(hub.gets(path)) for path in SHARDS} == dict.fromkeys(SHARDS, 1)
-    labels: list[str] = []
-    again = fetch(wanted, lambda label, total: (labels.append(f"{label}: {total}"), quiet(label, total))[1])
-    assert again.fetched == 0 and labels == [f"{NAME} ({len(repo.files)} files): 0"]
-    assert all(len(hub.gets(path)) == 1 for path in SHARDS)
+    assert said == ["hashing 900.2 kB of org/model"]
+    bring()
+    assert {path: len(hub.gets(path)) for path in SHARDS} == dict.fromkeys(SHARDS, 1) and len(said) == 1
 
 
 def test_a_file_that_changed_since_then_is_hashed_again_and_replaced(hub, repo, bring):
-    shard = bring().snapshot.folder / SHARDS[1]
-    shard.write_bytes(bytes(len(repo.files[SHARDS[1]])))  # a link: the blob gets this content
-    assert bring().snapshot.verified
+    shard = bring().folder / SHARDS[1]
+    shard.write_bytes(b"cut")  # a link: the blob gets this content
+    assert bring().verified
     assert shard.read_bytes() == repo.files[SHARDS[1]]
     assert [len(hub.gets(path)) for path in SHARDS] == [1, 2, 1]
 
 
-def test_a_blob_of_the_wrong_size_is_replaced_before_anything_is_hashed(hub, repo, bring, wanted):
-    shard = bring().snapshot.folder / SHARDS[1]
-    shard.write_bytes(b"cut")
-    labels: list[str] = []
-    again = fetch(wanted, lambda label, total: (labels.append(label), quiet(label, total))[1])
-    assert again.fetched == len(repo.files[SHARDS[1]]) and labels[1:] == [f"hashing {NAME}"]
-    assert shard.read_bytes() == repo.files[SHARDS[1]] and len(hub.gets(SHARDS[1])) == 2
-
-
-def test_a_new_revision_fetches_only_what_changed(hub, repo, bring):
-    bring()
-    repo.files[SHARDS[2]] = repo.files[SHARDS[2]][::-1]
-    repo.commit = "d" * 40
-    result = bring()
-    assert result.fetched == len(repo.files[SHARDS[2]])
+def test_a_new_revision_fetches_only_what_changed_and_the_old_one_stays(hub, repo, bring, wanted):
+    first = bring()
+    old, repo.files[SHARDS[2]] = repo.files[SHARDS[2]], repo.files[SHARDS[2]][::-1]
+    repo.commit, repo.branches = "d" * 40, ("main", first.folder.name)
+    second = bring()
     assert [len(hub.gets(path)) for path in SHARDS] == [1, 1, 2]
-    assert (result.snapshot.folder / SHARDS[2]).read_bytes() == repo.files[SHARDS[2]]
+    assert (second.folder.name, (second.folder / SHARDS[2]).read_bytes()) == ("d" * 40, old[::-1])
+    pinned = replace(wanted, revision=first.folder.name).here()
+    assert pinned == first and (first.folder / SHARDS[2]).read_bytes() == old
 
 
-def test_pinned_commit_and_paged_listing(repo, tmp_path, monkeypatch):
+def test_a_pinned_commit_and_a_listing_of_several_pages(repo, hub, tmp_path, monkeypatch):
     with serve({NAME: repo}, page=2) as paged:
         at_endpoint(monkeypatch, paged.endpoint)
-        result = fetch(Repository(NAME, repo.commit, tmp_path), quiet)
-    assert contents(result.snapshot.folder) == repo.files
+        snapshot = Repository(NAME, repo.commit, tmp_path / "other").fetch(print)
+    assert contents(snapshot.folder) == repo.files
 
 
 def test_the_token_goes_to_the_hub_and_never_to_the_storage(hub, repo, bring, monkeypatch):
@@ -75,53 +64,41 @@ def test_the_token_goes_to_the_hub_and_never_to_the_storage(hub, repo, bring, mo
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     bring()
     assert all(request.authorized for request in hub.log if request.origin == "hub")
-    storage = [request for request in hub.log if request.origin == "storage"]
-    assert len(storage) >= len(SHARDS)
-    assert not any(request.authorized for request in storage)
+    storage = [request.authorized for request in hub.log if request.origin == "storage"]
+    assert len(storage) >= len(SHARDS) and not any(storage)
 
 
 def test_not_enough_space_is_said_before_any_file_is_asked_for(hub, bring, monkeypatch):
-    with monkeypatch.context() as full:
-        full.setattr(files, "RESERVE", 1 << 60)
-        with pytest.raises(KimiError, match=r"not enough disk space: 0\.0 GB needed") as error:
-            bring()
-        assert "HF_HOME" in error.value.remedy and not any(hub.gets(path) for path in SHARDS)
-    bring()
     monkeypatch.setattr(files, "RESERVE", 1 << 60)
-    assert bring().fetched == 0  # nothing to fetch needs no space
+    with pytest.raises(KimiError, match=r"not enough disk space: 0\.0 GB needed") as error:
+        bring()
+    assert "HF_HOME" in error.value.remedy and not any(hub.gets(path) for path in SHARDS)
 
 
-def test_command_line_end_to_end(hub, repo, tmp_path):
-    done = kimi(hub, tmp_path, "fetch", NAME)
+def test_several_repositories_by_the_command_line(repo, hub, tmp_path):
+    draft = Repo({"draft.bin": bytes(2000)}, commit="a" * 40)
+    hub.repos["org/draft"] = draft
+    done = kimi(hub, tmp_path, "fetch", NAME, "org/draft")
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "hub" / "models--org--model" / "snapshots" / repo.commit
-    assert str(folder) in done.stdout and f"pin this state with --revision {repo.commit}" in done.stdout
-    assert "complete, every digest compared" in done.stdout and "Downloading" not in done.stderr
+    assert str(folder) in done.stdout and f"{NAME} at {repo.commit}: complete, every digest compared" in done.stdout
     assert contents(folder) == repo.files
-
-
-def test_several_repositories(repo, tmp_path):
-    draft = Repo({"draft.bin": bytes(2000)}, commit="a" * 40)
-    with serve({NAME: repo, "org/draft": draft}) as hub:
-        done = kimi(hub, tmp_path, "fetch", NAME, "org/draft")
-    assert done.returncode == 0, done.stderr
     assert (tmp_path / "hub/models--org--draft/snapshots" / draft.commit / "draft.bin").is_file()
-    assert (tmp_path / "hub/models--org--model/snapshots" / repo.commit / SHARDS[0]).is_file()
 
 
-def test_nothing_named_is_an_error_with_an_example(tmp_path):
-    done = kimi("http://127.0.0.1:9", tmp_path, "fetch")
-    assert done.returncode == 2 and "kimi-w4a8 fetch --recipe eagle3-opt" in done.stderr
+@pytest.mark.parametrize(
+    "arguments", [[], [NAME, "--recipe", "tiny"], ["tiny"], ["--recipe", "tiny", "--revision", "v1"]]
+)
+def test_a_command_that_names_nothing_or_too_much(arguments, tmp_path):
+    done = kimi("http://127.0.0.1:9", tmp_path, "fetch", *arguments)
+    assert done.returncode == 2 and "--re" in done.stderr
 
 
-def test_a_repository_without_files(hub, repo, bring):
-    repo.files.clear()
-    with pytest.raises(KimiError, match="org/model is empty at revision main"):
-        bring()
-
-
-def test_a_pinned_commit_is_fetched_beside_a_branch(hub, repo, wanted, bring):
-    first = bring().snapshot
-    repo.files["README.md"], repo.commit, repo.branches = b"new", "d" * 40, ("main", first.commit)
-    assert bring().snapshot.commit == "d" * 40
-    assert replace(wanted, revision=first.commit).here() == first
+@pytest.mark.parametrize(
+    ("repo", "revision"),
+    [*[(name, "main") for name in ("../..", "a/b/c", "a--b", "")], (NAME, "../x"), (NAME, "a\0"), (NAME, "-x")],
+)
+def test_an_invalid_repository_or_revision_is_refused(repo, revision, tmp_path):
+    with pytest.raises(UsageError):
+        Repository.named(repo, revision, tmp_path)
+    assert Repository.named("a.b/c-d_e", "refs/pr/1", tmp_path)

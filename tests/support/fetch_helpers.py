@@ -13,10 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from support.hub_server import HubServer
-
-from kimi_w4a8_eagle3.fetch.progress import ByteProgress
 
 TOKEN = "hf_TopSecretTokenOfThisTest"
 NAME = "org/model"
@@ -34,14 +31,11 @@ def model_files() -> dict[str, bytes]:
     return weights | small | {"tokenizer/vocab file.txt": b"a b c"}
 
 
-def quiet(label: str, total: int) -> ByteProgress:
-    return ByteProgress(Console(quiet=True), label, total)
-
-
 def at_endpoint(patch: pytest.MonkeyPatch, endpoint: str) -> None:
-    """Set what huggingface_hub makes of HF_ENDPOINT when it is imported."""
+    """Set HF_ENDPOINT for child processes, and what huggingface_hub made of it in this one."""
     from huggingface_hub import constants
 
+    patch.setenv("HF_ENDPOINT", endpoint)
     patch.setattr(constants, "ENDPOINT", endpoint)
     patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}")
 
@@ -64,6 +58,7 @@ def kimi(hub: HubServer | str, home: Path, *arguments: str, **environment: str) 
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         at_endpoint(patch, hub if isinstance(hub, str) else hub.endpoint)
+        patch.setenv("HF_HOME", str(home))
         patch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
         patch.setattr(constants, "HF_TOKEN_PATH", str(home / "token"))
         patch.setattr(constants, "HF_HUB_OFFLINE", environment.pop("HF_HUB_OFFLINE", "0") == "1")

@@ -1,8 +1,7 @@
 """A Hugging Face Hub on loopback: the endpoints that huggingface_hub calls to list and download a model, with faults.
 
 Two servers, as in reality: the Hub (API, small files, redirects) and its storage, another origin to which large files
-are redirected by a signed address and to which a client must not send its token. Every request is kept in `log`. It can
-also be told to attack its clients.
+are redirected by a signed address and to which a client must not send its token. Every request is kept in `log`.
 """
 
 from __future__ import annotations
@@ -11,11 +10,9 @@ import hashlib
 import json
 import threading
 from collections import defaultdict
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
-from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from support.loopback import LoopbackServer
@@ -48,19 +45,15 @@ class Repo:
 class Fault:
     """Fault of the answer to a request for a file's bytes. `times` requests are hit; None means all of them.
 
-    `status`: answer this instead (with `headers` and `body`). `cut`: close the connection after so many bytes of the
-    answer. `hold`: after `cut` bytes keep the connection open, silent, until the server closes. `damage`: flip a byte.
-    `ignore_range`: answer 200 with everything. `then`: called when `cut` is reached.
+    `status`: answer this instead (with `body`). `cut`: close the connection after so many bytes of the answer. `hold`:
+    after `cut` bytes keep the connection open, silent, until the server closes. `damage`: flip a byte.
     """
 
     status: int | None = None
-    headers: dict[str, str] = field(default_factory=dict)
     cut: int | None = None
     hold: bool = False
     damage: bool = False
-    ignore_range: bool = False
     times: int | None = 1
-    then: object = None
     body: bytes = b""
 
 
@@ -80,21 +73,14 @@ class Request:
 class HubServer:
     """`endpoint` goes into HF_ENDPOINT. `faults[path]` is a list of faults, used in order.
 
-    A hijacked Hub: `about` replaces keys of what it says about a repository, `listed(entry)` may change each entry of a
-    listing in place or return others for it, `next_page(n)` is the address that page n names as the next. `resolved`
-    replaces headers of the answer to a HEAD request for a file.
+    `xet_storage` is the address that it names for the files with a hash in `Repo.xet`.
     """
 
     def __init__(self, repos: dict[str, Repo], page: int = 1000) -> None:
         self.repos, self.page = repos, page
         self.faults: dict[str, list[Fault]] = defaultdict(list)
         self.log: list[Request] = []
-        self.about: dict[str, object] = {}
-        self.listed: Callable[[dict[str, Any]], list[dict[str, Any]] | None] = lambda entry: None
-        self.resolved: dict[str, str] = {}
-        self.next_page: Callable[[int], str] | None = None
-        self.xet_storage = ""  # its address; hf_xet understands local:// and a folder
-        self.pages = 0
+        self.xet_storage = ""
         self.lock = threading.Lock()
         self.closing = threading.Event()
         self._hub = _server(_HubHandler, self, "127.0.0.1")
@@ -169,9 +155,9 @@ class _Handler(BaseHTTPRequestHandler):
         """The bytes of a file, by Range if asked, with the next fault that is set for it."""
         fault = (self.hub.take_fault(path) if self.command == "GET" else None) or Fault()
         if fault.status:
-            return self.reply(fault.status, fault.body, fault.headers, path)
+            return self.reply(fault.status, fault.body, {}, path)
         start, asked = 0, self.headers.get("range")
-        if asked and not fault.ignore_range:
+        if asked:
             start = int(asked.removeprefix("bytes=").split("-")[0])
             if start >= len(data):
                 return self.reply(416, b"", {"content-range": f"bytes */{len(data)}"}, path)
@@ -192,8 +178,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(sent)
         if fault.cut is not None:
             self.wfile.flush()
-            if callable(fault.then):
-                fault.then()
             if fault.hold:
                 self.hub.closing.wait(60)
             self.close_connection = True
@@ -226,7 +210,7 @@ class _HubHandler(_Handler):
             self.reply_error(404 if repo is None and given else 401, "RepoNotFound", "Repository not found", path)
         elif repo.token and given != repo.token:
             self.reply_error(401, "", "Invalid credentials in Authorization header", path)
-        elif repo.gated:
+        elif repo.gated and path:  # what it is can be read; its files cannot
             self.reply_error(403, "GatedRepo", "Access to this model is restricted", path)
         elif revision not in (repo.commit, *repo.branches):
             self.reply_error(404, "RevisionNotFound", f"Invalid rev id: {revision}", path)
@@ -237,7 +221,7 @@ class _HubHandler(_Handler):
     def api(self, parts: list[str], query: dict[str, list[str]]) -> None:
         name, verb, revision = "/".join(parts[:2]), *[*parts[2:4], "", "main"][:2]
         if fault := self.hub.take_fault("api"):
-            return self.reply(fault.status or 500, fault.body, fault.headers, "api")
+            return self.reply(fault.status or 500, fault.body, {}, "api")
         repo = self.repo(name, revision)
         if repo is None:
             return None
@@ -248,18 +232,9 @@ class _HubHandler(_Handler):
             return self.reply(200, json.dumps(body).encode(), store, "xet-read-token")
         if verb == "tree":
             return self.tree(name, repo, revision, int(query.get("cursor", ["0"])[0]), "/".join([*parts[4:], ""]))
-        siblings = [
-            {"rfilename": path} | (self.metadata(repo, path) if query.get("blobs") else {}) for path in repo.files
-        ]
+        siblings = [{"rfilename": path} for path in repo.files]
         info = {"_id": "0", "id": name, "sha": repo.commit, "private": False, "tags": [], "siblings": siblings}
-        return self.reply(200, json.dumps(info | {"downloads": 0, "likes": 0} | self.hub.about).encode())
-
-    def metadata(self, repo: Repo, path: str) -> dict[str, Any]:
-        """Return the fields that `blobs=true` adds to a file of a repository."""
-        digest, size = repo.digest(path), len(repo.files[path])
-        if not repo.is_large(path):
-            return {"size": size, "blobId": digest}
-        return {"size": size, "blobId": "1" * 40, "lfs": {"sha256": digest, "size": size, "pointerSize": 134}}
+        return self.reply(200, json.dumps(info | {"downloads": 0, "likes": 0}).encode())
 
     def tree(self, name: str, repo: Repo, revision: str, cursor: int, below: str) -> None:
         """One page of the recursive listing of a folder; the next one is named in a Link header."""
@@ -273,14 +248,11 @@ class _HubHandler(_Handler):
                 entry |= {"oid": "1" * 40, "lfs": pointer}
             if path in repo.xet:
                 entry["xetHash"] = repo.xet[path]
-            entries += self.hub.listed(entry) or [entry]
+            entries.append(entry)
         headers = {"content-type": "application/json"}
         if cursor + self.hub.page < len(entries):
             address = f"{self.hub.endpoint}/api/models/{name}/tree/{revision}"
             headers["link"] = f'<{address}?recursive=true&cursor={cursor + self.hub.page}>; rel="next"'
-        self.hub.pages += 1
-        if self.hub.next_page:
-            headers["link"] = f'<{self.hub.next_page(self.hub.pages)}>; rel="next"'
         self.reply(200, json.dumps(entries[cursor : cursor + self.hub.page]).encode(), headers)
 
     def resolve(self, name: str, revision: str, path: str) -> None:
@@ -289,7 +261,7 @@ class _HubHandler(_Handler):
             return None
         if path not in repo.files:
             return self.reply_error(404, "EntryNotFound", "Entry not found", path)
-        headers = {"x-repo-commit": repo.commit} | self.hub.resolved
+        headers = {"x-repo-commit": repo.commit}
         if not repo.is_large(path):
             # Small files: a redirect within the Hub, which keeps the authorization.
             location = f"/api/resolve-cache/models/{name}/{repo.commit}/{quote(path)}"

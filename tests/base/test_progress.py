@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
 from rich.console import Console
 
-from kimi_w4a8_eagle3.fetch.progress import ByteProgress, counted_reads
+from kimi_w4a8_lab.base.progress import ByteProgress
 
 
 def shown(every: float, terminal: bool = False) -> str:
@@ -38,21 +37,3 @@ def test_a_log_is_not_flooded():
 def test_a_terminal_gets_a_bar():
     text = shown(every=0, terminal=True)
     assert "org/model (3 files)" in text and "0.5/1.0 kB" in text
-
-
-def test_reads_of_this_thread_are_counted(tmp_path):
-    """huggingface_hub hashes a checkpoint in this thread and prints nothing."""
-    counted: list[int] = []
-
-    class Counting(ByteProgress):
-        def advance(self, count: int) -> None:
-            counted.append(count)
-
-    path = tmp_path / "weights"
-    path.write_bytes(bytes(5_000_000))
-    with counted_reads(Counting(Console(quiet=True), "hashing", 1), every=0.001):
-        path.read_bytes()
-        while sum(counted) < 5_000_000:
-            pass
-    assert sum(counted) < 5_100_000
-    assert Path("/proc/self/task").is_dir()

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -47,36 +44,3 @@ class ByteProgress:
         share = self._done / self._total if self._total else 1.0
         line = f"{self._label}: {decimal(self._done)} of {decimal(self._total)} ({share:.0%}), {decimal(int(rate))}/s"
         return self._console.print(line, highlight=False, soft_wrap=True)
-
-
-ShowFile = Callable[[str, int], ByteProgress]
-
-
-@contextmanager
-def counted_reads(progress: ByteProgress, every: float = 0.5) -> Iterator[None]:
-    """Advance `progress` by the bytes that this thread reads, for a library that hashes files and reports nothing.
-
-    The kernel counts them in /proc. Without it the progress stays at 0.
-    """
-    counter, ended = Path(f"/proc/self/task/{threading.get_native_id()}/io"), threading.Event()
-
-    def watch(before: int) -> None:
-        while not ended.wait(every):
-            seen = _bytes_read(counter)
-            progress.advance(seen - before)
-            before = seen
-
-    watcher = threading.Thread(target=watch, args=(_bytes_read(counter),), daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        watcher.join()
-
-
-def _bytes_read(counter: Path) -> int:
-    try:
-        return int(counter.read_text().split()[1])  # rchar: 1234
-    except OSError:
-        return 0
