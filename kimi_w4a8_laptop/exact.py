@@ -19,15 +19,15 @@ from typing import Any
 
 from rich.console import Console
 
-from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
+from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT
 from kimi_w4a8_eagle3.engine.client import Refused
+from kimi_w4a8_eagle3.engine.metrics import read_once
 from kimi_w4a8_lab.accuracy.comparison import first_difference
 from kimi_w4a8_lab.accuracy.problems import problems
 from kimi_w4a8_lab.accuracy.prompts import prompts
 from kimi_w4a8_lab.accuracy.results import Difference, ExactReport, ExactResult
 from kimi_w4a8_lab.accuracy.tokens import TokenClient, Tokens
-from kimi_w4a8_lab.base.counters import read
-from kimi_w4a8_lab.base.experiment import write_result
+from kimi_w4a8_lab.base.run_folder import RunFolder
 from kimi_w4a8_lab.base.server_under_test import Target
 from kimi_w4a8_lab.base.verdict import Verdict
 
@@ -128,14 +128,15 @@ def run(sides: Sequence[ComparedServer], plan: ExactPlan, console: Console) -> t
     """Ask all servers, one after the other. The first one's sequential answers are expected from all of them."""
     for side in sides:
         side.target.check()
-    folder = new_run_dir("eval-lossless", plan.runs)
+    targets = {side.label: side.target for side in sides}
+    kept = RunFolder[ExactResult].begin(ExactResult.kind, plan.runs, targets, "eval-lossless", plan=asdict(plan))
     report = ExactReport()
     asked: list[ExactRequest] = []
     expected: list[Tokens] = []
     model = ""
     for number, side in enumerate(sides):
         with (
-            side.target.running(folder / f"side{number}.log", console.print) as server,
+            side.target.running(kept.folder / f"side{number}.log", console.print) as server,
             TokenClient(server.base_url, server.api_key) as probe,
         ):
             model = server.model
@@ -149,17 +150,15 @@ def run(sides: Sequence[ComparedServer], plan: ExactPlan, console: Console) -> t
                 report.tokens += sum(len(answer.ids) for answer in found)
                 report.differences += differences(asked, expected, found, side.label, concurrency)
                 _count(report.seen.setdefault(side.label, {}), found)
-            report.seen[side.label]["retracted"] = int(read(server.base_url).total(RETRACTED) or 0)
+            report.seen[side.label]["retracted"] = int(read_once(server.base_url).total(RETRACTED) or 0)
         console.print(f"[green]✓[/] {side.label}: {report.seen[side.label]}")
     _judge(report, sides, asked, plan)
-    servers = {side.label: side.target.base_url or side.target.recipe for side in sides}
-    write_json(folder / RECORD, record(ExactResult.kind, servers, {}, plan=asdict(plan), model=model))
     result = ExactResult(
         configuration=f"{len(sides)} servers, exact", model=model, verdict=report,
         asked=[asdict(request) for request in asked], expected=[answer.text for answer in expected],
     )  # fmt: skip
-    write_result(folder, result)
-    return folder, report
+    kept.save(result)
+    return kept.folder, report
 
 
 def differences(

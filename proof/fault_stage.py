@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_lab.base.counters import read
+from kimi_w4a8_eagle3.engine.metrics import read_once
 from proof.load.engine_loads import RUNNING, engine_loads
 from proof.load.load import ClientLoad, forbidden, write_records
 from proof.load.load_questions import Question, endless_question, known_questions
@@ -86,7 +86,7 @@ class FaultStage:
 
     def aborted(self) -> float:
         """Requests that the engines have aborted so far."""
-        return sum(read(url).total("sglang:num_aborted_requests_total") or 0.0 for url in self.engines())
+        return sum(read_once(url).total("sglang:num_aborted_requests_total") or 0.0 for url in self.engines())
 
     def running(self) -> int:
         """Requests that run now."""

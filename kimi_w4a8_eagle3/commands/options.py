@@ -32,4 +32,3 @@ KEY_FILE = typer.Option(None, "--api-key-file", help="File with the server's key
 OPS_PORT = typer.Option(None, "--ops-port", min=0, max=65535, help="Probes and metrics; default: port + 1; 0: none.")
 OPS_HOST = typer.Option("127.0.0.1", "--ops-host", help="Address for probes and metrics.")
 DRAIN_TIMEOUT = typer.Option(120.0, "--drain-timeout", min=0, help="Seconds for running requests at SIGTERM.")
-OPS_URL = typer.Option(None, "--ops-url", help="A router's ops endpoint; default: the port after the router's.")

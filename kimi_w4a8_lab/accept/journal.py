@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Literal
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.run_dir import RECORD, git_commit, installed_versions, new_run_dir, record, write_json
+from kimi_w4a8_eagle3.base.run_dir import RECORD, git_commit, installed_versions
 from kimi_w4a8_eagle3.base.run_dir import machine as host
 from kimi_w4a8_eagle3.machine.hardware import Machine
 
-from ..base.experiment import read_result, write_result
+from ..base.run_folder import RunFolder
 from ..base.verdict import Verdict
 
 WORDS = {verdict: verdict.value for verdict in reversed(Verdict)}
@@ -41,11 +41,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class StageResult:
-    """Verdict on a stage with a sentence and its figures. name, proves, missing, required: as of the stage."""
+    """Verdict on a stage with a sentence and its figures. proves, missing, required: as of the stage."""
 
     found: str
     verdict: Verdict = Verdict.PASS
-    name: str = ""
     proves: str = ""
     seconds: float = 0.0
     figures: list[Figure] = field(default_factory=list)
@@ -85,8 +84,9 @@ class AcceptResult:
     def names(self, *verdicts: Verdict) -> list[str]:
         return [name for name, result in self.stages.items() if result.verdict in verdicts]
 
-    def add(self, result: StageResult) -> None:
-        self.stages[result.name] = result
+    def add(self, stage: Stage, result: StageResult) -> None:
+        own = replace(result, proves=stage.proves, missing=stage.missing, required=stage.required)
+        self.stages[stage.name] = own
 
     @property
     def lacking(self) -> list[str]:
@@ -119,7 +119,10 @@ class AcceptResult:
         return f"{head}: {cause}{passed} of {len(self.stages)} stages passed{''.join(others)}"
 
 
-def open_run(runs: Path, asked: Mapping[str, str], restart: bool) -> tuple[Path, AcceptResult]:
+AcceptFolder = RunFolder[AcceptResult]
+
+
+def open_run(runs: Path, asked: Mapping[str, str], restart: bool) -> AcceptFolder:
     """Return the newest run under `runs`, or a new one if there is none or `restart` is set.
 
     asked: what the command asks for. Raises KimiError for an unreadable run, and for one with other versions, on
@@ -130,41 +133,39 @@ def open_run(runs: Path, asked: Mapping[str, str], restart: bool) -> tuple[Path,
     identity = {**installed_versions(), "commit": git_commit() or "none", "machine": place, **asked}
     earlier = sorted(runs.glob(f"*-{AcceptResult.kind}*/{RECORD}"))
     if restart or not earlier:
-        folder, facts = new_run_dir(AcceptResult.kind, runs), record(AcceptResult.kind, {}, {})
-        result = AcceptResult(identity, started=facts["started"])
-        write_json(folder / RECORD, {**facts, "gpus": list(map(asdict, here.devices))})
-        write_result(folder, result)
-        return folder, result
-    folder = earlier[-1].parent
+        run = AcceptFolder.begin(AcceptResult.kind, runs, gpus=list(map(asdict, here.devices)))
+        run.save(AcceptResult(identity, started=run.record["started"]))
+        return run
     try:
-        result = read_result(folder, AcceptResult)
-        before = result.identity
+        run = AcceptFolder.open(earlier[-1].parent, AcceptResult)
+        before = run.result.identity
         names = sorted(name for name in identity.keys() | before.keys() if identity.get(name) != before.get(name))
         if names:
             changes = (f"{name} is {identity.get(name)}, was {before.get(name)}" for name in names)
-            raise KimiError(f"the conditions have changed: {'; '.join(changes)}", where=str(folder))
+            raise KimiError(f"the conditions have changed: {'; '.join(changes)}", where=str(run.folder))
     except KimiError as error:
         error.remedy = "start a new run with --restart, which keeps the earlier one"
         raise
-    return folder, result
+    return run
 
 
-def run_stages(stages: Sequence[Stage], folder: Path, result: AcceptResult, say: Callable[[str], None]) -> None:
+def run_stages(stages: Sequence[Stage], run: AcceptFolder, say: Callable[[str], None]) -> None:
     """Run the stages that are not done yet, in order, and record the result of each.
 
     A failure is recorded and the next stage runs. Raises KimiError at the end if the run is not accepted. An
     interrupted stage is not recorded and runs again.
     """
+    result = run.result
     done, refused = result.names(*DONE), result.names(*REFUSED)
     began, todo = time.monotonic(), [stage for stage in stages if not stage.missing and stage.name not in done]
     for stage in stages:
-        if not stage.missing and stage.name in done:
+        if stage.missing:
+            result.add(stage, StageResult(stage.missing, Verdict.NOT_RUN))
+        elif stage.name in done:
             say(f"{stage.name}: {WORDS[result.stages[stage.name].verdict]} before")
-        elif stage.missing or stage.name not in refused:
-            why = stage.missing or "not reached"
-            found = StageResult(why, Verdict.NOT_RUN, stage.name, stage.proves)
-            result.add(replace(found, missing=stage.missing, required=stage.required))
-    write_result(folder, result)
+        elif stage.name not in refused:
+            result.add(stage, StageResult("not reached", Verdict.NOT_RUN))
+    run.save()
     say(f"timetable: about {sum(stage.minutes for stage in todo):.0f} min")
     for stage in todo:
         say(f"{stage.minutes:6g} min  {stage.name}")
@@ -172,9 +173,9 @@ def run_stages(stages: Sequence[Stage], folder: Path, result: AcceptResult, say:
         left = sum(later.minutes for later in todo[number:])
         clock = f"{(time.monotonic() - began) / 60:.0f} min so far, about {left:.0f} to go"
         say(f"[{number + 1}/{len(todo)}] {stage.name} ({clock})")
-        found = _result(stage, folder)
-        result.add(found)
-        write_result(folder, result)
+        found = _result(stage, run.folder)
+        result.add(stage, found)
+        run.save()
         if found.verdict is not Verdict.PASS:
             say(f"{stage.name}: {WORDS[found.verdict]}: {found.found}")
     if not result.accepted:
@@ -193,4 +194,4 @@ def _result(stage: Stage, folder: Path) -> StageResult:
     except Exception as error:  # the other stages, the page and the bundle must not suffer from it
         (folder / "traceback.txt").write_text(traceback.format_exc())
         found = StageResult(f"{type(error).__name__}: {error}; report it and attach the bundle", Verdict.FAIL)
-    return replace(found, name=stage.name, proves=stage.proves, seconds=time.monotonic() - began)
+    return replace(found, seconds=time.monotonic() - began)

@@ -28,11 +28,11 @@ from ..accuracy import accuracy, lossless, smoke, tasks, tool_run
 from ..accuracy.evaluation import RunOptions
 from ..accuracy.prompts import prompts
 from ..accuracy.recorder import CHAT, Answer, Recorder
-from ..accuracy.results import RESULTS, AccuracyResult
+from ..accuracy.results import RESULTS, AccuracyResult, EvalResult
 from ..accuracy.tasks import Protocol
 from ..accuracy.tool_scores import MARKERS, message_of
 from ..accuracy.vendor_checks import as_stream
-from ..base.experiment import read_result
+from ..base.run_folder import RunFolder
 from ..base.server_under_test import Server, Target
 from ..base.verdict import Verdict
 from ..predict.machine_model import Cluster, kimi, moe_shape
@@ -239,7 +239,7 @@ class AcceptRun:
         folder = accuracy.run(self._target(recipe), protocol, options, self.console)
         figures = [
             Figure(row.metric, 100 * row.correct / row.answered, f"% of {row.answered}")
-            for row in read_result(folder, AccuracyResult).verdict.accuracies
+            for row in RunFolder[AccuracyResult].open(folder, AccuracyResult).result.verdict.accuracies
             if row.answered
         ]
         return replace(_evaluated(folder), figures=figures)
@@ -286,7 +286,7 @@ def _evaluated(folder: Path, *details: str) -> StageResult:
 
     Raises KimiError for a run that failed or is invalid.
     """
-    result = read_result(folder, *RESULTS)
+    result = RunFolder[EvalResult].open(folder, *RESULTS).result
     page, verdict = evaluation.page(folder, result), result.verdict.state
     path, found = write_page(page, folder), "; ".join(details or (words.text for words in page.verdicts))
     if verdict in (Verdict.FAIL, Verdict.INVALID):

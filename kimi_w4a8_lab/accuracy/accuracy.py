@@ -10,8 +10,8 @@ from rich.console import Console
 from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
 from kimi_w4a8_eagle3.base.installed import require_laptop
 
-from ..base.experiment import read_result, write_result
 from ..base.request_progress import request_progress
+from ..base.run_folder import RunFolder
 from ..base.server_under_test import Target
 from .evaluation import RunOptions, evaluated, require_same_plan
 from .harness import score
@@ -38,25 +38,21 @@ def run(target: Target, protocol: Protocol, options: RunOptions, console: Consol
     references, judged = references_for(protocol, options, target)
     name, data_dir = f"eval-{task.title.lower()}", options.data_dir and options.data_dir.resolve()
     begun = evaluated(target, AccuracyResult.kind, options, console, protocol, name, data_dir=data_dir)
-    with begun as (folder, server, recorder):
-        console.print(f"{task.title}: {_size(protocol)} on {server.model} at {server.base_url}; {folder}")
+    with begun as evaluation:
         with request_progress(task.title, protocol.count, console) as shown:
-            outcomes, figures = score(protocol, server.model, recorder, data, folder / "lm_eval.log", shown)
-    expected = protocol.count or len(outcomes)
-    if len(outcomes) != expected:
-        raise KimiError(f"lm-eval scored {len(outcomes)} problems instead of {expected}", where=str(folder))
-    verdict = judge(outcomes, references, judged, baseline, options.margin, options.max_unusable)
-    result = AccuracyResult(
-        configuration=server.name, model=server.model, verdict=verdict, baseline=options.baseline,
-        requests=recorder.counts, judged_against=judged, task=task.title, lm_eval=figures, outcomes=outcomes,
-    )  # fmt: skip
-    write_result(folder, result)
-    return folder
+            log = evaluation.run.folder / "lm_eval.log"
+            outcomes, figures = score(protocol, evaluation.server.model, evaluation.recorder, data, log, shown)
+        expected = protocol.count or len(outcomes)
+        if len(outcomes) != expected:
+            raise KimiError(f"lm-eval scored {len(outcomes)} problems instead of {expected}", where=str(log))
+        verdict = judge(outcomes, references, judged, baseline, options.margin, options.max_unusable)
+        facts = {"baseline": options.baseline, "judged_against": judged, "task": task.title}
+        return evaluation.finish(AccuracyResult, verdict, **facts, lm_eval=figures, outcomes=outcomes)
 
 
 def load_outcomes(folder: Path) -> list[ProblemOutcome]:
     """Load the problems of a finished run; raise KimiError for any other folder."""
-    return read_result(folder, AccuracyResult).outcomes
+    return RunFolder[AccuracyResult].open(folder, AccuracyResult).result.outcomes
 
 
 def references_for(protocol: Protocol, options: RunOptions, target: Target) -> tuple[list[Reference], str | None]:
@@ -84,8 +80,3 @@ def _recorded_tiny() -> list[Reference]:
     except (KimiError, OSError, ValueError, KeyError, TypeError):
         return []
     return [Reference("recorded", metric, accuracy, n, "metrics.json of the built-in model") for metric in METRICS]
-
-
-def _size(protocol: Protocol) -> str:
-    size = f"first {protocol.limit} problems" if protocol.limit else "all problems"
-    return f"{size}, {protocol.shots}-shot, {'chat' if protocol.chat else 'completions'}"

@@ -6,20 +6,25 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, write_json
+from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT, RECORD
 
-from ..base.experiment import continuable, read_plan
-from ..base.server_under_test import Server, Target, record_of
-from .recorder import REQUESTS, Patience, Recorder
+from ..base.request_progress import request_progress
+from ..base.run_folder import RunFolder
+from ..base.server_under_test import Server, Target
+from .recorder import REQUESTS, Answer, Patience, Recorder
+from .results import AnsweredResult, Conclusion
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+JsonBody = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +45,24 @@ class RunOptions:
     patience: Patience = field(default_factory=Patience)
 
 
-class Evaluation(NamedTuple):
-    folder: Path
+@dataclass(frozen=True)
+class Evaluation:
+    """Running evaluation: its folder, the server, and the recorder that keeps the answers."""
+
+    run: RunFolder[AnsweredResult]
     server: Server
     recorder: Recorder
+
+    def ask(self, title: str, endpoint: str, bodies: Sequence[JsonBody], level: int, console: Console) -> list[Answer]:
+        """Return one answer for each body, asked at concurrency `level` with a progress bar."""
+        with request_progress(title, len(bodies), console) as shown:
+            return self.recorder.ask(endpoint, bodies, level, shown)
+
+    def finish(self, kind: type[AnsweredResult], verdict: Conclusion, **facts: Any) -> Path:
+        """Write result.json and return the folder."""
+        server = {"configuration": self.server.name, "model": self.server.model}
+        self.run.save(kind(verdict=verdict, requests=self.recorder.counts, **server, **facts))
+        return self.run.folder
 
 
 @contextmanager
@@ -51,32 +70,35 @@ def evaluated(
     target: Target, kind: str, options: RunOptions, console: Console, plan: DataclassInstance | None = None,
     name: str = "", **facts: object,
 ) -> Iterator[Evaluation]:  # fmt: skip
-    """Yield the running server with the run's folder and recorder.
+    """Yield the evaluation of a running server.
 
     plan: recorded in run.json; a run with a plan can be resumed, and a failure or a signal names the option for it.
     """
     target.check()
-    folder = options.resume or new_run_dir(name or kind, options.runs)
+    if plan is not None:
+        facts["plan"] = asdict(plan)
+    begin = partial(RunFolder[AnsweredResult].begin, kind, options.runs, {"server": target}, name)
+    run = RunFolder[AnsweredResult].resume(options.resume) if options.resume else begin(**facts)
     with ExitStack() as stack:
-        server = stack.enter_context(target.running(folder / "server.log", console.print))
+        server = stack.enter_context(target.running(run.folder / "server.log", console.print))
         if plan is not None:
-            facts["plan"] = asdict(plan)
-            stack.enter_context(continuable(folder, console.print))
+            stack.enter_context(run.continuable(console.print))
         if options.resume is None:
-            write_json(folder / RECORD, record_of(kind, {"server": target}, model=server.model, **facts))
-        recorder = Recorder(server.base_url, folder / REQUESTS, options.patience, server.api_key)
+            run.note(model=server.model)
+        recorder = Recorder(server.base_url, run.folder / REQUESTS, options.patience, server.api_key)
+        console.print(f"{server.model} at {server.base_url}; {run.folder}", soft_wrap=True)
         try:
-            yield Evaluation(folder, server, recorder)
+            yield Evaluation(run, server, recorder)
         except KimiError:
             new = options.resume is None and not recorder.finished
-            if new and {path.name for path in folder.iterdir()} <= {RECORD, REQUESTS}:
-                shutil.rmtree(folder)  # nothing was answered or logged
+            if new and {path.name for path in run.folder.iterdir()} <= {RECORD, REQUESTS}:
+                shutil.rmtree(run.folder)  # nothing was answered or logged
             raise
 
 
 def require_same_plan(baseline: Path, plan: DataclassInstance, names: Sequence[str]) -> None:
     """Raise KimiError if the baseline has another value for one of these settings: only equal runs are compared."""
-    theirs = read_plan(baseline, type(plan))
+    theirs = RunFolder[object].resume(baseline).plan(type(plan))
     for name in names:
         if (ours := getattr(plan, name)) != (other := getattr(theirs, name)):
             what = f"the baseline has {name} {other}, this run has {ours}"

@@ -13,12 +13,12 @@ from typing import Any
 
 from rich.console import Console
 
-from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, write_json
+from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT
 from kimi_w4a8_eagle3.engine.metrics import accept_length
 
-from ..base.experiment import write_result
 from ..base.request_progress import request_progress
-from ..base.server_under_test import Server, Target, record_of
+from ..base.run_folder import RunFolder
+from ..base.server_under_test import Server, Target
 from ..base.verdict import Verdict
 from .comparison import SAMPLED, Samples, against_prefill, divergences, matched, sampled_match
 from .prompts import Prompt, prompts
@@ -99,17 +99,15 @@ def run(
     """
     reference.check()
     target.check()
-    folder = new_run_dir(LosslessResult.kind, plan.runs)
-    asked = prompts(plan.prompts)
-    with target.running(folder / "speculated.log", console.print) as server:
+    sides, asked = {"reference": reference, "speculated": target}, prompts(plan.prompts)
+    kept = RunFolder[LosslessResult].begin(LosslessResult.kind, plan.runs, sides, plan=asdict(plan))
+    with target.running(kept.folder / "speculated.log", console.print) as server:
         found = _ask(server, asked, plan, None, console)
     if release is not None:
         release()
-    with reference.running(folder / "reference.log", console.print) as server:
+    with reference.running(kept.folder / "reference.log", console.print) as server:
         expected = _ask(server, asked, plan, found, console)
     report = compare(asked, expected, found, plan)
-    sides = {"reference": reference, "speculated": target}
-    write_json(folder / RECORD, record_of(LosslessResult.kind, sides, model=found.server.model, plan=asdict(plan)))
     texts = {
         side: {level: [answer.text for answer in batch] for level, batch in given[GREEDY].items()}
         for side, given in (("reference", expected.given), ("speculated", found.given))
@@ -118,8 +116,8 @@ def run(
         configuration=found.server.name, model=found.server.model, verdict=report, reference=expected.server.name,
         prompts=[asdict(prompt) for prompt in asked], texts=texts,
     )  # fmt: skip
-    write_result(folder, result)
-    return folder, report
+    kept.save(result)
+    return kept.folder, report
 
 
 def compare(asked: list[Prompt], expected: Answers, found: Answers, plan: LosslessPlan) -> LosslessReport:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,8 @@ from rich.console import Console
 
 from kimi_w4a8_eagle3.base.finding import Finding, checked
 from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT
-from kimi_w4a8_eagle3.engine.metrics import Acceptance, acceptance_from_histograms
+from kimi_w4a8_eagle3.engine.metrics import acceptance_from_histograms
 
-from ..base.counters import accepted
-from ..base.experiment import write_result
-from ..base.request_progress import request_progress
 from ..base.server_under_test import Target
 from ..base.verdict import Verdict
 from .evaluation import RunOptions, evaluated
@@ -49,37 +45,23 @@ def run(
     """Ask easy problems and return the run directory, pass or fail, and the checks."""
     problems = sample(floors.problems, seed=21)
     once = RunOptions(runs=runs, patience=Patience(attempts=1, server_away_s=0.0))
-    with evaluated(target, SmokeResult.kind, once, console) as (folder, server, recorder):
-        settings = {"model": server.model, "max_tokens": floors.max_tokens, "temperature": 0.0}
+    with evaluated(target, SmokeResult.kind, once, console) as evaluation:
+        settings = {"model": evaluation.server.model, "max_tokens": floors.max_tokens, "temperature": 0.0}
         settings |= {"return_spec_tokens_details": True}
         bodies = [{**settings, "messages": [{"role": "user", "content": p.question}]} for p in problems]
-        with request_progress(f"{server.name}: problems", len(problems), console) as show:
-            ask = partial(recorder.ask, CHAT, bodies, floors.concurrency, show)
-            # A router does not forward accept histograms.
-            answers, counted = accepted(server.ops_url, _DRAFT_TOKENS, ask) if server.ops_url else (ask(), None)
-    checks = list(check(problems, answers, floors, counted))
-    verdict = Conclusion()
-    verdict.judge(checks)
-    if not verdict.reasons:
-        verdict.conclude(Verdict.PASS, "every check holds")
-    shown = [
-        {"question": p.question, "answer": p.answer, "reply": a.text} for p, a in zip(problems, answers, strict=True)
-    ]
-    result = SmokeResult(
-        configuration=server.name, model=server.model, verdict=verdict, requests=recorder.counts,
-        checks=checks, solved=sum(map(_solved, problems, answers)), wanted=floors.correct, problems=shown,
-    )  # fmt: skip
-    write_result(folder, result)
-    return folder, verdict.state, checks
+        answers = evaluation.ask("problems", CHAT, bodies, floors.concurrency, console)
+        verdict, checks = Conclusion(), list(check(problems, answers, floors))
+        verdict.judge(checks)
+        if not verdict.reasons:
+            verdict.conclude(Verdict.PASS, "every check holds")
+        pairs = list(zip(problems, answers, strict=True))
+        shown = [{"question": p.question, "answer": p.answer, "reply": a.text} for p, a in pairs]
+        facts = {"checks": checks, "solved": sum(map(_solved, problems, answers)), "wanted": floors.correct}
+        return evaluation.finish(SmokeResult, verdict, **facts, problems=shown), verdict.state, checks
 
 
-def check(
-    problems: Sequence[MathProblem], answers: Sequence[Answer], floors: Floors, counted: Acceptance | None = None
-) -> Iterator[Finding]:
-    """Yield the checks of a set of answers.
-
-    counted: acceptance from the server's counters, for answers without a histogram.
-    """
+def check(problems: Sequence[MathProblem], answers: Sequence[Answer], floors: Floors) -> Iterator[Finding]:
+    """Yield the checks of a set of answers."""
     replies = [answer for answer in answers if answer.error is None]
     failures = [answer.error for answer in answers if answer.error is not None]
     n = len(answers)
@@ -91,7 +73,7 @@ def check(
     yield checked("empty, garbled or looping answers", str(len(odd)), "none", not odd)
     yield checked("answers cut at the limit", str(cut), f"at most {n // 10}", cut <= n // 10)
     yield checked("problems solved", f"{solved} of {n}", f">= {floors.correct:.0%}", solved >= floors.correct * n)
-    acceptance = counted or acceptance_from_histograms((_histogram(a.response) for a in replies), _DRAFT_TOKENS)
+    acceptance = acceptance_from_histograms((_histogram(a.response) for a in replies), _DRAFT_TOKENS)
     if floors.speculates:
         found = "no speculation" if acceptance is None else f"{acceptance.length:.2f}"
         good = acceptance is not None and acceptance.length >= floors.accept_length

@@ -13,8 +13,7 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.finding import Finding, checked
 from kimi_w4a8_eagle3.engine.client import EngineClient
 
-from ..base.experiment import read_result, write_result
-from ..base.request_progress import request_progress
+from ..base.run_folder import RunFolder
 from ..base.server_under_test import Server, Target
 from . import tool_requests, tool_scores, vendor_checks
 from .evaluation import RunOptions, evaluated
@@ -59,33 +58,27 @@ def run(target: Target, plan: ToolPlan, judging: Judging, console: Console) -> P
     baseline = load_outcomes(judging.baseline) if judging.baseline else None
     requests = tool_requests.load(plan.data, plan.limit)
     count = vendor_checks.counter(judging.tokenizer) if judging.tokenizer else None
-    with evaluated(target, ToolsResult.kind, judging, console, plan) as (folder, server, recorder):
+    with evaluated(target, ToolsResult.kind, judging, console, plan) as evaluation:
+        server = evaluation.server
         count = count or _own_counter(server)
         probes = vendor_checks.probes(server.model, plan.max_tokens)
         bodies = [_body(request.body, server.model, plan) for request in requests]
         asked = [*bodies, *(probe.body for probe in probes)]
-        size = f"{len(bodies)} requests and {len(probes)} checks"
-        console.print(f"{size} on {server.model} at {server.base_url}; {folder}")
-        with request_progress("tool calls", len(asked), console) as shown:
-            answers = recorder.ask(CHAT, asked, plan.concurrency, shown)
-    given, probed = answers[: len(bodies)], list(zip(probes, answers[len(bodies) :], strict=True))
-    outcomes = [tool_scores.outcome(request, answer) for request, answer in zip(requests, given, strict=True)]
-    # Left out: a request for two answers counts its prompt once, and one with an odd value may count nothing.
-    schemas = [(probe.body, answer) for probe, answer in probed if "tools" in probe.body]
-    checks = [_marker_check(outcomes), *vendor_checks.check_probes(probed)]
-    checks.append(vendor_checks.check_counts([*zip(bodies, given, strict=True), *schemas], count))
-    verdict = tool_scores.judge(outcomes, checks, table, judged, baseline, judging.max_unusable)
-    result = ToolsResult(
-        configuration=server.name, model=server.model, verdict=verdict, baseline=judging.baseline,
-        requests=recorder.counts, judged_against=judged, checks=checks, outcomes=outcomes,
-    )  # fmt: skip
-    write_result(folder, result)
-    return folder
+        answers = evaluation.ask("tool calls", CHAT, asked, plan.concurrency, console)
+        given, probed = answers[: len(bodies)], list(zip(probes, answers[len(bodies) :], strict=True))
+        outcomes = [tool_scores.outcome(request, answer) for request, answer in zip(requests, given, strict=True)]
+        # Left out: a request for two answers counts its prompt once, and one with an odd value may count nothing.
+        schemas = [(probe.body, answer) for probe, answer in probed if "tools" in probe.body]
+        checks = [_marker_check(outcomes), *vendor_checks.check_probes(probed)]
+        checks.append(vendor_checks.check_counts([*zip(bodies, given, strict=True), *schemas], count))
+        verdict = tool_scores.judge(outcomes, checks, table, judged, baseline, judging.max_unusable)
+        facts = {"baseline": judging.baseline, "judged_against": judged, "checks": checks, "outcomes": outcomes}
+        return evaluation.finish(ToolsResult, verdict, **facts)
 
 
 def load_outcomes(folder: Path) -> dict[str, ToolOutcome]:
     """Load a finished run's outcomes by the identity of their requests; raise KimiError for any other folder."""
-    found = read_result(folder, ToolsResult).outcomes
+    found = RunFolder[ToolsResult].open(folder, ToolsResult).result.outcomes
     return {outcome.identity: outcome for outcome in found if outcome.status != "failed"}
 
 

@@ -23,7 +23,7 @@ _NAMES = (
     "sglang:cached_tokens_total",
     "sglang:num_retracted_requests_total",
 )
-_PAUSE_S, _TIMEOUT_S = 0.5, 10.0
+_TIMEOUT_S = 10.0
 Answer = TypeVar("Answer")
 _STILL_S, _STILL_TRIES, _COUNTED_S = 1.1, 5, 10.0
 
@@ -60,29 +60,9 @@ class Counters:
         return delta
 
 
-def scrape(base_url: str, timeout_s: float = _TIMEOUT_S) -> Counters:
-    """Read the counters; raises KimiError as `read` does."""
-    return Counters.of(read(base_url, timeout_s))
-
-
-def read(base_url: str, timeout_s: float = _TIMEOUT_S, attempts: int = 10) -> Reading:
-    """Read the metrics of an engine, or of all replicas at an ops endpoint.
-
-    An ops endpoint leaves out a replica that answers slowly, and its counters would seem to fall, so it is read again.
-    Raises KimiError when the server does not answer, runs without --enable-metrics, or a replica stays away.
-    """
-    for _ in range(attempts):
-        reading = read_once(base_url, timeout_s)
-        missing = reading.labels("kimi_replica_up", "replica", 0.0)
-        if not missing:
-            return reading
-        time.sleep(_PAUSE_S)
-    raise KimiError(
-        f"no metrics of replica {', '.join(missing)}",
-        where=f"{base_url}/metrics",
-        expected="the counters of all replicas before and after a load",
-        remedy="see /status of the ops endpoint, and measure when all replicas are ready",
-    )
+def scrape(base_url: str) -> Counters:
+    """Read the counters; raises KimiError as `read_once` does."""
+    return Counters.of(read_once(base_url, _TIMEOUT_S))
 
 
 def acceptance_from_counters(delta: Counters, num_draft_tokens: int) -> Acceptance | None:

@@ -7,22 +7,17 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
-
 from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
-from kimi_w4a8_eagle3.base.http import trusted
 from kimi_w4a8_eagle3.base.run_dir import record
-from kimi_w4a8_eagle3.engine.client import EngineClient, bearer
+from kimi_w4a8_eagle3.engine.client import EngineClient
+from kimi_w4a8_eagle3.engine.metrics import read_once
 from kimi_w4a8_eagle3.engine.process import free_port
 from kimi_w4a8_eagle3.fleet.checks import checked
 from kimi_w4a8_eagle3.fleet.replica import READY_TIMEOUT_S
 from kimi_w4a8_eagle3.machine.hardware import Machine
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render, unmet_requirements
-
-from .counters import read
 
 Say = Callable[[str], object]
 _TIMEOUT_S = 30.0
@@ -44,34 +39,22 @@ class EngineFacts:
 
 @dataclass(frozen=True)
 class Server:
-    """Running server. name labels figures. model: name under which it serves. launch: None if it ran before.
-
-    engine_url: the engine, or one of the engines behind a router. ops_url: of a router, the endpoint with its engines'
-    counters.
-    """
+    """Running server. name labels figures. model: name under which it serves. launch: None if it ran before."""
 
     name: str
     base_url: str
     model: str
     launch: Launch | None = None
     api_key: str | None = field(default=None, repr=False)
-    engine_url: str = ""
-    ops_url: str | None = None
-
-    @property
-    def metrics_url(self) -> str:
-        """Address whose /metrics has the counters."""
-        return self.ops_url or self.base_url
 
     @cached_property
     def facts(self) -> EngineFacts:
         """Settings of its engine, read once. Raises KimiError for a server that is not SGLang."""
-        engine_url = self.engine_url or self.base_url
-        with EngineClient(engine_url, self.api_key) as client:
+        with EngineClient(self.base_url, self.api_key) as client:
             info = client.server_info()
         path = str(info.get("model_path", self.model))
         draft_tokens = int(info.get("speculative_num_draft_tokens") or 0) if info.get("speculative_algorithm") else 0
-        context = read(engine_url, timeout_s=30.0).largest("sglang:context_len")
+        context = read_once(self.base_url, _TIMEOUT_S).largest("sglang:context_len")
         return EngineFacts(
             model_path=path,
             tokenizer=str(info.get("tokenizer_path") or path),
@@ -85,8 +68,7 @@ class Target:
     """Server that the user named: a running one by base_url, or one to start from a recipe.
 
     With both, the server at base_url must serve the recipe's model. model: name under which the server must serve.
-    settings: changes to the recipe, as for `--set`. api_key: key sent to the server, never recorded. ops_url:
-    operations endpoint of a router; the default is the port after the router's own.
+    settings: changes to the recipe, as for `--set`. api_key: key sent to the server, never recorded.
     """
 
     base_url: str | None = None
@@ -94,7 +76,6 @@ class Target:
     model: str | None = None
     settings: tuple[str, ...] = ()
     api_key: str | None = field(default=None, repr=False)
-    ops_url: str | None = None
 
     def __post_init__(self) -> None:
         if self.base_url is None and self.recipe is None:
@@ -191,42 +172,7 @@ class Target:
                 expected=repr(self.model),
                 remedy="check the address, or name the served model with --served-model-name",
             )
-        urls = _behind_router(base_url, self.ops_url, self.api_key) if launch is None else (base_url, None)
-        return Server(self.name if self.launch else base_url, base_url, served, launch, self.api_key, *urls)
-
-
-def _behind_router(base_url: str, ops_url: str | None, api_key: str | None) -> tuple[str, str | None]:
-    """Return one ready engine behind the router at `base_url`, and the ops endpoint that has all engines' counters.
-
-    For a server that is no router, return its own address and None. Written for sglang-router 0.3.2.
-    """
-    if "router_manager" not in _json(f"{base_url}/get_server_info", bearer(api_key)):
-        return base_url, None
-    place = urlsplit(base_url)
-    ops_url = ops_url or f"{place.scheme}://{place.hostname}:{(place.port or 80) + 1}"
-    replicas = _json(f"{ops_url}/status").get("replicas")
-    if replicas is None:
-        raise KimiError(
-            f"{base_url} is a router, and the ops endpoint with its engines' counters does not answer",
-            where=ops_url,
-            expected="the ops endpoint of `serve --replicas` or `route`, by default the port after the API's",
-            remedy="give its address with --ops-url, or measure one engine at its own address",
-        )
-    ready = [str(replica["base_url"]) for replica in replicas if replica.get("ready")]
-    if not ready:
-        raise KimiError(
-            "no replica behind this router is ready", where=f"{ops_url}/status", remedy="wait; /status shows why"
-        )
-    return ready[0], ops_url
-
-
-def _json(url: str, headers: dict[str, str] | None = None) -> dict[str, Any]:
-    """Return the JSON object at `url`, or an empty one on any failure."""
-    try:
-        found = httpx.get(url, headers=headers, timeout=_TIMEOUT_S, verify=trusted()).json()
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        return Server(self.name if self.launch else base_url, base_url, served, launch, self.api_key)
 
 
 def record_of(kind: str, targets: Mapping[str, Target], **facts: object) -> dict[str, object]:

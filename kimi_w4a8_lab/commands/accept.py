@@ -49,14 +49,13 @@ def accept(
     texts, console = Texts(sharegpt=sharegpt or None), table_console()
     [load_recipe(name) for name in recipes]  # an unknown one leaves no run
     scope = f"{'quick run' if quick else 'run'}{' with --full' if full else ''} of {', '.join(recipes)}"
-    folder, result = journal.open_run(runs, {"scope": scope, "sizes": str(sizes)}, restart)
-    run = stages.AcceptRun(folder, recipes, sizes, console, texts, data_dir, client_key(None, os.environ), machine)
-    todo = run.stages()
-    console.print(f"kimi-w4a8 accept: results are kept in {folder}")
+    kept = journal.open_run(runs, {"scope": scope, "sizes": str(sizes)}, restart)
+    run = stages.AcceptRun(kept.folder, recipes, sizes, console, texts, data_dir, client_key(None, os.environ), machine)
+    console.print(f"kimi-w4a8 accept: results are kept in {kept.folder}")
     try:
         with signals(runs), ExitStack() as engines:
             engines.callback(run.stop)
-            journal.run_stages(todo, folder, result, console.print)
+            journal.run_stages(run.stages(), kept, console.print)
     finally:
-        conclude(claims.page(result), folder, console)
-        console.print(f"bundle: {claims.write_bundle(folder)}", markup=False, soft_wrap=True)
+        conclude(claims.page(kept.result), kept.folder, console)
+        console.print(f"bundle: {claims.write_bundle(kept.folder)}", markup=False, soft_wrap=True)

@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from kimi_w4a8_eagle3.base.console import table_console
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.next_step import command
-from kimi_w4a8_eagle3.commands.options import KEY_FILE, OPS_URL, RUNS, complete
+from kimi_w4a8_eagle3.commands.options import KEY_FILE, RUNS, complete
 from kimi_w4a8_eagle3.door.settings import client_key
 
 from ..base.server_under_test import Target
@@ -141,7 +141,6 @@ def run(
         "-r",
         help="Start this recipe (RECIPE:plain: without its draft); with --base-url: the recipe it serves.",
     ),
-    ops_url: str | None = OPS_URL,
     api_key_file: Path | None = KEY_FILE,
     kept: Kept,
 ) -> None:
@@ -150,7 +149,7 @@ def run(
     This needs SGLang on this machine for its load generator. No extra installs SGLang: use its image, or `make venv`.
     """
     key = client_key(api_key_file, os.environ)
-    target = Target(base_url or None, recipe or None, None, tuple(kept.settings), key, ops_url)
+    target = Target(base_url or None, recipe or None, None, tuple(kept.settings), key)
     with signals(kept.runs):
         folder = bench(load.workload(workload), load.texts(), target, kept.runs, typer.echo, kept.resume)
     _concluded(folder)

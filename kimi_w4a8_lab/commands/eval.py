@@ -14,12 +14,12 @@ from kimi_w4a8_eagle3.base.console import table_console
 from kimi_w4a8_eagle3.base.errors import UsageError
 from kimi_w4a8_eagle3.base.installed import require, require_laptop
 from kimi_w4a8_eagle3.base.next_step import command
-from kimi_w4a8_eagle3.commands.options import KEY_FILE, OPS_URL, RUNS
+from kimi_w4a8_eagle3.commands.options import KEY_FILE, RUNS
 from kimi_w4a8_eagle3.door.settings import client_key
 
 from ..accuracy.evaluation import RunOptions
-from ..accuracy.results import RESULTS
-from ..base.experiment import read_plan, read_record, read_result
+from ..accuracy.results import RESULTS, EvalResult
+from ..base.run_folder import RunFolder
 from ..base.server_under_test import Target
 from ..report import evaluation
 from ..report.tables import conclude
@@ -214,7 +214,6 @@ def smoke(
     max_tokens: int = typer.Option(512, "--max-tokens", min=16, help="Most tokens of an answer."),
     min_correct: float = typer.Option(0.6, "--min-correct", min=0.0, max=1.0, help="Share of problems to solve."),
     min_accept_length: float = typer.Option(2.0, "--min-accept-length", min=1.0, help="Tokens per verify step."),
-    ops_url: str | None = OPS_URL,
     runs: Path = RUNS,
 ) -> None:
     """Check a server before a rollout: no failures, sane answers, accepted drafts."""
@@ -222,7 +221,7 @@ def smoke(
     from ..accuracy import smoke as smoke_check  # optional: lm_eval
 
     with signals(runs):
-        target = replace(server.target(), ops_url=ops_url)
+        target = server.target()
         drafts = bool(target.launch.draft) if target.launch else not server.no_speculation
         floors = smoke_check.Floors(
             limit, max_tokens, correct=min_correct, accept_length=min_accept_length, speculates=drafts
@@ -235,8 +234,9 @@ def _planned(server: AnyServer, resume: Path | None, plan: P) -> tuple[Target, P
     """Return the server and the plan of a run; those of the run to resume, unless another server is named."""
     if resume is None:
         return server.target(), plan
-    earlier, plan = read_record(resume), read_plan(resume, type(plan))
-    model = server.model or earlier["model"]  # all answers of a run must come from one model
+    run = RunFolder[object].resume(resume)
+    earlier, plan = run.record, run.plan(type(plan))
+    model = server.model or earlier.get("model")  # all answers of a run must come from one model
     if server.base_url is None and server.recipe is None:
         key = client_key(server.api_key_file, os.environ)
         return Target(**{**earlier["targets"]["server"], "model": model, "api_key": key}), plan
@@ -249,8 +249,9 @@ def _accuracy(
     from ..accuracy import accuracy  # optional: lm_eval
 
     target, protocol = _planned(server, judged.resume, protocol)
-    if judged.resume and data_dir is None and (earlier := read_record(judged.resume).get("data_dir")):
-        data_dir = Path(earlier)
+    earlier = RunFolder[object].resume(judged.resume).record if judged.resume else {}
+    if earlier.get("data_dir"):
+        data_dir = data_dir or Path(earlier["data_dir"])
     options = RunOptions(data_dir=data_dir, published=published, **vars(judged))
     with signals(judged.runs):
         folder = accuracy.run(target, protocol, options, table_console())
@@ -259,7 +260,7 @@ def _accuracy(
 
 def _end(folder: Path) -> NoReturn:
     """Print the result, write the page, name it and the next command, and exit with the verdict's code."""
-    result = read_result(folder, *RESULTS)
+    result = RunFolder[EvalResult].open(folder, *RESULTS).result
     conclude(evaluation.page(folder, result), folder)
     typer.echo(f"next: {command()} report {folder}   # add runs of bench for one page of speed and answers")
     raise typer.Exit(result.verdict.state.exit_code)

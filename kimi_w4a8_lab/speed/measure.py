@@ -91,11 +91,11 @@ def measure(server: Server, point: Point, dataset: Path, folder: Path, repetitio
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     before: list[Counters] = []
     warmups = point.warmups * point.workload.turns
-    idle = still(server.metrics_url)
-    with Sampler(server.metrics_url) as sampler:
+    idle = still(server.base_url)
+    with Sampler(server.base_url) as sampler:
 
         def open_window(answered: int) -> None:
-            before.append(counted(server.metrics_url, idle.requests + answered, _WARMUP_COUNTED_S))
+            before.append(counted(server.base_url, idle.requests + answered, _WARMUP_COUNTED_S))
             sampler.open_window()
 
         with request_progress("requests", point.requests, table_console()) as shown:
@@ -107,7 +107,7 @@ def measure(server: Server, point: Point, dataset: Path, folder: Path, repetitio
         load, details = read_last(raw, LoadResult), read_last(raw, LoadDetails)
         if not before:
             raise KimiError("the load generator never began to measure", where=str(raw.with_suffix(".log")))
-        after = counted(server.metrics_url, idle.requests + warmups + point.requests, 5.0)
+        after = counted(server.base_url, idle.requests + warmups + point.requests, 5.0)
         added = replace(after.since(before[0]), requests=after.requests - idle.requests - warmups)
     notes, problems = _judge(point, load, details, added)
     if before[0].requests < idle.requests + warmups:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-
-from ..base.counters import read
+from kimi_w4a8_eagle3.engine.metrics import read_once
 
 _GAUGES = {"kv_usage": "sglang:token_usage", "running": "sglang:num_running_reqs", "queued": "sglang:num_queue_reqs"}
 
@@ -52,7 +51,7 @@ class Sampler:
     def _run(self) -> None:
         while not self._stop.wait(self._every_s):
             try:
-                now = read(self._base_url, attempts=1)
+                now = read_once(self._base_url, timeout_s=10.0)
             except KimiError:
                 continue  # a dead server shows in the load's own result
             for name, gauge in _GAUGES.items():

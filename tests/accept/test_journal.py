@@ -16,7 +16,7 @@ from kimi_w4a8_eagle3.fleet.serve import Terminated
 from kimi_w4a8_lab.accept import journal
 from kimi_w4a8_lab.accept.claims import page
 from kimi_w4a8_lab.accept.journal import AcceptResult, Figure, Skipped, Stage, StageResult, open_run, run_stages
-from kimi_w4a8_lab.base.experiment import RESULT
+from kimi_w4a8_lab.base.run_folder import RESULT
 from kimi_w4a8_lab.base.verdict import Verdict
 
 FIGURE = Figure(name="speed", value=5.1, unit="TB/s", predicted=6.0)
@@ -24,9 +24,9 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from kimi_w4a8_lab.accept.journal import Stage, StageResult, open_run, run_stages
-found = open_run(Path(sys.argv[1]), {"sizes": "all"}, restart=False)
+kept = open_run(Path(sys.argv[1]), {"sizes": "all"}, restart=False)
 stages = [Stage("first", "", lambda: StageResult("done")), Stage("second", "", lambda: os.kill(os.getpid(), 9))]
-run_stages(stages, *found, print)
+run_stages(stages, kept, print)
 """
 
 
@@ -34,9 +34,13 @@ def run(
     stages: list[Stage], runs: Path, restart: bool = False, sizes: str = "all"
 ) -> tuple[Path, AcceptResult, list[str]]:
     said: list[str] = []
-    folder, found = open_run(runs, {"sizes": sizes}, restart)
-    run_stages(stages, folder, found, said.append)
-    return folder, found, said
+    kept = open_run(runs, {"sizes": sizes}, restart)
+    run_stages(stages, kept, said.append)
+    return kept.folder, kept.result, said
+
+
+def stored(runs: Path) -> AcceptResult:
+    return open_run(runs, {"sizes": "all"}, restart=False).result
 
 
 def passing(name: str, ran: list[str]) -> Stage:
@@ -73,7 +77,7 @@ def test_a_failure_is_recorded_and_the_other_stages_go_on(tmp_path: Path) -> Non
     with pytest.raises(KimiError, match="bad: port 9527 is taken; 2 of 4 stages passed, 1 failed") as caught:
         run(stages, tmp_path)
     assert caught.value.exit_code == 1 and ran == ["good", "later"]
-    _, found = open_run(tmp_path, {"sizes": "all"}, restart=False)
+    found = stored(tmp_path)
     assert (found.names(Verdict.FAIL), found.names(Verdict.NOT_RUN)) == (["bad"], ["after"])
     assert "stop the other server" in found.stages["bad"].found
     assert found.headline == "NOT ACCEPTED: bad: port 9527 is taken; 2 of 4 stages passed, 1 failed, 1 not run"
@@ -105,10 +109,10 @@ def test_only_a_stage_that_passed_counts_as_passed(verdicts: list[str], headline
     accepted = headline.startswith("ACCEPTED")
     with nullcontext() if accepted else pytest.raises(KimiError, match=headline):
         run(stages, tmp_path)
-    folder, found = open_run(tmp_path, {"sizes": "all"}, restart=False)
-    assert (found.headline, found.accepted) == (headline, accepted)
+    kept = open_run(tmp_path, {"sizes": "all"}, restart=False)
+    assert (kept.result.headline, kept.result.accepted) == (headline, accepted)
     with nullcontext() if accepted else pytest.raises(KimiError):
-        run_stages(stages, folder, found, print)
+        run_stages(stages, kept, print)
     assert ran[len(stages) :] == [str(at) for at, verdict in enumerate(verdicts) if verdict == "slow"]
 
 
@@ -122,15 +126,15 @@ def test_the_timetable_comes_first_and_each_stage_shows_the_time_left(tmp_path: 
 def test_an_unexpected_exception_fails_the_stage(tmp_path: Path) -> None:
     with pytest.raises(KimiError, match="NOT ACCEPTED: odd: ZeroDivisionError: division"):
         run([failing("odd", ZeroDivisionError("division"))], tmp_path)
-    folder, found = open_run(tmp_path, {"sizes": "all"}, restart=False)
-    assert found.stages["odd"].verdict is Verdict.FAIL and "in go" in (folder / "traceback.txt").read_text()
+    assert stored(tmp_path).stages["odd"].verdict is Verdict.FAIL
+    assert "in go" in next(tmp_path.glob("*/traceback.txt")).read_text()
 
 
 def test_a_signal_is_no_failure_of_the_stage(tmp_path: Path) -> None:
     ran: list[str] = []
     with pytest.raises(Terminated):
         run([passing("one", ran), failing("two", Terminated(signal.SIGTERM))], tmp_path)
-    _, found = open_run(tmp_path, {"sizes": "all"}, restart=False)
+    found = stored(tmp_path)
     assert (found.names(Verdict.PASS), found.names(Verdict.NOT_RUN)) == (["one"], ["two"])
     assert found.headline == "NOT FINISHED: two: not reached; 1 of 2 stages passed, 1 not run"
 
@@ -139,7 +143,7 @@ def test_a_stage_that_no_recipe_needs_may_be_missing_and_runs_once_it_is_there(t
     ran: list[str] = []
     extra = Stage("gpu", "", lambda: StageResult(""), "needs a gfx942 GPU", required=False)
     run([extra, passing("cpu", ran)], tmp_path)
-    found = open_run(tmp_path, {"sizes": "all"}, restart=False)[1]
+    found = stored(tmp_path)
     assert found.headline == "ACCEPTED: 1 of 2 stages passed, 1 not run"
     assert (found.stages["gpu"].verdict, found.stages["gpu"].found) == (Verdict.NOT_RUN, "needs a gfx942 GPU")
     run([passing("gpu", ran), passing("cpu", ran)], tmp_path)
@@ -151,7 +155,7 @@ def test_a_stage_that_the_recipe_needs_and_the_machine_lacks_refuses(tmp_path: P
     headline = "NOT ACCEPTED: agent: start: 7 GPUs, needs 8; 1 of 3 stages passed, 2 not run"
     with pytest.raises(KimiError, match=headline):
         run([passing("doctor", []), *lacking], tmp_path)
-    found = open_run(tmp_path, {"sizes": "all"}, restart=False)[1]
+    found = stored(tmp_path)
     assert found.refused and found.headline == headline and page(found).tone == "worse"
 
 
@@ -166,7 +170,7 @@ def test_results_of_other_versions_or_sizes_do_not_count(tmp_path: Path, monkeyp
     assert "--restart" in caught.value.remedy
     second, *_ = run([passing("one", ran)], tmp_path, restart=True)
     assert ran == ["one", "one"] and first.is_dir() and second != first
-    assert open_run(tmp_path, {"sizes": "all"}, restart=False)[0] == second
+    assert open_run(tmp_path, {"sizes": "all"}, restart=False).folder == second
 
 
 @pytest.mark.parametrize(

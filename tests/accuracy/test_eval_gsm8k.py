@@ -17,7 +17,7 @@ from kimi_w4a8_lab.accuracy.accuracy import load_outcomes
 from kimi_w4a8_lab.accuracy.evaluation import RunOptions
 from kimi_w4a8_lab.accuracy.recorder import Patience
 from kimi_w4a8_lab.accuracy.tasks import Protocol
-from kimi_w4a8_lab.base.experiment import RESULT, read_record
+from kimi_w4a8_lab.base.run_folder import RESULT, RunFolder
 from kimi_w4a8_lab.base.server_under_test import Target
 from kimi_w4a8_lab.commands.eval import AnyServer, _planned
 
@@ -168,7 +168,7 @@ def test_the_verdict_counts_failed_and_cut_answers(resumed):
 
 
 def test_a_resumed_run_goes_on_with_its_own_model_only(resumed):
-    earlier = read_record(resumed.folder)
+    earlier = RunFolder.resume(resumed.folder).record
     other = AnyServer("http://127.0.0.1:1", None, None, [], None, False)
     assert _planned(other, resumed.folder, PROTOCOL)[0].model == "test-model"
     target, plan = _planned(replace(other, base_url=None), resumed.folder, replace(PROTOCOL, shots=3))

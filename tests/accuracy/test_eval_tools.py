@@ -13,7 +13,7 @@ from kimi_w4a8_eagle3.base.installed import operator_dir
 from kimi_w4a8_lab.accuracy import tool_requests, tool_run, tool_scores, vendor_checks
 from kimi_w4a8_lab.accuracy.recorder import REQUESTS, Patience
 from kimi_w4a8_lab.accuracy.results import ToolsResult
-from kimi_w4a8_lab.base.experiment import read_result
+from kimi_w4a8_lab.base.run_folder import RunFolder
 from kimi_w4a8_lab.base.server_under_test import Target
 from kimi_w4a8_lab.report import evaluation
 from kimi_w4a8_lab.report.page import write_page
@@ -137,7 +137,7 @@ def test_the_scores_are_exact(data, tmp_path, finished, stream):
     low, high = 0.3057, 0.8632  # Wilson's limits of 5 of 8
     assert trigger["interval"]["low"] == pytest.approx(2 * low / (1 + low), abs=1e-4)
     assert trigger["interval"]["high"] == pytest.approx(2 * high / (1 + high), abs=1e-4)
-    found = read_result(folder, ToolsResult).outcomes
+    found = RunFolder.open(folder, ToolsResult).result.outcomes
     for outcome, (_, _, problem) in zip(found, CASES, strict=True):
         assert outcome.problem.startswith(problem) and bool(outcome.problem) == bool(problem)
     assert found[1].calls[1]["function"]["arguments"] == GOOD[1]
@@ -145,7 +145,7 @@ def test_the_scores_are_exact(data, tmp_path, finished, stream):
         "0", "14 of 14", "6 of 6", "0 of 6", "14 of 14", "14 of 14", "not counted",
     ]  # fmt: skip
     assert result["verdict"]["state"] == "inconclusive" and result["verdict"]["truncated"] == 1
-    page = write_page(evaluation.page(folder, read_result(folder, ToolsResult)), folder).read_text()
+    page = write_page(evaluation.page(folder, RunFolder.open(folder, ToolsResult).result), folder).read_text()
     assert "wether" in page and "INCONCLUSIVE" in page and "3 of 7" in page
 
 

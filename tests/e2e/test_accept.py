@@ -16,7 +16,7 @@ from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.recipe.launch import load_recipe
 from kimi_w4a8_lab.accept import stages
 from kimi_w4a8_lab.accept.journal import DONE, AcceptResult
-from kimi_w4a8_lab.base.experiment import read_result
+from kimi_w4a8_lab.base.run_folder import RunFolder
 from kimi_w4a8_lab.base.verdict import Verdict
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -42,7 +42,7 @@ def test_a_taken_port_fails_one_stage_and_the_same_command_runs_that_one_alone(
     assert first.exception.what.startswith("NOT ACCEPTED: doctor: tiny: port: "), first.output
     assert "timetable" in first.output and "min so far, about" in first.output
     (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
-    found = read_result(folder, AcceptResult)
+    found = RunFolder.open(folder, AcceptResult).result
     assert (found.names(Verdict.FAIL), found.names(*DONE)) == (["doctor"], ALL_HERE)
     assert found.stages["tiny: tiny-con2"].verdict is Verdict.MEASURED
     assert found.stages["kernels flydsl, TP 8"].found == "needs a gfx942 GPU"

@@ -21,10 +21,11 @@ from support.waiting import until
 from kimi_w4a8_eagle3.base.prometheus import Reading
 from kimi_w4a8_eagle3.engine import startup_check
 from kimi_w4a8_eagle3.engine.client import EngineClient
+from kimi_w4a8_eagle3.engine.metrics import read_once
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_eagle3.ops.window import increase, spec_steps
 from kimi_w4a8_lab.accuracy.problems import problems
-from kimi_w4a8_lab.base.counters import Counters, read
+from kimi_w4a8_lab.base.counters import Counters
 from proof.load.engine_loads import RUNNING, engine_loads
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -72,8 +73,8 @@ def test_both_groups_answer_alike_and_are_counted_once(groups: EngineServer) -> 
     accepted = startup_check.acceptance_of(answers, 4)
     assert accepted is not None and accepted.length > 2
     expected = sum(sum(answer.accepted_histogram) for answer in answers)
-    until(lambda: sum(increase(spec_steps(read(groups.base_url)), spec_steps(before))) >= expected)
-    reading = read(groups.base_url)
+    until(lambda: sum(increase(spec_steps(read_once(groups.base_url)), spec_steps(before))) >= expected)
+    reading = read_once(groups.base_url)
     assert sum(increase(spec_steps(reading), spec_steps(before))) == expected
     assert Counters.of(reading).since(Counters.of(before)).requests == len(answers)
     assert set(reading.by("sglang:realtime_tokens_total", "dp_rank")) == {"0", "1"}
@@ -92,7 +93,7 @@ def test_evicted_prefixes_come_back_with_the_same_tokens_and_drafts(groups: Engi
     with EngineClient(groups.base_url) as client:
 
         def counted() -> float:
-            return read(groups.base_url).total("sglang:load_back_tokens_total") or 0.0
+            return read_once(groups.base_url).total("sglang:load_back_tokens_total") or 0.0
 
         def loaded_back() -> tuple[list[tuple[object, ...]], float]:
             asked_twice(client, fill, max_tokens=1)  # more than the pool of a group

@@ -23,11 +23,11 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.prometheus import Reading
 from kimi_w4a8_eagle3.engine import startup_check
 from kimi_w4a8_eagle3.engine.client import EngineClient
+from kimi_w4a8_eagle3.engine.metrics import read_once
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_eagle3.ops import window
 from kimi_w4a8_eagle3.ops.replica_state import Canary, CanaryPolicy, Phase
 from kimi_w4a8_lab.accuracy.problems import parse_answer, problems
-from kimi_w4a8_lab.base.counters import read
 from proof.load.engine_loads import engine_loads
 
 pytestmark = pytest.mark.server
@@ -161,8 +161,8 @@ def test_sampled_verify_steps_that_always_fail_end_readiness_and_the_engine(
 
 def until_grown(server: EngineServer, counter: str, by: float, act: Callable[[], object]) -> None:
     """Act until a counter of the server has grown by so much."""
-    before = read(server.base_url).total(counter) or 0.0
-    until(lambda: act() is None and (read(server.base_url).total(counter) or 0.0) >= before + by)
+    before = read_once(server.base_url).total(counter) or 0.0
+    until(lambda: act() is None and (read_once(server.base_url).total(counter) or 0.0) >= before + by)
 
 
 @pytest.mark.slow

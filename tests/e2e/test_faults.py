@@ -12,19 +12,12 @@ from collections import Counter
 
 import httpx
 import pytest
-from rich.console import Console
 from support import supervisor
 from support.browser import BROWSER, BUILD, DARK, browse
 from support.waiting import until
 
-from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.engine.metrics import read_once
 from kimi_w4a8_eagle3.engine.process import free_port
-from kimi_w4a8_lab.accuracy import smoke
-from kimi_w4a8_lab.base.counters import read
-from kimi_w4a8_lab.base.server_under_test import Target
-from kimi_w4a8_lab.speed.runs import read_run
-from kimi_w4a8_lab.speed.single import Texts, bench
-from kimi_w4a8_lab.speed.workloads import load_workload, with_changes
 from proof.fault_stage import other_kimi
 from proof.load.engine_loads import RUNNING, engine_loads
 from proof.load.load import ClientLoad, forbidden
@@ -67,7 +60,9 @@ def ready(fleet) -> list[str]:
 
 
 def aborted(fleet) -> float:
-    return sum(read(url, timeout_s=280.0).total("sglang:num_aborted_requests_total") or 0.0 for url in ready(fleet))
+    return sum(
+        read_once(url, timeout_s=280.0).total("sglang:num_aborted_requests_total") or 0.0 for url in ready(fleet)
+    )
 
 
 def running(fleet) -> list[int]:
@@ -80,29 +75,6 @@ def test_the_router_refuses_requests_without_the_key(fleet, questions, sent):
     answer = httpx.post(f"{fleet.base_url}/v1/chat/completions", json=body, headers=sent, timeout=280.0)
     assert answer.status_code == 401
     assert len(ready(fleet)) == 2  # and no replica is taken out for it
-
-
-def test_the_whole_fleet_is_measured_through_its_router(fleet, tmp_path):
-    workload = with_changes(load_workload("tiny-maths"), num_prompts=8)
-    server = {"base_url": fleet.base_url, "ops_url": fleet.ops_url, "api_key": KEY}
-    run = read_run(bench(workload, Texts(), Target(recipe="tiny", **server), tmp_path, lambda _: None))
-    [found] = run.usable
-    assert run.result.status == "complete" and run.refused == [] and found.load.completed == 8
-    # Every verify step commits its accepted drafts and one token of the target's own; requests may end inside a step.
-    # Counters of one engine alone would say less.
-    committed = found.acceptance.length * found.acceptance.steps
-    assert committed == pytest.approx(found.load.total_output_tokens - 8)
-    assert 2.5 < found.acceptance.length <= 4.0
-    assert list(found.acceptance.per_position) == sorted(found.acceptance.per_position, reverse=True)
-    assert found.text is not None and found.text.warning is None
-    assert found.server is not None and found.server.samples > 0
-    _, state, checks = smoke.run(Target(**server), smoke.Floors(problems=6), Console(quiet=True), tmp_path)
-    assert state == "pass", [check for check in checks if not check.passed]
-
-
-def test_a_router_without_its_ops_endpoint_cannot_be_measured(fleet):
-    with pytest.raises(KimiError, match="is a router, and the ops endpoint with its engines' counters does not answer"):
-        Target(fleet.base_url, api_key=KEY, ops_url="http://127.0.0.1:9").check()
 
 
 def test_a_killed_router_comes_back_with_both_replicas(fleet, questions):

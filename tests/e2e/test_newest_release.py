@@ -22,9 +22,10 @@ from tokenizers import Tokenizer
 from kimi_w4a8_eagle3.base.collection import REQUESTS, VARIABLE, Consent
 from kimi_w4a8_eagle3.chat.calculator import declaration
 from kimi_w4a8_eagle3.engine.client import EngineClient
+from kimi_w4a8_eagle3.engine.metrics import read_once
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_lab.accuracy.problems import parse_answer, problems
-from kimi_w4a8_lab.base.counters import accepted, read
+from kimi_w4a8_lab.base.counters import accepted
 from kimi_w4a8_lab.draft.collected import read_requests
 from kimi_w4a8_laptop import tiny
 
@@ -130,7 +131,7 @@ def test_a_stock_client_shows_pictures_and_the_prefix_cache_knows_them_apart(new
 
 
 def test_the_page_guard_caps_its_pool(newest: EngineServer) -> None:
-    found = read(newest.base_url)
+    found = read_once(newest.base_url)
     assert 0 < found.total("kimi_page_guard_pool_tokens") <= POOL == found.total("kimi_page_guard_cap_tokens")
 
 

@@ -14,11 +14,11 @@ from support.tiny_servers import started, tiny_launch
 
 from kimi_w4a8_eagle3.engine import startup_check
 from kimi_w4a8_eagle3.engine.client import EngineClient
-from kimi_w4a8_eagle3.engine.metrics import acceptance_from_histograms
+from kimi_w4a8_eagle3.engine.metrics import acceptance_from_histograms, read_once
 from kimi_w4a8_eagle3.quark.preflight import preflight
 from kimi_w4a8_lab.accuracy.problems import problems
 from kimi_w4a8_lab.accuracy.tokens import TokenClient, Tokens
-from kimi_w4a8_lab.base.counters import accepted, read
+from kimi_w4a8_lab.base.counters import accepted
 from kimi_w4a8_laptop import exact, tiny
 
 pytestmark = pytest.mark.server
@@ -83,7 +83,7 @@ def test_drafts_take_nothing_from_the_context(eagle3, plain):
     """SGLang alone would refuse with drafts what it answers without: it counts a step's draft tokens as prompt."""
     found = []
     for server in (plain, eagle3):
-        context = int(read(server.base_url).largest("sglang:context_len"))
+        context = int(read_once(server.base_url).largest("sglang:context_len"))
         with TokenClient(server.base_url) as probe:
             ids = probe.chat_ids("What is 7 + 8?", probe.model_name())
             params = [{"temperature": 0.0, "max_new_tokens": context - len(ids) + more} for more in (0, 1)]

@@ -8,7 +8,7 @@ import pytest
 
 from kimi_w4a8_lab.accuracy.results import RESULTS, ExactResult
 from kimi_w4a8_lab.accuracy.tokens import Tokens
-from kimi_w4a8_lab.base.experiment import read_result, write_result
+from kimi_w4a8_lab.base.run_folder import RunFolder
 from kimi_w4a8_lab.base.server_under_test import Target
 from kimi_w4a8_lab.base.verdict import Verdict
 from kimi_w4a8_lab.report import evaluation
@@ -96,8 +96,9 @@ def test_a_result_has_a_page_with_all_servers_and_differences(
 ) -> None:
     asked = [asdict(request) for request in ASKED]
     made = ExactResult(configuration="x", model="m", verdict=judged(differences), asked=asked, expected=["abc"])
-    write_result(tmp_path, made)
-    text = write_page(evaluation.page(tmp_path, read_result(tmp_path, *RESULTS)), tmp_path).read_text()
+    (kept := RunFolder.begin("eval-exact", tmp_path)).save(made)
+    found = RunFolder.open(kept.folder, *RESULTS).result
+    text = write_page(evaluation.page(kept.folder, found), kept.folder).read_text()
     assert f"{state.upper()}: Lossless speculation, bit for bit" in text
     assert "PASS means: tokens and logprobs are equal bit for bit, with no rule for ties." in text
     assert ">EAGLE3</td>" in text and ("Answers that differ" in text) == bool(differences)
