@@ -197,16 +197,6 @@ SGL_KERNEL: dict[str, Contract] = {
         },
         f"{_CPU}/extend.cpp",
     ),
-    "sgl_kernel.transfer_kv_direct": Contract(
-        {
-            "src_layers": Value((list, tuple)),
-            "dst_layers": Value((list, tuple)),
-            "src_indices": Tensor(_LONG, "slots", "any"),
-            "dst_indices": Tensor(_LONG, "slots", "any"),
-            "page_size": _INTEGER,
-        },
-        "sgl-kernel/csrc/kvcacheio/transfer.cu",
-    ),
     "sgl_kernel.apply_token_bitmask_inplace_cuda": Contract(
         {
             "logits": Tensor((_FLOAT, *_HALF), "rows _"),

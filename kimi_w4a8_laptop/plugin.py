@@ -35,10 +35,8 @@ def _register() -> None:
     from .cpu import (
         batch_invariant,
         dp_controller,
-        fp8_kv,
         fp8_linear,
         gloo_thread,
-        host_cache,
         mla_draft,
         nccl,
         padded_groups,
@@ -53,9 +51,7 @@ def _register() -> None:
         hooks=[
             Hook(batch_invariant.TARGET, "around", batch_invariant.get_handler),
             Hook(fp8_linear.TARGET, "around", fp8_linear.get_linear_scheme),
-            Hook(fp8_kv.TARGET, "around", fp8_kv.configure_kv_cache_dtype),
             Hook(dp_controller.TARGET, "replace", dp_controller.event_loop),
-            Hook(host_cache.TARGET, "around", host_cache.init_hicache),
             Hook(nccl.TARGET, "replace", nccl.find_nccl_library),
             Hook(padded_groups.DECODE, "around", padded_groups.attend),
             Hook(padded_groups.EXTEND, "around", padded_groups.attend),

@@ -37,7 +37,6 @@ def plan(
     draft: Path | None = typer.Option(None, "--draft", help="Read the draft's config.json in this directory."),
     aiter: str = typer.Option("", "--aiter", help="Plan for this AITER version instead of the installed one."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
-    output: Path | None = typer.Option(None, "--output", "-o", help="Draw a stacked bar to this .png or .svg file."),
 ) -> None:
     """Show memory per GPU, KV capacity and the page guard's verdict.
 
@@ -62,10 +61,6 @@ def plan(
     regime = detect_regime(aiter) if aiter else installed_regime()
     cards = [ModelCard.from_directory(path) if path else None for path in (model, draft)]
     plans = [make_plan(chosen, args, model_gpu, regime, *cards) for model_gpu in found]
-    if output is not None:
-        from ..recipe.memory_picture import draw  # optional: matplotlib
-
-        draw(plans, output)
     if len(plans) > 1:
         if as_json:
             typer.echo(json.dumps([as_dict(row) for row in plans], indent=2))

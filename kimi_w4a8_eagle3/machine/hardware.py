@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-import psutil
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..base.errors import KimiError, UsageError
@@ -82,14 +81,12 @@ class Machine:
     """The accelerators of a machine, none on a CPU-only one, and the versions of their software, where known.
 
     environment: variables that an engine inherits. base_problem: what is wrong with the record of the base image.
-    free_host_bytes: memory that is free or can be freed; 0 where that is unknown.
     """
 
     devices: tuple[Device, ...] = ()
     installed: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     base_problem: KimiError | None = None
-    free_host_bytes: int = 0
 
     @classmethod
     def detect(cls, sysfs: Path = Path("/sys")) -> Machine:
@@ -100,7 +97,7 @@ class Machine:
         installed = installed_versions()
         there = tuple(device for device in devices if device is not None)
         problem = base_problem(installed) if there else None
-        return cls(there, identified(installed), dict(os.environ), problem, psutil.virtual_memory().available)
+        return cls(there, identified(installed), dict(os.environ), problem)
 
     @property
     def gpu(self) -> Gpu | None:

@@ -37,7 +37,6 @@ from .arguments import (
     parse_setting,
     show,
 )
-from .deterministic import with_determinism
 from .on_machine import (
     Fault,
     apply_faults,
@@ -48,7 +47,6 @@ from .on_machine import (
     without_core_lists,
 )
 from .schema import ArgValue, Recipe, RecipeCheckpoint, load_recipe, recipe_names, with_settings
-from .speculation import apply_speculation
 
 __all__ = [
     "DEFAULT_PORT", "Launch", "Recipe", "Resolved", "load_recipe", "missing_gpus", "parse_arguments", "prepare",
@@ -207,12 +205,10 @@ def resolve(recipe: Recipe, settings: Sequence[str] = (), extra: Sequence[str] =
     changes |= {f"args.{name}": value for name, value in parse_arguments(extra).items()}
     recipe = with_settings(recipe, changes)
     untested = not {*recipe.args, *recipe.improved_args} <= VALUES.keys()
-    if recipe.options.deterministic:
-        recipe = with_determinism(recipe)
     args = _assemble(recipe, notes)
     _improve(args, recipe, notes)
-    if recipe.options.speculation != "fixed":
-        apply_speculation(args, recipe, notes)
+    if recipe.options.speculation == "off":
+        notes.append(Finding("options.speculation is 'off': the draft and the --speculative-* arguments are removed"))
     check_values(args)
     ranks = int(number(args, "tp-size", 1)) // int(number(args, "nnodes", 1))
     check_numa_nodes(args, int(str(args.get("base-gpu-id", 0))) + ranks * recipe.options.replicas)

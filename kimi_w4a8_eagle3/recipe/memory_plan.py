@@ -16,7 +16,7 @@ from typing import Any
 
 from huggingface_hub import try_to_load_from_cache
 
-from ..base.errors import KimiError, UsageError
+from ..base.errors import KimiError
 from ..base.installed import operator_dir
 from ..base.nearest import nearest
 from ..machine.aiter_regime import Regime
@@ -28,7 +28,6 @@ from ..quark.safetensors_header import read_json
 from .arguments import attention_tp, number
 from .schema import ArgValue, Recipe
 
-DTYPE_BYTES = {"auto": 2, "bf16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
 # SGLang's own estimate of graph memory: 2 MiB per captured request, and 1.5 GiB for an MLA model's prefill graphs.
 GRAPH_BYTES_PER_REQUEST = 2 << 20
 GRAPH_BYTES_PER_REQUEST_AND_GROUP = 3 << 20  # of padding with DP attention
@@ -190,8 +189,8 @@ def make_plan(
     page_size = int(number(args, "page-size", 1))
     split = attention_tp(args)
     weights = target_weights(target, tp, split) | (draft_weights(draft, split) if draft else {})
-    target_kv = kv_shape(target.config, split, _kv_dtype_bytes(args, "kv-cache-dtype"))
-    draft_width = _kv_dtype_bytes(args, "speculative-draft-kv-cache-dtype")
+    target_kv = kv_shape(target.config, split, _kv_bytes(args, "kv-cache-dtype"))
+    draft_width = _kv_bytes(args, "speculative-draft-kv-cache-dtype")
     draft_kv = kv_shape(draft.config, split, draft_width) if draft else None
     shapes = [shape for shape in (target_kv, draft_kv) if shape is not None]
     kernels = paged_kernels(shapes, regime, arch=gpu.arch)
@@ -236,9 +235,7 @@ def _sizing(
 
 def _working(args: Mapping[str, ArgValue], tp: int, config: Mapping[str, Any]) -> dict[str, int]:
     requests = int(number(args, "cuda-graph-max-bs-decode", GRAPH_MAX_REQUESTS))
-    # Adaptive steps capture one set of graphs for each number of steps.
-    sets = int(number(args, "speculative-num-steps", 1)) if args.get("speculative-adaptive") else 1
-    working = {"graphs": sets * requests * GRAPH_BYTES_PER_REQUEST + GRAPH_BYTES_MLA_PREFILL}
+    working = {"graphs": requests * GRAPH_BYTES_PER_REQUEST + GRAPH_BYTES_MLA_PREFILL}
     groups = tp // attention_tp(args)
     if groups > 1:
         working["graphs"] += requests * groups * GRAPH_BYTES_PER_REQUEST_AND_GROUP
@@ -251,13 +248,8 @@ def _working(args: Mapping[str, ArgValue], tp: int, config: Mapping[str, Any]) -
     return working
 
 
-def _kv_dtype_bytes(args: Mapping[str, ArgValue], name: str) -> int:
-    dtype = str(args.get(name, args.get("kv-cache-dtype", "auto")))
-    if dtype not in DTYPE_BYTES:
-        raise UsageError(
-            f"KV dtype {dtype!r} is unknown to the guard", where=f"--{name}", expected=", ".join(DTYPE_BYTES)
-        )
-    return DTYPE_BYTES[dtype]
+def _kv_bytes(args: Mapping[str, ArgValue], name: str) -> int:
+    return 1 if str(args.get(name, args.get("kv-cache-dtype", "auto"))).startswith("fp8") else 2
 
 
 def _target_elements(c: Mapping[str, Any], tp: int, attention_tp: int) -> dict[str, float]:

@@ -26,12 +26,10 @@ from ..base.nearest import nearest
 from ..gates import OUR_BACKENDS, ignored_gates, read_gates
 from ..machine.aiter_regime import Regime
 from ..machine.hardware import GIB, Gpu, Machine, gpu_by_name
-from .arguments import Args, attention_tp, number, show
+from .arguments import Args, number, show
 from .memory_plan import MemoryPlan, make_plan, short_pool
 from .schema import ArgValue, Recipe
 
-# The rest is for the checkpoint's files while they load. SGLang leaves 10 GiB of what is free to others.
-HOST_SHARE, HOST_RESERVE = 0.75, 10 * GIB
 LEAST_HBM = 0.95  # of what the recipe asks for: the driver keeps a few GiB for itself
 CORE_LISTS = "SGLANG_SET_CPU_AFFINITY"
 
@@ -51,8 +49,6 @@ def fit_to_machine(
         assumed = f"the recipe's reference GPU, {gpu.name} ({gpu.hbm_gib:.0f} GiB)"
         notes.append(Finding(f"no known GPU found: memory is computed for {assumed}"))
     notes += _guard_memory(args, recipe, published, gpu, regime)
-    if args.get("enable-hierarchical-cache") and not {"hicache-size", "hicache-ratio"} & args.keys():
-        notes.append(_size_host_cache(args, recipe, machine, gpu, regime))
     return notes + [Finding(text, Severity.WARN) for text in _warnings(args, recipe, machine)]
 
 
@@ -132,32 +128,6 @@ def _guard_sentence(plan: MemoryPlan, args: Mapping[str, ArgValue], published: A
         f"{show('mem-fraction-static', args['mem-fraction-static'])} "
         f"{show('max-total-tokens', args['max-total-tokens'])}: page-offset guard for {plan.gpu.name} "
         f"({plan.gpu.hbm_gib:.0f} GiB), AITER {verdict.regime.value}: {cause}{gain}"
-    )
-
-
-def _size_host_cache(args: Args, recipe: Recipe, machine: Machine, gpu: Gpu | None, regime: Regime) -> Finding:
-    """Set the size of the KV cache in host memory (HiCache) to a share of this machine's free memory."""
-    if gpu is None or not machine.devices or not machine.free_host_bytes or recipe.model.card is None:
-        return Finding(
-            "--hicache-size is computed on the machine with the GPUs; without it the host has twice a GPU's pool"
-        )
-    plan = make_plan(recipe, args, gpu, regime)
-    target = plan.target_kv.bytes_per_token
-    token = target + (plan.draft_kv.bytes_per_token if plan.draft_kv else 0)
-    rank_bytes = max(machine.free_host_bytes * HOST_SHARE - HOST_RESERVE, 0) / (plan.tp * recipe.options.replicas)
-    size = int(rank_bytes / token * target / 1e9)  # SGLang's unit; it gives the draft as many tokens
-    tokens, split = int(size * 1e9 / target), attention_tp(args)
-    if tokens <= plan.tokens:
-        raise KimiError(
-            f"host memory for {tokens:,} KV tokens of each GPU, whose own pool has {plan.tokens:,}",
-            where="--enable-hierarchical-cache",
-            expected="a larger pool in host memory than on the GPU",
-            remedy="free host memory, or serve without it",
-        )
-    args["hicache-size"] = size
-    copies = f", of which each of {split} GPUs keeps a copy" if split > 1 else " on each GPU"
-    return Finding(
-        f"{show('hicache-size', size)}: {tokens:,} KV tokens in {HOST_SHARE:.0%} of the free host memory{copies}"
     )
 
 

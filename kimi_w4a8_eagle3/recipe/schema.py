@@ -19,7 +19,7 @@ from .router_settings import RouterSettings
 
 ArgValue = bool | int | float | str | list[int] | list[float] | list[str]
 MAX_EXTENDS = 8
-VARIANTS = {"plain": "off", "adaptive": "adaptive"}  # suffix of a recipe's name: value of options.speculation
+PLAIN = ":plain"  # suffix of a recipe's name: without its draft
 _ENV = "env."
 
 
@@ -62,10 +62,7 @@ class Improvement(_Strict):
 class Options(_Strict):
     """Choices that become engine arguments."""
 
-    speculation: Literal["off", "fixed", "adaptive"] = "fixed"
-    deterministic: bool = Field(
-        default=False, description="no answer depends on other requests; see recipe/deterministic.py"
-    )
+    speculation: Literal["off", "fixed"] = "fixed"
     # Seconds without a token, while requests run, after which an engine counts as hung.
     progress_timeout_s: float = Field(default=900, gt=0)
     # Seconds without an answer from the scheduler after which the engine takes no new requests. The scheduler loops
@@ -160,18 +157,18 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
         path = _find(str(name_or_path))
         return _validated(path.stem, _resolve(path, depth=0), str(path))
     recipe = load_recipe(name)
-    if variant not in VARIANTS:
+    if variant != PLAIN[1:]:
         raise UsageError(
             f"unknown suffix {variant!r} of the recipe {name!r}",
             where=str(name_or_path),
-            expected=f"{name}, {name}:plain (without its draft), or {name}:adaptive",
+            expected=f"{name}, or {name}{PLAIN} (without its draft)",
         )
-    recipe = with_settings(recipe, {"options.speculation": VARIANTS[variant]})
-    return recipe.model_copy(update={"name": f"{recipe.name}:{variant}"})
+    recipe = with_settings(recipe, {"options.speculation": "off"})
+    return recipe.model_copy(update={"name": f"{recipe.name}{PLAIN}"})
 
 
 def with_settings(recipe: Recipe, settings: dict[str, Any]) -> Recipe:
-    """Return `recipe` with dotted keys replaced, such as `{"options.speculation": "adaptive", "args.port": 8000}`.
+    """Return `recipe` with dotted keys replaced, such as `{"options.speculation": "off", "args.port": 8000}`.
 
     A setting also replaces an improvement of the same name. Raises the errors of `load_recipe`.
     """

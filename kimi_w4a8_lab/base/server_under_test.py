@@ -104,7 +104,7 @@ class Target:
         """Return the same recipe without its draft."""
         if self.recipe is None:
             return self
-        return replace(self, recipe=f"{self.recipe.removesuffix(':plain').removesuffix(':adaptive')}:plain")
+        return replace(self, recipe=f"{self.recipe.removesuffix(':plain')}:plain")
 
     def check(self) -> Server | Launch:
         """Return the running server, or the launch that can start.

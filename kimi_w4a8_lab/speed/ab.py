@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kimi_w4a8_eagle3.base.errors import UsageError
-from kimi_w4a8_eagle3.recipe.schema import VARIANTS, load_recipe
+from kimi_w4a8_eagle3.recipe.schema import PLAIN, load_recipe
 
 from ..base.server_under_test import Say, Target
 from .single import Texts, measured
@@ -61,7 +61,7 @@ def ab(plan: Plan, texts: Texts, runs: Path, say: Say, resume: Path | None = Non
 
 def with_and_without(recipe: str) -> list[str]:
     """Return the sides of a recipe: without its draft and with it, or alone if it has none or names its variant."""
-    alone = recipe.rpartition(":")[2] in VARIANTS or load_recipe(recipe).draft is None
+    alone = recipe.endswith(PLAIN) or load_recipe(recipe).draft is None
     return [recipe] if alone else [f"{recipe}:plain", recipe]
 
 

@@ -32,7 +32,7 @@ def main(
     fit = calibrate(cluster)
     found = explain(load, fit, cluster)
     alone = levers.levers(found, fit, cluster)
-    changes = [levers.now(found), *alone, levers.together(found, alone), *levers.costs(found, cluster)]
+    changes = [levers.now(found), *alone, levers.together(found, alone), *levers.costs(found)]
     ways = prefill.ways(found, alone, cluster)
     if as_json:
         more = {"changes": [asdict(change) for change in changes], "ways": [asdict(way) for way in ways]}

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kimi_w4a8_eagle3.recipe.deterministic import CHUNK
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve
 from kimi_w4a8_eagle3.recipe.on_machine import concerning
 from kimi_w4a8_lab.predict.machine_model import Cluster, kimi, moe_shape
@@ -14,7 +12,7 @@ from kimi_w4a8_lab.predict.predict import Fit, Load, choices, terms
 
 from . import moe_time
 from .draw_time import draw_ms
-from .parts import Account, AccountRow, StepPart, decode_attention, moe_rows
+from .parts import Account, AccountRow, StepPart, decode_attention
 
 SHARED_KERNELS = 4  # of the shared expert: gate and up, SiLU, down, and the addition
 
@@ -61,20 +59,11 @@ def together(account: Account, found: Sequence[Lever]) -> Lever:
     return _lever(account, Change("all without a known fault", settings, step, prefill))
 
 
-def costs(account: Account, cluster: Cluster) -> list[Lever]:
-    """Return what costs time: sampled requests, and deterministic prefills."""
-    load, s = account.load, kimi()
-    drawn = draw_ms(load.concurrency * (load.steps + 1), s.vocab)
-    # Experts are read for each small chunk. A one-stage all-reduce reads seven bytes for a byte, a ring 2 x 7/8.
-    again = math.ceil(load.input_len / CHUNK) * sum(row.ms for row in moe_rows(cluster, s, CHUNK))
-    slower = max(again - ms(account.prefill, StepPart.EXPERTS), 0.0) + 3 * ms(account.prefill, StepPart.REDUCES)
-    deterministic = ["options.deterministic=true"]
-    if load.steps:  # it needs the all-reduce that hung in the verify step
-        deterministic.append('options.accept_faults=["eagle-custom-all-reduce"]')
-    return [
-        _lever(account, Change("requests sampled with top-p, not greedy", (), -drawn, 0.0)),
-        _lever(account, Change("deterministic, as far as it is known", tuple(deterministic), 0.0, -slower)),
-    ]
+def costs(account: Account) -> list[Lever]:
+    """Return what costs time: sampled requests."""
+    load = account.load
+    drawn = draw_ms(load.concurrency * (load.steps + 1), kimi().vocab)
+    return [_lever(account, Change("requests sampled with top-p, not greedy", (), -drawn, 0.0))]
 
 
 def ms(rows: Sequence[AccountRow], part: StepPart) -> float:

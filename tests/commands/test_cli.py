@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from kimi_w4a8_eagle3.cli import app, load, run, tables
 from kimi_w4a8_eagle3.engine.process import free_port
 from kimi_w4a8_eagle3.recipe.schema import load_recipe, recipe_names
+from kimi_w4a8_laptop import tiny
 
 COMPLETIONS = [
     ("serve eagle3-o", "eagle3-opt"), ("plan -r tin", "tiny"), ("serve --gpu mi32", "mi325x"),
@@ -91,7 +92,8 @@ def test_the_shell_completes_recipes_workloads_and_gpus(words, offered):
 def test_ctrl_c_is_one_line():
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores the signal
     with scripted_server(lambda *_: os.kill(os.getpid(), signal.SIGINT) or whole({})) as server:
-        result = CliRunner().invoke(app, ["chat", "hi", "--base-url", server.base_url])
+        words = ["check", str(tiny.target_path()), "--record", "answers.json", "--base-url", server.base_url]
+        result = CliRunner().invoke(app, words)
     assert result.exit_code == 130 and result.stderr.strip() == "kimi-w4a8: stopped by Ctrl-C"
 
 
@@ -114,8 +116,8 @@ BAD |= {
     "eval lossless --base-url URL --reference-url URL": "the answer has no 'tokens'",
     "eval tools --base-url URL": """the server's answer is no completion: '{"data": [{"id": "m"}]}'""",
     "report .": "result.json cannot be read: Input tag 'demo' found",  # of a demo that wrote no page
-    "chat hi --base-url http://[::1": "not an address: Invalid port",
-    f"chat hi --base-url http://{'a' * 300}.com": "the server does not answer: ",
+    "eval tools --base-url http://[::1": "not an address: Invalid port",
+    f"eval tools --base-url http://{'a' * 300}.com": "the server does not answer: ",
     "route --worker http://[::1 --port 9": "cannot read the replica 'http://[::1'",
     "route": "give exactly one of --worker and --workers-dns",
     "route -w http://a:1 --workers-dns replicas:9527": "give exactly one of --worker and --workers-dns",
@@ -150,7 +152,6 @@ BAD |= {
     "serve ./piped.toml --dry-run": "no recipe file pipe.toml",
     "bench ./pipe.toml -r tiny": "cannot read the file: it is a pipe",
     "bench chat --base-url http://127.0.0.1:1 --prompts-file pipe": "cannot read the text file: it is a pipe",
-    "serve tiny:adaptive --dry-run --set speculative-adaptive-config=pipe": "cannot read the table of draft steps",
     "accept --quick -r loop": "unknown recipe 'loop'",
     "eval gsm8k --base-url http://127.0.0.1:1 --data-dir loop": "cannot read the data of GSM8K: Too many levels",
 }

@@ -76,7 +76,7 @@ def test_a_table_can_be_had_as_json(name: str) -> None:
         ["serve", "tiny", "--dry-run", "--docker"],
         ["serve", "tiny", "--replicas", "0"],
         ["serve", "tiny", "--replicas", "two"],
-        ["serve", "tiny", "--dry-run", "--set", "optons.speculation=adaptive"],
+        ["serve", "tiny", "--dry-run", "--set", "optons.speculation=off"],
         ["plan", "tiny"],
         ["plan", "eagle3", "--gpu", "mi99"],
         ["gates", "--moe-backend", "none"],

@@ -1,15 +1,12 @@
-"""DP attention with two groups of one rank, each with more KV in host memory: exact answers, figures and isolation.
+"""DP attention with two groups of one rank each: exact answers, figures and isolation.
 
 A request that raises where its group computes alone ends alone, while the other group serves. Only a pass that raises
-would end the engine (`sglang_plugin/upkeep/failing_requests.py`). Prefixes that were evicted come back from host memory
-with the draft's KV. The faults are planted by `support.planted_faults`.
+would end the engine (`sglang_plugin/upkeep/failing_requests.py`). The faults are planted by `support.planted_faults`.
 """
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 
 import httpx
 import psutil
@@ -24,36 +21,21 @@ from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.metrics import read_once
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_eagle3.ops.window import increase, spec_steps
-from kimi_w4a8_lab.accuracy.problems import problems
 from kimi_w4a8_lab.base.counters import Counters
 from proof.load.engine_loads import RUNNING, engine_loads
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
-POOL = 768  # KV tokens of a group
-LEAST = 2 * 20  # tokens of the question that come back from host memory, in both groups together
 TWO_GROUPS = (*TWO_RANKS, "enable-dp-attention=true", "dp-size=2")
-HOST_CACHE = (
-    "disable-radix-cache=false", f"max-total-tokens={POOL}", "enable-hierarchical-cache=true", "hicache-ratio=8",
-    "hicache-io-backend=direct", "hicache-mem-layout=layer_first",
-)  # fmt: skip
 # So many tokens that it still runs when bad requests end.
 LONG = {"max_tokens": 64, "ignore_eos": True}
 
 
-@pytest.fixture(scope="module")
-def forgetting(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """While this file exists, the draft's KV does not come back from host memory."""
-    return tmp_path_factory.mktemp("planted") / "forget"
-
-
 @pytest.fixture(scope="module", params=VERSIONS)
-def groups(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, forgetting: Path
-) -> Iterator[EngineServer]:
-    launch = tiny_launch(settings=(*TWO_GROUPS, *HOST_CACHE))
+def groups(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
+    launch = tiny_launch(settings=TWO_GROUPS)
     newest = environment(newest=request.param == VERSIONS[1])
-    launch.env.update(KIMI_PLANTED_FORGETTING=str(forgetting), PYTHONPATH=newest["PYTHONPATH"])
+    launch.env.update(PYTHONPATH=newest["PYTHONPATH"])
     yield from with_faults(launch, "support.planted_faults", tmp_path_factory.mktemp("groups"))
 
 
@@ -79,40 +61,6 @@ def test_both_groups_answer_alike_and_are_counted_once(groups: EngineServer) -> 
     assert Counters.of(reading).since(Counters.of(before)).requests == len(answers)
     assert set(reading.by("sglang:realtime_tokens_total", "dp_rank")) == {"0", "1"}
     assert len(reading.samples["kimi_page_guard_pool_tokens"]) == 2  # a pool of its own for each group
-
-
-def asked_twice(client: EngineClient, prompts: list[str], max_tokens: int = 16) -> list[tuple[object, ...]]:
-    """Ask each prompt in both groups; return the tokens and the accepted drafts of the answers."""
-    answers = client.chat_all([prompt for prompt in prompts for _ in range(2)], max_tokens, concurrency=2)
-    return [(answer.token_ids, tuple(answer.accepted_histogram)) for answer in answers]
-
-
-def test_evicted_prefixes_come_back_with_the_same_tokens_and_drafts(groups: EngineServer, forgetting: Path) -> None:
-    prompts = [problem.question for problem in problems(1, seed=15)]
-    fill = [" ".join(problem.question for problem in problems(12, seed=seed)) for seed in range(2)]
-    with EngineClient(groups.base_url) as client:
-
-        def counted() -> float:
-            return read_once(groups.base_url).total("sglang:load_back_tokens_total") or 0.0
-
-        def loaded_back() -> tuple[list[tuple[object, ...]], float]:
-            asked_twice(client, fill, max_tokens=1)  # more than the pool of a group
-            time.sleep(1.1)  # /metrics may be a second old
-            before = counted()
-            answers = asked_twice(client, prompts)
-            until(lambda: counted() - before > LEAST)
-            return answers, counted() - before
-
-        asked_twice(client, prompts)
-        warm = asked_twice(client, prompts)
-        back, tokens = loaded_back()
-        assert tokens > LEAST and back == warm
-        forgetting.touch()
-        without_drafts, tokens = loaded_back()
-        forgetting.unlink()
-    assert tokens > LEAST
-    assert [answer[0] for answer in without_drafts] == [answer[0] for answer in warm]  # speculation changes no token
-    assert without_drafts != warm  # and the accepted drafts show what was forgotten
 
 
 @PINNED

@@ -1,6 +1,5 @@
 """EAGLE3 changes speed, not answers: the same tokens with and without, greedy, sampled, seeded or penalized."""
 
-import json
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -120,24 +119,6 @@ def test_a_draft_with_fewer_tokens_changes_no_answer_up_to_the_end_of_the_contex
         assert exact.differences(*drawn[0], drawn[1][1], "EAGLE3", 8) == []
         assert tokens(server.base_url, questions[:1], 1, 48) == expected[:1]
     assert found is not None and found.length > 2.5
-
-
-@pytest.mark.slow
-def test_adaptive_steps_follow_the_batch_and_change_no_answer(plain, tmp_path: Path) -> None:
-    """Prompts arrive at 3 steps and at 0, where the draft does not read them; the last ones alone run at 3 again."""
-    table = tmp_path / "steps.json"
-    table.write_text(json.dumps({"1": {"candidate_steps": [3]}, "4": {"candidate_steps": [0]}}))
-    settings = ("options.speculation=adaptive", f"speculative-adaptive-config={table}")
-    questions = [p.question for p in problems(12, seed=3)]
-    expected = tokens(plain.base_url, questions, 8, 48)
-    with contextmanager(started)(tiny_launch(settings=settings), tmp_path) as server:
-        answered, among = accepted(server.base_url, 4, partial(tokens, server.base_url, questions, 8, 48))
-        assert answered == expected
-        alone = problems(1, seed=4)[0].question
-        answered, by_itself = accepted(server.base_url, 4, partial(tokens, server.base_url, [alone], 1, 48))
-        assert answered == tokens(plain.base_url, [alone], 1, 48)
-    assert among is not None and by_itself is not None
-    assert by_itself.length > 2.5 > 2.0 > among.length
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import torch
 
 from kimi_w4a8_laptop.contract_check import CONTRACTS, ContractError, require, takes
 from kimi_w4a8_laptop.contracts import Contract, Tensor, Value
-from kimi_w4a8_laptop.cpu import attention, draft_chain, host_cache, locations
+from kimi_w4a8_laptop.cpu import attention, draft_chain, locations
 
 TENSORS = [
     (name, key) for name, c in CONTRACTS.items() for key, rule in c.arguments.items() if isinstance(rule, Tensor)
@@ -115,7 +115,7 @@ def test_a_stand_in_checks_each_call(argument: str) -> None:
 
 def test_each_stand_in_checks_its_contract() -> None:
     stand_ins = [getattr(module, name) for module in (locations, draft_chain) for name in module.OPERATORS]
-    stand_ins += [attention.decode_attention_cpu, attention.extend_attention_cpu, host_cache.copy]
+    stand_ins += [attention.decode_attention_cpu, attention.extend_attention_cpu]
     for stand_in in stand_ins:
         with pytest.raises(ContractError, match="is missing"):
             stand_in()

@@ -194,17 +194,11 @@ def test_an_aiter_whose_prefill_hung_machines_is_refused(version: str, refused: 
     assert ([fault.id for fault in launch("agent", aiter=version).refused] == ["aiter-prefill-hang"]) == refused
 
 
-def test_kv_in_host_memory_is_copied_directly_and_sized_by_the_machine() -> None:
-    machine = Machine(EIGHT, free_host_bytes=1_900_000_000_000)
-    found = render(load_recipe("agent"), ["enable-hierarchical-cache=true"], machine=machine)
+def test_kv_in_host_memory_is_copied_directly() -> None:
+    found = launch("agent", "enable-hierarchical-cache=true")
     assert found.args["hicache-io-backend"] == "direct" and found.args["hicache-mem-layout"] == "layer_first"
-    assert found.args["hicache-size"] == 167 and found.refused == []
-    assert any("2,376,479 KV tokens" in note.found and "8 GPUs keeps a copy" in note.found for note in found.notes)
-    assert any("1.59" in note.found and note.severity is Severity.WARN for note in found.notes)
-    with pytest.raises(KimiError, match="host memory for"):
-        render(load_recipe("agent"), ["enable-hierarchical-cache=true"], machine=replace(machine, free_host_bytes=GIB))
-    kernel = launch("agent", "enable-hierarchical-cache=true", "hicache-ratio=2", "hicache-io-backend=kernel")
-    assert [fault.id for fault in kernel.refused] == ["host-cache-kernel"] and "hicache-size" not in kernel.args
-    assert [fault.id for fault in launch("eagle3", "enable-hierarchical-cache=true", "hicache-ratio=2").refused] == [
-        "host-cache-without-prefixes"
-    ]
+    assert found.refused == [] and any("1.59" in note.found for note in found.notes if note.severity is Severity.WARN)
+    kernel = launch("agent", "enable-hierarchical-cache=true", "hicache-io-backend=kernel")
+    assert [fault.id for fault in kernel.refused] == ["host-cache-kernel"]
+    without = launch("eagle3", "enable-hierarchical-cache=true")
+    assert [fault.id for fault in without.refused] == ["host-cache-without-prefixes"]

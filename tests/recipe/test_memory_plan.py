@@ -184,11 +184,6 @@ def test_pages_are_whole() -> None:
     assert plan.verdict.limit == 2_097_088 and plan.tokens == 2_093_740 // 64 * 64
 
 
-def test_an_unknown_cache_type_is_refused() -> None:
-    with pytest.raises(KimiError, match="nvfp4"):
-        plan_of(**{"kv-cache-dtype": "nvfp4"})
-
-
 def test_a_directory_is_read_instead_of_the_card(tmp_path: Path) -> None:
     config = {**EAGLE.config, "num_key_value_heads": 8}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -222,9 +217,8 @@ def test_a_bad_directory_is_an_error(tmp_path: Path, text: str | None) -> None:
         target_weights(ModelCard.from_directory(tmp_path), 8)
 
 
-def test_kimi_plan_prints_the_guards_numbers(tmp_path: Path) -> None:
-    picture = tmp_path / "plan.png"
-    result = CliRunner().invoke(app, [*PLAN, "--output", str(picture)])
+def test_kimi_plan_prints_the_guards_numbers() -> None:
+    result = CliRunner().invoke(app, PLAN)
     assert result.exit_code == 0, result.output
     for expected in (
         "1,702,894 tokens = 158 requests",
@@ -233,7 +227,6 @@ def test_kimi_plan_prints_the_guards_numbers(tmp_path: Path) -> None:
         "ceiling: 0.824 of the memory",
     ):
         assert expected in result.output
-    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_kimi_plan_as_json() -> None:
@@ -248,16 +241,15 @@ def test_kimi_plan_as_json() -> None:
     assert fixed["known_faults"] == []
 
 
-def test_kimi_plan_compares_gpus_in_one_table_and_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kimi_plan_compares_gpus_in_one_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
-    picture = tmp_path / "gpus.png"
     gpus = ["plan", "eagle3", "--aiter", "0.1.12", "--gpu", "mi300x,mi325x,mi355x"]
-    text = CliRunner().invoke(app, [*gpus, "--output", str(picture)]).output
+    text = CliRunner().invoke(app, gpus).output
     rows = {row[0]: row[1:] for line in text.splitlines() if (row := [cell.strip() for cell in line.split("|")[1:-1]])}
     assert rows["mi300x"] == ["gfx942", "192", "65.9", "1,029,015", "95", "memory"]
     assert rows["mi325x"][3:] == ["1,702,894", "158", "memory"]
     assert rows["mi355x"][3:] == ["1,863,186", "173", "Gluon mla decode"]
-    assert "gfx950: memory only; the recipe is for gfx942" in text and picture.read_bytes().startswith(b"\x89PNG")
+    assert "gfx950: memory only; the recipe is for gfx942" in text
     four = json.loads(CliRunner().invoke(app, [*gpus, "--tp", "4", "--json"]).stdout)
     assert {plan["gpu"]: plan["kv_tokens"] for plan in four} == {
         "mi300x": 94_966,
@@ -281,7 +273,6 @@ def test_mi300x_holds_the_recipe_with_a_chunk_of_8192() -> None:
         (["-r", "eagle3", "--gpu", "mi300"], "did you mean 'mi300x'"),
         (["-r", "tiny"], "uses no GPU"),
         (["-r", "eagle3", "--gpu", "mi300x", "--tp", "2"], "no room for the KV cache"),
-        (["-r", "eagle3", "--output", "map.jpg"], "cannot draw to 'map.jpg'"),
         (["-r", "eagle3", "--model", "/does/not/exist"], "config.json is missing"),
     ],
 )

@@ -133,23 +133,6 @@ def test_plain_takes_the_draft_away_and_nothing_else(tmp_path: Path) -> None:
     assert load_recipe(f"{path}:plain").name == "mine:plain"
 
 
-def test_deterministic_answers_take_other_kernels_and_say_why() -> None:
-    launch = render(load_recipe("agent:plain"), ["options.deterministic=true"], machine=MI325X)
-    assert "--enable-deterministic-inference" in launch.argv and value_of(launch.argv, "attention-backend") == "triton"
-    assert "--disable-custom-all-reduce" not in launch.argv and "--enable-torch-compile" not in launch.argv
-    assert value_of(launch.argv, "chunked-prefill-size") == "1024" and launch.env["SGLANG_USE_AITER"] == "0"
-    assert launch.env["SGLANG_TRITON_PREFILL_TRUNCATION_ALIGN_SIZE"] == "1024"
-    assert launch.refused == [] and launch.args["tool-call-parser"] == "kimi_k2"
-    assert any("--attention-backend triton" in note.found and "refuses AITER's" in note.found for note in launch.notes)
-
-
-def test_a_draft_with_the_one_stage_all_reduce_is_for_those_who_ask_for_it() -> None:
-    asked = ["options.deterministic=true", 'options.accept_faults=["eagle-custom-all-reduce"]']
-    launch = render(load_recipe("agent"), asked, machine=MI325X)
-    assert "--disable-custom-all-reduce" not in launch.argv and launch.refused == []
-    assert any("eagle-custom-all-reduce is accepted" in note.found for note in launch.notes)
-
-
 def test_a_recipe_of_ones_own_extends_a_packaged_one(tmp_path: Path) -> None:
     args, env = "[args]\nport = 1234\nmax-running-requests = 32\n", "[env]\nHIP_FORCE_DEV_KERNARG = 0"
     recipe = load_recipe(write(tmp_path, f'extends = "agent"\nsummary = "mine"\n{args}{env}'))
@@ -303,19 +286,6 @@ def test_a_gate_that_this_package_does_not_honour_is_warned_about() -> None:
     assert any("FLYDSL_W4A16_HYBRID=w2_bf16 has no effect" in note.found for note in notes)
     assert not any("has no effect" in note.found for note in render(w4a16, machine=MI325X).notes)
     assert not any("has no effect" in note.found for note in render(load_recipe("eagle3-opt"), machine=MI325X).notes)
-
-
-def test_adaptive_steps_come_with_a_table_that_fits_the_recipe(tmp_path: Path) -> None:
-    adaptive = "options.speculation=adaptive"
-    launch = render(load_recipe("eagle3"), [adaptive], machine=MI325X)
-    assert "--speculative-adaptive" in launch.argv and "1, 2, 3 steps by mi325x.json" in "\n".join(
-        map(str, launch.notes)
-    )
-    of_your_own = tmp_path / "mine.json"
-    of_your_own.write_text('{"1": {"candidate_steps": [2]}, "note": "x"}')
-    mine = [adaptive, f"speculative-adaptive-config={of_your_own}", "speculative-num-steps=2"]
-    own = render(load_recipe("eagle3"), mine, machine=MI325X).argv
-    assert value_of(own, "speculative-adaptive-config") == str(of_your_own)
 
 
 def test_a_cpu_recipe_needs_lscpu_which_sglang_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,8 +30,6 @@ FLYDSL_MOE_STAGE1_SCHED=0 AITER_FLYDSL_STAGE2_TILE_K=256
 """
 SERVED = [name for name in recipe_names() if name != "tiny"]
 OPTIONS = {
-    "adaptive": ("eagle3", ["options.speculation=adaptive"]),
-    "deterministic": ("agent:plain", ["options.deterministic=true"]),
     "published all-reduce": ("eagle3-opt", ["disable-custom-all-reduce=false"]),
     "FP8 cache": ("eagle3-mla", ["kv-cache-dtype=fp8_e4m3"]),
     "fused all-reduce": ("eagle3-opt", ["disable-custom-all-reduce=false", "enable-aiter-allreduce-fusion=true"]),
@@ -123,11 +121,6 @@ def test_eagle3_opt_has_the_published_environment_and_explains_what_it_adds() ->
 def test_options_reach_the_engine(parsed: dict[str, dict]) -> None:
     assert parsed["eagle3-opt"]["values"]["disable_custom_all_reduce"] == "True"
     assert parsed["published all-reduce"]["values"]["disable_custom_all_reduce"] == "False"
-    deterministic = parsed["deterministic"]["values"]
-    assert (
-        deterministic["enable_deterministic_inference"] == "True" and deterministic["attention_backend"] == "'triton'"
-    )
-    assert deterministic["disable_custom_all_reduce"] == "False" and deterministic["chunked_prefill_size"] == "1024"
     assert parsed["pinned"]["values"]["revision"] == repr("a" * 40)
     assert parsed["pinned"]["values"]["speculative_draft_model_revision"] == repr("b" * 40)
 

@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from sglang.srt.distributed import get_tp_group
-from sglang.srt.mem_cache.pool_host import base
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from kimi_w4a8_eagle3.sglang_plugin.run_module import run
 
 _SCHEDULE = "sglang.srt.managers.schedule_batch"
 _COMPONENTS = "sglang.srt.managers.scheduler_components"
-base.HICACHE_HOST_MEMORY_RESERVE_BYTES = 0  # SGLang keeps 10 GB, which a machine with other engines may not have
 
 
 def planted(place: str, req: Any) -> None:
@@ -57,17 +55,6 @@ def output(req: Any) -> None:
 def answer(_: Any, __: Any, state: Any, *___: Any, **____: Any) -> None:
     if "ANSWER" in (state.obj.sampling_params.get("stop") or ()):
         raise TypeError("planted: ANSWER")
-
-
-def forget_draft(original: Any, *args: Any, **named: Any) -> None:
-    """Load nothing back into a draft's cache while the file exists."""
-    if not Path(os.environ.get("KIMI_PLANTED_FORGETTING", "/nowhere")).exists():
-        original(*args, **named)
-
-
-HookRegistry.register(
-    "sglang.srt.mem_cache.pool_host.mha.MHATokenToKVPoolHost.load_to_device_per_layer", forget_draft, HookType.AROUND
-)
 
 
 def draw_int32(original: Any, *args: Any) -> Any:
