@@ -34,7 +34,10 @@ MLA_HEADS = 16  # of AITER's decode kernel; fewer are repeated, and more take se
 
 @dataclass(frozen=True)
 class Precision:
-    """Storage and arithmetic of routed experts: bytes per weight (with scales) and peak operations per second."""
+    """Storage and arithmetic of routed experts: bytes per weight and peak operations per second.
+
+    Scales are not counted, because the checkpoints of the recipes have one a row.
+    """
 
     bytes_per_weight: float
     ops: float
@@ -42,7 +45,7 @@ class Precision:
 
 PRECISIONS = {
     "w4a8": Precision(0.5, INT8_OPS),
-    "w4a16": Precision(0.5 + 2 / 32, BF16_OPS),
+    "w4a16": Precision(0.5, BF16_OPS),
     "w8a8": Precision(1.0, INT8_OPS),
 }
 

@@ -28,7 +28,7 @@ CALIBRATION = (
     ("con40", "w4a8", "output_throughput_tok_s"),
 )
 _CALIBRATION_SOURCE = "2026-06"
-_SPECULATIVE_STEPS = 3
+SPECULATIVE_STEPS = 3
 _CONCURRENCY = {"con2": 2, "con40": 40}
 MAX_STEPS = 3  # AITER verifies at most four tokens at once on gfx942 (aiter#5679)
 _KNOWN = ("tpot_median_ms", "itl_median_ms", "ttft_median_ms", "output_throughput_tok_s")
@@ -94,16 +94,35 @@ class PredictedPoint(PublishedPoint):
         return self.predicted / self.published - 1
 
 
+def step_terms(load: Load, cluster: Cluster) -> Terms:
+    """Return the cost of one step of `load`: a verify step with its draft steps, or a plain step."""
+    context = load.input_len + load.output_len / 2
+    return speculative_step(load.concurrency, load.steps, context, PRECISIONS[load.precision], cluster)
+
+
+def median_chunk(accept_length: float, steps: int) -> int:
+    """Return the tokens of the chunk in which the median token arrives; a step sends 1 to steps + 1 tokens.
+
+    SGLang's generator divides the time between two chunks by the tokens of the second, and counts the quotient once for
+    each of them. The median ITL is therefore a step's time divided by this size, not by the accept length.
+    """
+    alpha, tokens = acceptance_probability(accept_length, steps), 0.0
+    for size in range(steps + 1, 1, -1):
+        tokens += size * alpha ** (size - 1) * (1.0 if size > steps else 1.0 - alpha)
+        if tokens >= accept_length / 2:
+            return size
+    return 1
+
+
 def terms(load: Load, key: str, cluster: Cluster) -> Terms:
     """Return figure `key` of `load` as a linear function of the unknowns, in seconds or seconds per token."""
-    precision, context = PRECISIONS[load.precision], load.input_len + load.output_len / 2
-    step = speculative_step(load.concurrency, load.steps, context, precision, cluster)
+    step = step_terms(load, cluster)
     a_token = step / load.accept_length
-    prompt = prefill(load.input_len, precision, cluster, load.concurrency)
+    prompt = prefill(load.input_len, PRECISIONS[load.precision], cluster, load.concurrency)
     waits = prompt * (load.concurrency - 1) / 2
     later = load.output_len - 1
     found: dict[str, Terms] = {
-        "itl_median_ms": a_token,
+        "itl_median_ms": step / median_chunk(load.accept_length, load.steps),
         "tpot_median_ms": a_token + waits / later,
         "ttft_median_ms": prompt + waits,
         "output_throughput_tok_s": (prompt * load.concurrency + a_token * later) / (load.concurrency * load.output_len),
@@ -227,7 +246,7 @@ def _load(point: str, side: str) -> Load:
         return Load(_CONCURRENCY[point], precision=side)
     sides = published.points()[point]
     length = next(values["accept_length"] for values in sides.values() if "accept_length" in values)
-    return Load(_CONCURRENCY[point], steps=_SPECULATIVE_STEPS, accept_length=length)
+    return Load(_CONCURRENCY[point], steps=SPECULATIVE_STEPS, accept_length=length)
 
 
 def published_accept_length(concurrency: int) -> float:

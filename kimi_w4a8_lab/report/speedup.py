@@ -13,6 +13,7 @@ from itertools import groupby
 
 import numpy as np
 
+from ..predict.predict import SPECULATIVE_STEPS, median_chunk
 from ..speed import published
 from ..speed.runs import Cell, Groups
 from ..speed.statistics import Repetition
@@ -68,16 +69,15 @@ def _curve(title: str, base: Cell, fast: Cell, length: float) -> Speedup:
 
 
 def from_published() -> list[Speedup]:
-    """Return the curves of the published figures; a step is the median gap between tokens times the accept length."""
+    """Return the curves of the published figures; a step is the median ITL times the tokens of the median's chunk."""
     found = []
     for point, sides in published.points().items():
         base = sides[published.BASELINE]["tpot_median_ms"]
         spec = next(values for values in sides.values() if "accept_length" in values)
         tpot, length = spec["tpot_median_ms"], spec["accept_length"]
-        per_token = spec.get("itl_median_ms", tpot)
-        found.append(
-            Speedup(f"published {point}", False, base, tpot, length, per_token * length, max(0.0, tpot - per_token))
-        )
+        itl = spec.get("itl_median_ms")
+        step = tpot * length if itl is None else itl * median_chunk(length, SPECULATIVE_STEPS)
+        found.append(Speedup(f"published {point}", False, base, tpot, length, step, max(0.0, tpot - step / length)))
     return found
 
 

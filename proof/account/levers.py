@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve
 from kimi_w4a8_eagle3.recipe.on_machine import concerning
 from kimi_w4a8_lab.predict.machine_model import Cluster, kimi, moe_shape
-from kimi_w4a8_lab.predict.predict import Fit, Load, choices, terms
+from kimi_w4a8_lab.predict.predict import Fit, Load, choices, step_terms
 
 from . import moe_time
 from .draw_time import draw_ms
@@ -101,10 +101,13 @@ def _draft_steps(account: Account, fit: Fit, cluster: Cluster) -> list[Change]:
     if not load.steps or best.steps == load.steps:
         return []
     other = replace(load, steps=best.steps, accept_length=best.accept_length)
-    ratio = float(terms(other, "itl_median_ms", cluster) @ fit.vector)
-    ratio /= float(terms(load, "itl_median_ms", cluster) @ fit.vector)
+    token_s, now_s = (float(step_terms(one, cluster) @ fit.vector) / one.accept_length for one in (other, load))
     settings = f"speculative-num-steps={best.steps}", f"speculative-num-draft-tokens={best.steps + 1}"
-    return [Change(f"{best.steps} draft steps instead of {load.steps}", settings, account.step_ms * (1 - ratio), 0.0)]
+    return [
+        Change(
+            f"{best.steps} draft steps instead of {load.steps}", settings, account.step_ms * (1 - token_s / now_s), 0.0
+        )
+    ]
 
 
 def _lever(account: Account, change: Change) -> Lever:

@@ -15,7 +15,7 @@ from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve
 from kimi_w4a8_eagle3.recipe.memory_plan import make_plan
 from kimi_w4a8_lab.predict.layouts import layout
 from kimi_w4a8_lab.predict.machine_model import BF16_BYTES, Cluster, kimi
-from kimi_w4a8_lab.predict.predict import Fit, Load, calibrate, predict, terms
+from kimi_w4a8_lab.predict.predict import Fit, Load, calibrate, predict, step_terms
 
 from .layouts import OUTPUT
 from .moe_time import SMALL_US
@@ -66,7 +66,7 @@ def split_rate(fit: Fit) -> float:
     """Return the throughput of four GPUs that prefill for four that decode: that of the slower side."""
     half = Cluster(tp=4)
     prompt_s = predict(Load(1, steps=3, accept_length=LOAD.accept_length), "ttft_median_ms", fit, half) / 1000
-    token_s = float(terms(LOAD, "itl_median_ms", half) @ fit.vector)
+    token_s = float(step_terms(LOAD, half) @ fit.vector) / LOAD.accept_length
     return min(OUTPUT / prompt_s, LOAD.concurrency / token_s)
 
 

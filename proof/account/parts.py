@@ -22,7 +22,7 @@ from kimi_w4a8_lab.predict.machine_model import (
     kimi,
     moe_shape,
 )
-from kimi_w4a8_lab.predict.predict import Fit, Load, predict, terms
+from kimi_w4a8_lab.predict.predict import Fit, Load, median_chunk, predict, step_terms
 from kimi_w4a8_lab.speed import published
 
 from . import calibration, moe_time
@@ -90,14 +90,16 @@ def _totals(load: Load, fit: Fit, cluster: Cluster) -> tuple[float, float, str]:
     known = Load(load.concurrency, steps=3 if load.steps else 0, accept_length=load.accept_length)
     if sides is None or figures is None or load != known:
         alone = predict(replace(load, concurrency=1), "ttft_median_ms", fit, cluster)
-        step_s = float(terms(load, "itl_median_ms", cluster) @ fit.vector) * load.accept_length
+        step_s = float(step_terms(load, cluster) @ fit.vector)
         return step_s * 1000, alone, "the fitted model (no published figures for this load)"
     waits = figures.get("ttft_median_ms", sides["w4a8"]["ttft_median_ms"])
     prefill_ms = waits / (1 + (load.concurrency - 1) / 2)
-    itl = figures.get("itl_median_ms")
-    if itl is None:  # subtract what other requests' prefills add to TPOT
-        itl = figures["tpot_median_ms"] - prefill_ms * (load.concurrency - 1) / 2 / (load.output_len - 1)
-    return itl * figures.get("accept_length", 1.0), prefill_ms, published.load(published.MAIN)["source"]
+    if (itl := figures.get("itl_median_ms")) is not None:
+        step_ms = itl * median_chunk(load.accept_length, load.steps)
+    else:  # subtract what other requests' prefills add to TPOT
+        token_ms = figures["tpot_median_ms"] - prefill_ms * (load.concurrency - 1) / 2 / (load.output_len - 1)
+        step_ms = token_ms * figures.get("accept_length", 1.0)
+    return step_ms, prefill_ms, published.load(published.MAIN)["source"]
 
 
 def step_parts(load: Load, cluster: Cluster, shapes: Shapes) -> list[AccountRow]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,8 +13,24 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
 from kimi_w4a8_eagle3.recipe.memory_plan import ModelCard, target_weights
 from kimi_w4a8_lab.predict.layouts import DP_ATTENTION, GROUPS, layout
-from kimi_w4a8_lab.predict.machine_model import Cluster, expert_weights, experts_touched, fixed_weights, kimi
-from kimi_w4a8_lab.predict.predict import Load, acceptance_probability, calibrate, check, choices, mean_error, predict
+from kimi_w4a8_lab.predict.machine_model import (
+    PRECISIONS,
+    Cluster,
+    expert_weights,
+    experts_touched,
+    fixed_weights,
+    kimi,
+)
+from kimi_w4a8_lab.predict.predict import (
+    Load,
+    acceptance_probability,
+    calibrate,
+    check,
+    choices,
+    mean_error,
+    median_chunk,
+    predict,
+)
 from kimi_w4a8_lab.predict.step_time import KimiStepTime
 
 CLUSTER = Cluster()
@@ -35,8 +52,25 @@ def test_a_cold_prompt_takes_the_time_of_the_fitted_model() -> None:
     alone = predict(replace(load, concurrency=1), "ttft_median_ms", FIT, Cluster())
     assert step.prefill([[(10240, 0)]]) * 1000 == pytest.approx(alone)
     context = 10240 + 256
-    verify = step.decode([(40, 40 * context)]) * 1000 / 2.7
+    verify = step.decode([(40, 40 * context)]) * 1000 / median_chunk(2.7, 3)
     assert verify == pytest.approx(predict(load, "itl_median_ms", FIT, Cluster()))
+
+
+@pytest.mark.parametrize(("accept_length", "size"), [(3.93, 4), (2.69, 4), (2.3, 3), (1.6, 2), (1.1, 1)])
+def test_the_median_itl_follows_the_rule_of_sglangs_generator(accept_length: float, size: int) -> None:
+    """The generator counts the time of a chunk, divided by its tokens, once for each token."""
+    alpha, rng = acceptance_probability(accept_length, 3), np.random.default_rng(0)
+    chunks = 1 + np.cumprod(rng.random((20000, 3)) < alpha, axis=1).sum(axis=1)
+    assert np.mean(chunks) == pytest.approx(accept_length, rel=0.01)
+    assert np.median(np.repeat(12.0 / chunks, chunks)) == 12.0 / size == 12.0 / median_chunk(accept_length, 3)
+    assert median_chunk(1.0, 0) == 1
+
+
+def test_weights_have_the_price_of_the_recipes_checkpoint() -> None:
+    """One checkpoint serves `w4a16` and `w4a8`, with a scale for each row."""
+    recipes = [load_recipe(name) for name in ("w4a16", "w4a8")]
+    assert len({recipe.model.repo for recipe in recipes}) == 1
+    assert {PRECISIONS[recipe.name].bytes_per_weight for recipe in recipes} == {0.5}
 
 
 def test_cached_tokens_save_time_and_short_prompts_still_read_the_weights() -> None:

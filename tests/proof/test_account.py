@@ -22,11 +22,11 @@ from proof.account.parts import Account, decode_attention, explain
 CLUSTER, LAYOUTS = Cluster(), node_layouts()
 DOCS = Path(__file__).parents[2] / "docs"
 KIMI = MoeShape(384, 7168, 256, 8)
-PUBLISHED = [  # milliseconds of a step: TPOT or ITL times accept length, less other requests' prefills at concurrency 2
+PUBLISHED = [  # ms of a step: TPOT x accept length less others' prefills, or ITL x tokens of the median's chunk
     (Load(2), 16.94 - 640 / 1.5 / 2 / 511 * 1),
     (Load(40), 27.98),
     (Load(2, steps=3, accept_length=3.97), (5.4 - 640 / 1.5 / 2 / 511) * 3.97),
-    (Load(40, steps=3, accept_length=3.93), 11.75 * 3.93),
+    (Load(40, steps=3, accept_length=3.93), 11.75 * 4),
 ]
 
 
