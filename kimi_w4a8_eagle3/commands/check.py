@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 
 import typer
-from huggingface_hub import constants
 from rich.markup import escape
 from rich.table import Table
 
@@ -20,7 +19,7 @@ from ..engine.client import EngineClient
 from ..fleet.checks import weights_digest
 from ..quark.preflight import PreflightReport, preflight
 from ..quark.target_checks import Problem
-from ..recipe.trusted_code import Source, TrustRecord, code_of, untrusted
+from ..recipe.trusted_code import Source, untrusted
 from .options import KEY_FILE
 
 
@@ -68,8 +67,7 @@ def _code_problems(folders: list[Path]) -> list[Problem]:
     problems = []
     for folder in folders:
         try:
-            files = code_of(Source(str(folder), folder), Path(constants.HF_HUB_CACHE))
-            error = untrusted(files, TrustRecord.load(), [str(folder)])
+            error = untrusted([Source(str(folder), folder)])
         except KimiError as found:
             error = found
         if error is not None:

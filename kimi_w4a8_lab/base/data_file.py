@@ -11,7 +11,7 @@ from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.files import read_text
 from kimi_w4a8_eagle3.fetch.hub import explain, quiet_hub
-from kimi_w4a8_eagle3.recipe.trusted_code import TrustRecord, code_of, locate, untrusted
+from kimi_w4a8_eagle3.recipe.trusted_code import locate, untrusted
 
 HUB_PREFIX = "hf://datasets/"
 
@@ -39,16 +39,15 @@ def data_file(name: str, instead: str) -> Path:
         raise KimiError(f"{path} could not be downloaded: {why.what}", where=name, remedy=instead) from None
 
 
-def require_trusted_tokenizer(name: str, record: TrustRecord | None = None, cache: Path | None = None) -> None:
+def require_trusted_tokenizer(name: str) -> None:
     """Raise KimiError when loading the tokenizer `name` would run code that is not recorded, or download it.
 
     Load generators always allow a tokenizer's code, and take its name from the server that they measure.
     """
-    record, cache = record or TrustRecord.load(), cache or Path(constants.HF_HUB_CACHE)
     try:
-        source = locate(name, "main", cache)
+        source = locate(name)
     except KimiError as error:
         error.remedy = f"hf download {name} --include '*.json' '*.py' '*.model' '*.jinja'"
         raise
-    if problem := untrusted(code_of(source, cache), record, [name]):
+    if problem := untrusted([source]):
         raise problem
