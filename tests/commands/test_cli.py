@@ -113,7 +113,6 @@ BAD |= {
     "draft compare box -r tiny --new . --prove con4O": "unknown workload 'con4O'; did you mean 'con40'?",
     "draft compare box -r tiny --new . --prove con40": "no recipe serves this draft\n  where:    .\n",
     "draft collect .": "collecting was not switched on: TypeError\n  where:    collect.json",
-    "eval lossless --base-url URL --reference-url URL": "the answer has no 'tokens'",
     "eval tools --base-url URL": """the server's answer is no completion: '{"data": [{"id": "m"}]}'""",
     "report .": "result.json cannot be read: Input tag 'demo' found",  # of a demo that wrote no page
     "eval tools --base-url http://[::1": "not an address: Invalid port",
