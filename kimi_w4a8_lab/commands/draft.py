@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,7 +41,6 @@ Exit codes of `compare`: 0 better for a kind of traffic and worse for none; 3 wo
 """
 app = typer.Typer(no_args_is_help=True, help=_HELP)
 FOLDER = typer.Argument(..., metavar="FOLDER", help="Folder of collected requests.")
-_SHOWN_EVERY_S, _WATCHED = 30.0, 32
 _EXACT = 63, 16, "mixed"  # 1,020 answers of the built-in model, as in `make eval`
 
 
@@ -128,7 +124,6 @@ def states(
     folder: Path = FOLDER,
     of: Of,
     dry_run: bool = typer.Option(False, "--dry-run", help="Show sizes only."),
-    rate: float = typer.Option(10_000, "--rate", min=1, help="Prefill tokens per second, for the estimate of time."),
     runs: Path = RUNS,
 ) -> None:
     """Capture the target's hidden states of collected conversations by SGLang's prefill; continue a stopped run."""
@@ -141,7 +136,7 @@ def states(
     plan = capture_plan(folder, of.conversations(folder), draft_sizes(first, target), fingerprint(target))
     console.print(
         f"{len(plan.missing)} conversations to capture, {plan.done} are there; {plan.tokens:,} tokens of "
-        f"{plan.token_bytes / 1000:.1f} kB: {plan.nbytes / 1e9:.2f} GB, about {_time(plan.tokens / rate)}"
+        f"{plan.token_bytes / 1000:.1f} kB: {plan.nbytes / 1e9:.2f} GB"
     )
     if dry_run or not plan.missing:
         return
@@ -165,7 +160,6 @@ def train(
     keep: float = typer.Option(1.0, "--keep", min=0, help="Weight of what the first draft guesses rightly."),
     most_lost: float = typer.Option(0.05, "--most-lost", min=0, help="Accept length that each kind may lose."),
     device: str = typer.Option("cpu", "--device", help="Device of torch: cpu, cuda, cuda:1, ..."),
-    seed: int = typer.Option(1, "--seed", help="Order of the conversations."),
 ) -> None:
     """Train the recipe's draft on collected conversations, by EAGLE3's training-time test over three draft steps.
 
@@ -185,14 +179,18 @@ def train(
     chosen, choosing, held_out = collected.divided(replace(of, most=10**9).conversations(folder))
     limited = collected.limited(chosen, read_consent(folder).most_of_key, of.most)
     rows = [one for one in limited if sum(one.guessed) > 3]  # a reply of one token teaches nothing
-    settings = TrainingSettings(seed=seed, epochs=epochs, batch=batch, lr=lr, keep=keep)
+    settings = TrainingSettings(seed=1, epochs=epochs, batch=batch, lr=lr, keep=keep)
     settings = replace(settings, warmup=1 + min(settings.steps(len(rows)) // 10, settings.warmup))
     if settings.steps(len(rows)) < 1:
         raise KimiError(f"{len(rows)} conversations to train on", str(folder), f"at least {batch}", "collect more")
     draft, judge = _loaded(first, target, folder, device)
     to.parent.mkdir(parents=True, exist_ok=True)
     checkpoint = to.with_name(f".{to.name}.checkpoint")
-    with _reported(draft, judge, choosing[:: 1 + len(choosing) // _WATCHED], settings.steps(len(rows))) as report:
+    with request_progress("training steps", settings.steps(len(rows)), table_console(), every=5.0) as show:
+
+        def report(step: int, values: dict[str, float]) -> None:
+            show(step, f"loss {values['loss']:.3f}")
+
         run(draft, rows, judge.states, judge.embedding, settings, report, checkpoint)
     part, before, after = judge.kept(_loaded(first, target, folder, device)[0], draft, choosing, most_lost)
     for kind, length in before.items():
@@ -328,28 +326,3 @@ def _held_out(conversations: list[Collected], new: Path) -> list[Collected]:
         return collected.divided(conversations)[2]
     since = json.loads(record.read_text())["held_out_from"]
     return [one for one in conversations if one.at >= since.get(one.kind, 0)]
-
-
-@contextmanager
-def _reported(draft: Draft, judge: Judge, watched: list[Collected], total: int) -> Iterator:
-    """Yield the trainer's report: loss, time left, and the accept length on held-out conversations now and then."""
-    began, shown_at, first, lengths = time.monotonic(), 0.0, 0, ""
-    with request_progress("training steps", total, table_console(), every=5.0) as show:
-
-        def report(step: int, values: dict[str, float]) -> None:
-            nonlocal shown_at, first, lengths
-            first = first or step
-            now = time.monotonic()
-            if now - shown_at > _SHOWN_EVERY_S or step == total:
-                found = judge.lengths(draft, watched)
-                draft.train()
-                lengths = "".join(f", {kind} {length:.2f}" for kind, length in found.items())
-                lengths, shown_at = f", held-out accept length{lengths[1:]}", time.monotonic()
-            left = (total - step) * (now - began) / (step - first + 1)
-            show(step, f"loss {values['loss']:.3f}{lengths}, {_time(left)} left")
-
-        yield report
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds / 60:.1f} min" if seconds > 90 else f"{seconds:.0f} s"

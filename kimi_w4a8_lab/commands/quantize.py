@@ -14,7 +14,7 @@ from rich.console import Console
 from kimi_w4a8_eagle3.quark.safetensors_header import Checkpoint
 from kimi_w4a8_eagle3.quark.weight_format import INT4, MXFP4
 
-from ..base.progress import ByteProgress
+from ..base.request_progress import request_progress
 from ..quantize import exclude, sources
 from ..quantize.by_shard import quantize_by_shard
 from ..quantize.quantize import DRAFT_EXCLUDE, KIMI_EXCLUDE, quantize_fp8, quantize_w4a8
@@ -110,8 +110,7 @@ def _run(
 
     device_of(job["device"])
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    total = sum(file.stat().st_size for file in checkpoint.files)
-    with ByteProgress(console, f"quantize {checkpoint.directory.name}", total) as progress:
-        outcome = quantize_by_shard(checkpoint, destination, quantize, job, progress.advance)
+    with request_progress(f"shards of {checkpoint.directory.name}", len(checkpoint.files), console) as show:
+        outcome = quantize_by_shard(checkpoint, destination, quantize, job, show)
     again = f", {outcome.resumed} of them by an earlier run" if outcome.resumed else ""
     console.print(f"kimi-w4a8: {outcome.shards} shards quantized{again}: {destination}")

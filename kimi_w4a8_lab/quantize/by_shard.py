@@ -19,7 +19,7 @@ from kimi_w4a8_eagle3.base.files import shortage
 from kimi_w4a8_eagle3.quark.safetensors_header import INDEX_NAME, SINGLE_NAME, Checkpoint
 
 QuantizeFolder = Callable[[Path, Path], None]
-Advance = Callable[[int], None]
+ShowShards = Callable[[int, str], object]  # finished shards and a note
 _JOB, _DONE, _OUT, _WORK = "job.json", "done", "out", "work"
 
 
@@ -32,13 +32,12 @@ class Outcome:
 
 
 def quantize_by_shard(
-    checkpoint: Checkpoint, destination: Path, quantize: QuantizeFolder, job: dict[str, Any], advance: Advance
+    checkpoint: Checkpoint, destination: Path, quantize: QuantizeFolder, job: dict[str, Any], show: ShowShards
 ) -> Outcome:
     """Call `quantize(folder with one shard, new folder)` for each shard and put the results together.
 
     job: everything else that the result depends on; an earlier attempt continues only if it and the source are the
         same.
-    advance: called with the bytes of each finished source shard.
 
     Raises KimiError when the destination is not empty or in the source, or the disk too small. Finished shards stay in
     the partial folder for the next run.
@@ -53,10 +52,10 @@ def quantize_by_shard(
     needed = sum(file.stat().st_size for file in todo)
     if error := shortage(destination.parent, needed, "choose a destination on another disk"):
         raise error
-    for file in checkpoint.files:
+    for number, file in enumerate(checkpoint.files, start=1):
         if file in todo:
             _one_shard(checkpoint, file, partial, quantize)
-        advance(file.stat().st_size)
+        show(number, "")
     _finish(checkpoint, partial)
     if destination.exists():
         destination.rmdir()

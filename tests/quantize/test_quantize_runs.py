@@ -10,6 +10,7 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -39,14 +40,18 @@ def test_an_interrupted_run_continues_with_the_next_shard(tmp_path: Path) -> Non
             raise KeyboardInterrupt
         quantize_w4a8(source, result)
 
-    done: list[int] = []
+    done: list[tuple[int, str]] = []
+
+    def show(*progress: Any) -> None:
+        done.append(progress)
+
     with pytest.raises(KeyboardInterrupt):
-        quantize_by_shard(checkpoint, tmp_path / "out", once, JOB, done.append)
+        quantize_by_shard(checkpoint, tmp_path / "out", once, JOB, show)
     assert not (tmp_path / "out").exists() and len(done) == 1
-    outcome = quantize_by_shard(checkpoint, tmp_path / "out", once, JOB, done.append)
+    outcome = quantize_by_shard(checkpoint, tmp_path / "out", once, JOB, show)
     assert (outcome.shards, outcome.resumed) == (3, 1)
     assert seen == [checkpoint.files[i].name for i in (0, 1, 1, 2)]
-    assert sum(done[1:]) == sum(file.stat().st_size for file in checkpoint.files)
+    assert done == [(number, "") for number in (1, 1, 2, 3)]
     for file in tiny.target_path().glob("*.safetensors"):
         assert (tmp_path / "out" / file.name).read_bytes() == file.read_bytes()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -64,12 +69,12 @@ def test_another_job_or_source_starts_anew(tmp_path: Path, change: str) -> None:
         fake(folder, result)
 
     with pytest.raises(RuntimeError):
-        quantize_by_shard(checkpoint, tmp_path / "out", fails_second, JOB, lambda _: None)
+        quantize_by_shard(checkpoint, tmp_path / "out", fails_second, JOB, lambda *_: None)
     if change == "source":
         shard = checkpoint.files[0]
         save_file(load_file(shard), shard, metadata={"format": "pt"})
     job = JOB if change == "source" else {"format": "other"}
-    outcome = quantize_by_shard(checkpoint, tmp_path / "out", fake, job, lambda _: None)
+    outcome = quantize_by_shard(checkpoint, tmp_path / "out", fake, job, lambda *_: None)
     assert outcome.resumed == 0
 
 
@@ -85,7 +90,7 @@ def fake(source: Path, result: Path) -> None:
 
 def test_exclude_lists_and_indexes_of_the_shards_are_joined(tmp_path: Path) -> None:
     checkpoint = read_checkpoint(tiny.target_bf16_path())
-    quantize_by_shard(checkpoint, tmp_path / "out", fake, JOB, lambda _: None)
+    quantize_by_shard(checkpoint, tmp_path / "out", fake, JOB, lambda *_: None)
     config = json.loads((tmp_path / "out/config.json").read_text())
     assert config["quantization_config"]["exclude"] == [file.stem for file in checkpoint.files]
     assert read_checkpoint(tmp_path / "out").problems == []
