@@ -21,7 +21,6 @@ from .account.blocks import padded_to
 from .assembly import assembly
 from .gfx942.parser import parse_kernel
 from .kernel_counts import Figures, common_path, figures, floors, read_figures, regressions, write_figures
-from .l2_fill import l2_fill
 
 if TYPE_CHECKING:
     from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
@@ -72,7 +71,6 @@ def kernels(
         for size, shape in shapes.items():
             _print_floors(console, card, shape, tokens, size, found)
             _print_times(console, card, shape, tokens, size)
-            _print_l2_fill(console, card, shape, tokens, size, found)
     before = {name: row for name, row in before.items() if name not in others}
     if not (set(tp) >= ALL_TP and set(tokens) >= ALL_TOKENS):  # only a part was asked for
         before = {name: row for name, row in before.items() if name in found}
@@ -147,25 +145,6 @@ def _print_times(console: Console, card: Gpu, shape: MoeShape, tokens: list[int]
         table.add_row(
             str(batch), str(total[1]), f"{total[0]:.0f}", *(f"{parts[n].us:.0f}" if n in parts else "" for n in KERNELS)
         )
-    console.print(table)
-
-
-def _print_l2_fill(
-    console: Console, card: Gpu, shape: MoeShape, tokens: list[int], size: int, found: dict[str, Figures]
-) -> None:
-    from kimi_w4a8_eagle3.moe.flydsl.backend import XCD_GATE, FlydslBackend
-
-    table = Table(f"tp{size}, GB into L2", "stage", "in order", "by XCD")
-    for batch in tokens:
-        ordered, by_xcd = (FlydslBackend({XCD_GATE: gate}).configs(shape, batch) for gate in (False, True))
-        for stage in ("stage1", "stage2"):
-            configs: list[Any] = [ordered[stage], by_xcd[stage]]
-            if getattr(configs[1], "by_xcd", False):
-                groups = int(
-                    found[_name(f"tp{size}", stage, configs[1])]["waves_per_simd"]
-                )  # of four waves on four SIMDs
-                fills = (l2_fill(card, shape, batch, config, groups) / 1e9 for config in configs)
-                table.add_row(str(batch), stage, *(f"{fill:.2f}" for fill in fills))
     console.print(table)
 
 
