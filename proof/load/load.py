@@ -11,7 +11,7 @@ import json
 import math
 import statistics
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
@@ -43,7 +43,7 @@ class ClientLoad:
         mix: Mapping[Manner, int] = USUAL,
         total: int | None = None,
         hang_s: float = 60.0,
-        leave_after: int | Callable[[], int] = 5,
+        leave_after: int = 5,
         api_key: str | None = None,
     ) -> None:
         self._base_url, self._questions, self._concurrency = base_url, questions, concurrency

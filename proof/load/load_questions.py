@@ -16,7 +16,7 @@ import httpx
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.engine.client import bearer
-from kimi_w4a8_lab.accuracy.problems import MathProblem, problems
+from kimi_w4a8_lab.accuracy.problems import problems
 
 # Rounding moved the gap between two tokens by up to 0.44 nats (docs/perf/answers.md); this is far beyond.
 CLEAR_GAP = 2.0
@@ -36,17 +36,13 @@ class ExpectedAnswer:
 
 @dataclass(frozen=True)
 class Question:
-    """A greedy chat request. answer: None where only the number of tokens is known (`ignore_eos`, `max_tokens`).
-
-    counted: the server also lists every token, so that the text of an answer that is not known can be checked, too.
-    """
+    """A greedy chat request. answer: None where only the number of tokens is known (`ignore_eos`, `max_tokens`)."""
 
     model: str
     messages: tuple[tuple[str, str], ...]  # role, content
     max_tokens: int
     answer: ExpectedAnswer | None = None
     ignore_eos: bool = False
-    counted: bool = False
 
     def body(self, stream: bool) -> dict[str, Any]:
         body: dict[str, Any] = {
@@ -56,7 +52,6 @@ class Question:
             "temperature": 0.0,
             "ignore_eos": self.ignore_eos,
             "separate_reasoning": False,  # thinking and answer as one text, which is compared
-            **({"logprobs": True, "skip_special_tokens": False} if self.counted else {}),
         }
         return body | ({"stream": True, "stream_options": {"include_usage": True}} if stream else {})
 
@@ -98,20 +93,15 @@ def served_model(http: httpx.Client) -> str:
     return str(answer.json()["data"][0]["id"])
 
 
-def conversation(drawn: Iterator[MathProblem], earlier: int) -> tuple[tuple[str, str], ...]:
-    """Return the messages of a question after so many earlier turns, all drawn from these problems."""
-    messages: list[tuple[str, str]] = []
-    for problem in islice(drawn, earlier):
-        messages += [("user", problem.question), ("assistant", problem.solution)]
-    return (*messages, ("user", next(drawn).question))
-
-
 def _candidates(model: str, count: int, seed: int) -> Iterator[Question]:
     """Held-out problems in all shapes, in turn."""
     drawn = iter(problems(2 * count, seed=seed))
     for number in range(count):
         max_tokens, earlier = _SHAPES[number % len(_SHAPES)]
-        yield Question(model, conversation(drawn, earlier), max_tokens)
+        messages: list[tuple[str, str]] = []
+        for problem in islice(drawn, earlier):
+            messages += [("user", problem.question), ("assistant", problem.solution)]
+        yield Question(model, (*messages, ("user", next(drawn).question)), max_tokens)
 
 
 def _clear_answer(http: httpx.Client, question: Question) -> ExpectedAnswer | None:

@@ -10,7 +10,7 @@ from support.waiting import until
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.engine.process import free_port
-from proof.load.load import ClientLoad, forbidden, median_ms, write_records
+from proof.load.load import ClientLoad, forbidden
 from proof.load.load_questions import ExpectedAnswer, Question, endless_question, known_questions
 from proof.load.load_request import ClientOutcome, LoadClient, Manner, Record
 
@@ -153,47 +153,6 @@ def test_an_endless_question_is_judged_by_its_tokens():
             assert json.loads(server.bodies[0])["ignore_eos"] is True
 
 
-def listed(text, tokens):
-    found = piece(text)
-    found["choices"][0]["logprobs"] = {"content": [{"token": token, "logprob": -0.1} for token in tokens]}
-    return found
-
-
-COUNTED = {
-    "whole": ([("Now Tom", ["Now", " Tom"]), (" has", [" has"])], ClientOutcome.OK),
-    "text-lost": ([("Now", ["Now", " Tom"]), (" has", [" has"])], ClientOutcome.WRONG),
-    "piece-twice": (
-        [("Now Tom", ["Now", " Tom"]), ("Now Tom", ["Now", " Tom"]), (" has", [" has"])],
-        ClientOutcome.WRONG,
-    ),
-    "piece-lost": ([("Now Tom", ["Now", " Tom"])], ClientOutcome.WRONG),
-}
-
-
-@pytest.mark.parametrize("name", COUNTED)
-def test_an_unknown_answer_is_compared_with_the_list_of_its_tokens(name):
-    pieces, expected = COUNTED[name]
-    question = Question("m", (("user", "Tom"),), 3, ignore_eos=True, counted=True)
-    sent = [*(listed(*piece) for piece in pieces), finish("length"), usage(3), "[DONE]"]
-    with scripted_server(lambda *_: streamed(sent)) as server:
-        record = ask(server.base_url, Manner.STREAM, question)
-        assert record.outcome is expected, record.detail
-        assert json.loads(server.bodies[0])["logprobs"] is True
-
-
-def test_when_a_client_leaves_can_be_drawn_anew_for_every_request():
-    drawn = iter([1, 3])
-    sent = streamed(events(), pause_s=0.02, hold=True)
-
-    async def run():
-        async with LoadClient(server.base_url, leave_after=lambda: next(drawn)) as client:
-            return [await client.ask(QUESTION, Manner.LEAVES_STREAM) for _ in range(2)]
-
-    with scripted_server(lambda *_: sent) as server:
-        records = asyncio.run(run())
-    assert [(r.outcome, len(r.pieces)) for r in records] == [(ClientOutcome.LEFT, 1), (ClientOutcome.LEFT, 3)]
-
-
 def test_the_key_is_sent_as_openai_clients_send_it():
     with scripted_server(lambda *_: whole(body())) as server:
         assert ask(server.base_url, Manner.PLAIN, api_key="k").outcome is ClientOutcome.OK
@@ -239,21 +198,6 @@ def test_one_wrong_answer_among_many_is_found():
     ):
         load.wait(280)
     assert [r.outcome for r in forbidden(load.records)] == [ClientOutcome.TRUNCATED]
-
-
-def test_times_are_of_streamed_answers_and_records_are_lines(tmp_path):
-    records = [
-        Record(Manner.STREAM, 0, 10.0, 12.5, ClientOutcome.OK, tokens=6, pieces=[10.5, 11.5, 12.5]),
-        Record(Manner.STREAM, 0, 10.0, 11.0, ClientOutcome.CUT, pieces=[10.3]),
-        Record(Manner.PLAIN, 0, 10.0, 13.5, ClientOutcome.OK, tokens=8, pieces=[13.5]),
-    ]
-    assert [record.ttft_s for record in records] == [0.5, pytest.approx(0.3), None]
-    assert [record.tpot_s for record in records] == [0.4, None, None]
-    assert median_ms(record.ttft_s for record in records) == pytest.approx(400)
-    write_records(tmp_path / "r.jsonl", records)
-    lines = (tmp_path / "r.jsonl").read_text().splitlines()
-    assert [json.loads(line)["outcome"] for line in lines] == ["ok", "cut", "ok"]
-    assert not list(tmp_path.glob("*.tmp"))
 
 
 def with_gap(gap):
