@@ -1,8 +1,7 @@
-"""Start of each client for one task, from clients.toml: its configuration, its command, and the words of the model.
+"""Start of each client, from clients.toml: its configuration, its command, and the calls of the model.
 
-The clients are installed in one folder, with npm in `npm/`, a newer Node in `node22/`, the libraries in the virtual
-environment `py/`, and kimi-cli and aider in `kimi/` and `aider/` (docs/perf/clients.md has the commands). Each runs
-with a home of its own and no other variables of this shell.
+A client is installed in a folder: with npm in `npm/` (a newer Node in `node22/`), or in the environment `py/` or
+`kimi/`. It runs with a home of its own and no other variables of this shell.
 """
 
 from __future__ import annotations
@@ -16,111 +15,81 @@ from typing import Any
 
 from kimi_w4a8_eagle3.base.toml import tomllib
 
-from .sessions import MODEL, SESSIONS
+from .sessions import MODEL
 
-TASK = "Write sums.py that prints 33 + 14, run it, and show it."
 HERE = Path(__file__).parent
 _FILE = tomllib.loads((HERE / "clients.toml").read_text())
-_PACKAGES = {"pydantic-ai": "pydantic-ai-slim", "langchain": "langchain-openai", "openai-agents": "openai-agents"}
-Step = Mapping[str, Any]
-Started = tuple[list[str], dict[str, str]]  # command, variables
+PRODUCTS: list[dict[str, Any]] = _FILE["products"]
 
 
 @dataclass(frozen=True)
-class SessionPlace:
-    """Folders and server of one session. folder: has the clients. url: of the server."""
+class AgentClient:
+    """One client in one session. folder: has the clients. url: of the server."""
 
+    name: str
+    package: str
+    settings: Mapping[str, Any]
     folder: Path
     home: Path
     work: Path
     url: str
 
-    def names(self) -> dict[str, str]:
-        """Return what stands for the names in braces in clients.toml."""
-        programs = {name: f"{self.folder}/{name}/bin" for name in ("py", "kimi", "aider")}
-        programs |= {
-            "npm": f"{self.folder}/npm/node_modules/.bin",
-            "node": f"{self.folder}/node22/node_modules/node/bin",
-        }
-        return {**programs, "home": str(self.home), "work": str(self.work), "url": self.url, "here": str(HERE)}
-
-
-@dataclass(frozen=True)
-class AgentClient:
-    """One client. whole: one process asks all questions, which are its last arguments.
-
-    proves: what its output holds when the task is done.
-    """
-
-    name: str
-    command: list[str]
-    version_command: list[str]
-    settings: Mapping[str, Any]
-
     @property
     def whole(self) -> bool:
+        """True if one process asks all questions, which are its last arguments."""
         return bool(self.settings.get("whole"))
 
-    @property
-    def proves(self) -> str:
-        return str(self.settings.get("proves", "47"))
-
-    def start(self, at: SessionPlace, task: str, again: bool) -> Started:
-        """Write the files of a session, and return how a task begins, or how the next one goes on with it."""
-        for folder in self._filled(self.settings.get("folders", ()), at):
+    def start(self, task: str, again: bool) -> tuple[list[str], dict[str, str]]:
+        """Write the files of a session; return command and variables that begin a task, or go on after the last one."""
+        for folder in self._filled(self.settings.get("folders", ())):
             Path(folder).mkdir(exist_ok=True)
-        for file, text in self._filled(self.settings.get("files", {}), at).items():
+        for file, text in self._filled(self.settings.get("files", {})).items():
             Path(file).write_text(text)
         if self.name.startswith("ai-sdk"):
-            shutil.copy(HERE / "sessions.js", at.folder / "npm")
-        if setup := self._filled(self.settings.get("setup", ()), at):
-            subprocess.run(
-                setup, env=self.environ(at), cwd=at.work, stdin=subprocess.DEVNULL, capture_output=True, timeout=60,
-                check=True,
-            )  # fmt: skip
+            shutil.copy(HERE / "sessions.js", self.folder / "npm")
         more = self.settings.get("again", ()) if again else ()
-        words = [word for one in self._filled(self.command, at) for word in (more if one == "{again}" else [one])]
-        return [word.replace("{task}", task) for word in words], self.environ(at)
+        filled = self._filled(self.settings["command"])
+        words = [word for one in filled for word in (more if one == "{again}" else [one])]
+        return [word.replace("{task}", task) for word in words], self._environ()
 
-    def environ(self, at: SessionPlace) -> dict[str, str]:
-        names = at.names()
-        path = f"{names['node']}:{names['npm']}:/usr/local/bin:/usr/bin:/bin"
-        usual = {"HOME": names["home"], "PATH": path, "LANG": "C.UTF-8", "TERM": "dumb"}
-        return {**usual, **self._filled(self.settings.get("variables", {}), at)}
+    def version(self) -> str:
+        """Return the output of the client's command for its version."""
+        words = self._filled(self.settings["version"])
+        said = subprocess.run(words, env=self._environ(), capture_output=True, text=True, timeout=60, check=False)
+        return said.stdout.strip()
 
-    def version(self, at: SessionPlace) -> str:
-        """Return what the client says of its version."""
-        words = self._filled(self.version_command, at)
-        return subprocess.run(
-            words, env=self.environ(at), capture_output=True, text=True, timeout=60, check=False
-        ).stdout.strip()
+    def calls(self) -> list[list[Any]]:
+        """Return the name and the arguments of each call that the model makes."""
+        calls: list[list[Any]] = self._filled(self.settings["calls"])
+        return calls
 
-    def steps(self, at: SessionPlace) -> list[Step]:
-        """Return the words of the model: a call a step, then its answers."""
-        calls = [{"think": "I do it.", "calls": [call]} for call in self._filled(self.settings.get("calls", ()), at)]
-        return [*calls, *({"think": "It is 47.", "text": text} for text in self.settings.get("texts", ["It is 47."]))]
+    def _environ(self) -> dict[str, str]:
+        path = self._filled("{node}:{npm}:/usr/local/bin:/usr/bin:/bin")
+        usual = {"HOME": str(self.home), "PATH": path, "LANG": "C.UTF-8", "TERM": "dumb"}
+        return {**usual, **self._filled(self.settings.get("variables", {}))}
 
-    def _filled(self, value: Any, at: SessionPlace) -> Any:
+    def _filled(self, value: Any) -> Any:
+        """Replace the names in braces of clients.toml."""
         if isinstance(value, Mapping):
-            return {self._filled(key, at): self._filled(inner, at) for key, inner in value.items()}
+            return {self._filled(key): self._filled(inner) for key, inner in value.items()}
         if isinstance(value, list | tuple):
-            return [self._filled(inner, at) for inner in value]
-        if isinstance(value, str):
-            library = next((known for known in _PACKAGES if self.name.startswith(known)), self.name.split("-")[0])
-            more = {"name": self.name.removeprefix("ai-sdk-"), "package": _PACKAGES.get(library, library)}
-            for name, text in {**at.names(), **more, "model": MODEL}.items():
-                value = value.replace(f"{{{name}}}", text)
+            return [self._filled(inner) for inner in value]
+        if not isinstance(value, str):
+            return value
+        names = {
+            **{name: f"{self.folder}/{name}/bin" for name in ("py", "kimi")},
+            "npm": f"{self.folder}/npm/node_modules/.bin",
+            "node": f"{self.folder}/node22/node_modules/node/bin",
+            **{"home": self.home, "work": self.work, "url": self.url, "here": HERE, "model": MODEL},
+            **{"name": self.name.removeprefix("ai-sdk-"), "package": self.package},
+        }
+        for name, text in names.items():
+            value = value.replace(f"{{{name}}}", str(text))
         return value
 
 
-def _client(name: str) -> AgentClient:
-    kind = name if name in _FILE["sessions"] else "ai-sdk" if name.startswith("ai-sdk") else "library"
-    settings = _FILE["sessions"][kind]
-    while like := settings.get("like"):
-        settings = {**_FILE["sessions"][like], **{key: value for key, value in settings.items() if key != "like"}}
-    return AgentClient(name, settings["command"], settings["version"], settings)
-
-
-PRODUCTS: list[dict[str, Any]] = _FILE["products"]
-_NAMES = {*_FILE["sessions"], *SESSIONS, *(session for product in PRODUCTS for session in product["sessions"])}
-CLIENTS: dict[str, AgentClient] = {name: _client(name) for name in sorted(_NAMES - {"library", "ai-sdk"})}
+def settings_of(session: str) -> dict[str, Any]:
+    """Return the settings of a session: its own, or those of the libraries."""
+    kind = session if session in _FILE["sessions"] else "ai-sdk" if session.startswith("ai-sdk") else "library"
+    settings: dict[str, Any] = _FILE["sessions"][kind]
+    return {**_FILE["sessions"].get(settings.get("like", ""), {}), **settings}

@@ -1,4 +1,4 @@
-"""The clients of docs/perf/clients.md in recorded and newest versions: three turns of a user, with a call each."""
+"""Three turns of a user with a client, a call in each, and what a recorder in front of the server saw."""
 
 from __future__ import annotations
 
@@ -8,22 +8,29 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .clients import CLIENTS, AgentClient, SessionPlace, Step
-from .proxy import recording
+import httpx
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from ..load.asgi import served_app
+from .clients import AgentClient, settings_of
 
 QUESTIONS = ("Take the first step.", "Take the next step.", "Take the last step.")
 ANSWERS = ("That was the first of three.", "That was the second of three.", "That was all of it.")
+NODE = "node@22"  # newer clients need it
 _APIS = {"/v1/chat/completions": "chat", "/v1/responses": "responses", "/v1/messages": "messages"}
 _RESULTS = re.compile(r'"(?:role|type)": "(?:tool|function_call_output|tool_result)"')
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
+_HOP = {"host", "content-length", "transfer-encoding", "connection", "content-encoding"}
 _LIMIT_S = 240.0  # for a turn
-NODE = "node@22"  # newer clients need it
 _HEAD = ("client", "version", "API", "turns", "tool calls", "refusals", "second turn")
 
 
@@ -57,12 +64,12 @@ def table(rows: Iterable[MatrixRow]) -> str:
     return "\n".join([f"| {' | '.join(_HEAD)} |", "|---" * len(_HEAD) + "|", *(row.line() for row in rows), ""])
 
 
-def pinned(product: Mapping[str, Any], versions: Mapping[str, str]) -> list[str]:
-    """Return what the recorded version is installed from."""
-    sign, session = "@" if product["folder"] == "npm" else "==", product["sessions"][0]
-    found = product.get("recorded") or _VERSION.findall(versions[session])[:1]
-    pins = [f"{package}{sign}{version}" for package, version in zip(product["packages"], found, strict=False)]
-    return [*pins, *product["packages"][len(pins) :]]
+def pinned(product: Mapping[str, Any]) -> list[str]:
+    """Return the packages with the versions of the recorded sessions."""
+    sign = "@" if product["folder"] == "npm" else "=="
+    pins = zip(product["packages"], product["recorded"], strict=False)
+    found = [f"{package}{sign}{version}" for package, version in pins]
+    return [*found, *product["packages"][len(found) :]]
 
 
 @contextmanager
@@ -85,85 +92,86 @@ def installed(folder: str, packages: Sequence[str], node: Path) -> Iterator[Path
         yield place
 
 
-def install_npm(folder: Path, packages: Sequence[str], node: Path) -> Path:
-    """Install packages of npm with this Node.js, and return the folder."""
+def install_npm(folder: Path, packages: Sequence[str], node: Path) -> None:
+    """Install packages of npm with this Node.js."""
     environ = {**os.environ, "PATH": f"{node / 'node_modules/node/bin'}:{os.environ['PATH']}"}
     _run(["npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), *packages], environ)
-    return folder
 
 
 def _run(words: list[str], environ: Mapping[str, str] | None = None) -> None:
     subprocess.run(words, env=environ, capture_output=True, text=True, timeout=600, check=True)
 
 
-@dataclass
-class RecordedSession:
-    """A running session. requests: what was sent so far; refused: what the server said where it refused."""
+class Recorder:
+    """Passes requests on to a server. asked: path and body of each with JSON; refused: what the server said then."""
 
-    place: SessionPlace
-    file: Path
+    def __init__(self, base_url: str) -> None:
+        self.asked, self.refused = list[tuple[str, Any]](), list[str]()
+        self._client = httpx.AsyncClient(base_url=base_url, timeout=3600.0)
+        methods = ["GET", "POST", "HEAD", "PUT", "DELETE"]
+        self.app = Starlette(routes=[Route("/{path:path}", self._pass, methods=methods)])
 
-    def requests(self) -> list[dict[str, Any]]:
-        rows = [json.loads(line) for line in self.file.read_text().splitlines()] if self.file.exists() else []
-        return [row for row in rows if row["body"]]
+    async def _pass(self, request: Request) -> Response:
+        path, body = request.url.path, await request.body()
+        headers = {name: value for name, value in request.headers.items() if name not in _HOP}
+        sent = self._client.build_request(
+            request.method, path, params=request.query_params, content=body, headers=headers
+        )
+        answer = await self._client.send(sent, stream=True)
+        if body[:1] == b"{":
+            self.asked.append((path, json.loads(body)))
 
-    def refused(self) -> list[str]:
-        file = self.file.with_suffix(".refused")
-        return file.read_text().splitlines() if file.exists() else []
+        async def streamed() -> AsyncIterator[bytes]:
+            pieces = b""
+            async for piece in answer.aiter_bytes():
+                pieces += piece if answer.status_code >= 400 else b""
+                yield piece
+            if answer.status_code >= 400:
+                self.refused.append(f"{path} {pieces.decode(errors='replace')}")
 
-
-@contextmanager
-def session(clients: Path, base_url: str) -> Iterator[RecordedSession]:
-    """Make a home and a project, with a recorder in front of the server."""
-    with tempfile.TemporaryDirectory() as name, recording(base_url) as (url, recorder):
-        folder = Path(name)
-        (folder / "home").mkdir()
-        (folder / "project").mkdir()
-        recorder.file = folder / "requests.jsonl"
-        yield RecordedSession(SessionPlace(clients, folder / "home", folder / "project", url), recorder.file)
+        kept = {name: value for name, value in answer.headers.items() if name not in _HOP}
+        return StreamingResponse(streamed(), answer.status_code, kept)
 
 
 def rows_of(product: Mapping[str, Any], clients: Path, base_url: str, script: Path) -> list[MatrixRow]:
-    """Run all sessions of an installed client; returns a row for each API that it used."""
+    """Run all sessions of an installed client; return a row for each API that it used."""
     rows: dict[str, MatrixRow] = {}
+    package = product["packages"][0].partition("[")[0]
     for name in product["sessions"]:
-        client = CLIENTS[name]
-        with session(clients, base_url) as running:
-            script.write_text(json.dumps({"steps": _steps(client, running.place)}))
-            said = list(_turns(client, running.place))
-            version = (_VERSION.findall(client.version(running.place)) or ["unknown"])[0]
-            asked = [row for row in running.requests() if row["path"] in _APIS and row["body"].get("tools")]
-            refused = running.refused()
+        recorder = Recorder(base_url)
+        with tempfile.TemporaryDirectory() as scratch, served_app(recorder.app) as url:
+            home, work = Path(scratch, "home"), Path(scratch, "project")
+            home.mkdir()
+            work.mkdir()
+            client = AgentClient(name, package, settings_of(name), clients, home, work, url)
+            steps = [({"calls": [call]}, {"text": text}) for call, text in zip(client.calls(), ANSWERS, strict=True)]
+            script.write_text(json.dumps({"steps": [step for turn in steps for step in turn]}))
+            said = list(_turns(client))
+            version = (_VERSION.findall(client.version()) or ["unknown"])[0]
+        asked = [(path, body) for path, body in recorder.asked if path in _APIS and body.get("tools")]
         if not asked:
             words = " ".join(" ".join(said).split()).replace("|", "/").partition(". ")[0]
             return [MatrixRow(product["name"], version, why=[f"it sent no request, and said: {words[-200:]}"])]
-        api, last = _APIS[asked[-1]["path"]], asked[-1]["body"]
-        row = rows.setdefault(api, MatrixRow(product["name"], version, api))
+        path, last = asked[-1]
+        row = rows.setdefault(_APIS[path], MatrixRow(product["name"], version, _APIS[path]))
         served = [answer in text for answer, text in zip(ANSWERS, said, strict=False)]
         row.turns += sum(served)
         row.of += len(QUESTIONS)
         row.calls += len(_RESULTS.findall(json.dumps(last.get("messages") or last["input"])))
-        row.refused += len(refused)
+        row.refused += len(recorder.refused)
         row.second &= served[1:2] == [True]
-        row.why += [f"{name}: {line[:600]}" for line in refused]
+        row.why += [f"{name}: {line[:600]}" for line in recorder.refused]
         row.why += [f"{name}: {text[-1500:]}" for good, text in zip(served, said, strict=False) if not good]
     return list(rows.values())
 
 
-def _steps(client: AgentClient, place: SessionPlace) -> list[Step]:
-    """Return a call and an answer for each turn."""
-    calls = [step for step in client.steps(place) if step.get("calls")]
-    answers = [{"think": "It is done.", "text": answer} for answer in ANSWERS]
-    return [step for turn in zip(calls, answers, strict=True) for step in turn]
-
-
-def _turns(client: AgentClient, place: SessionPlace) -> Iterator[str]:
+def _turns(client: AgentClient) -> Iterator[str]:
     """Yield what the client says in each turn, until one fails."""
     for number, question in enumerate(QUESTIONS):
-        command, environ = client.start(place, question, number > 0)
+        command, environ = client.start(question, number > 0)
         command += QUESTIONS if client.whole else ()
         done = subprocess.run(
-            command, env=environ, cwd=place.work, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            command, env=environ, cwd=client.work, stdin=subprocess.DEVNULL, capture_output=True, text=True,
             timeout=_LIMIT_S, check=False,
         )  # fmt: skip
         if client.whole and done.returncode == 0:

@@ -1,4 +1,4 @@
-// Sessions of the AI SDK: `node sessions.js API URL [QUESTION...]` asks with two tools, and prints the answers.
+// Sessions of the AI SDK: `node sessions.js API URL QUESTION...` asks with two tools, and prints the answers.
 // It runs in the folder of the packages. API: chat, responses or messages, and with `-streamed` behind it in streams.
 import { createAnthropic } from "@ai-sdk/anthropic";
 import { createOpenAI } from "@ai-sdk/openai";
@@ -28,7 +28,7 @@ const request = {
   providerOptions: { openai: { store: false }, anthropic: { thinking: { type: "enabled", budgetTokens: 1024 } } },
 };
 const [messages, said] = [[], []];
-for (const content of asked.length ? asked : ["How many apples do Mia and Tom have?", "Thanks."]) {
+for (const content of asked) {
   messages.push({ role: "user", content });
   const answer = streamed ? streamText({ ...request, messages }) : await generateText({ ...request, messages });
   said.push(await answer.text);

@@ -1,4 +1,4 @@
-"""Sessions of agent libraries: `python sessions.py SESSION URL [QUESTION...]` asks, and prints the answers.
+"""Sessions of agent libraries: `python sessions.py SESSION URL QUESTION...` asks, and prints the answers.
 
 This file runs in the environment of the libraries, so it imports nothing else. The scripted model calls
 `search` and `add`, and answers.
@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any
 
 MODEL = "kimi-k2.5-tiny"
-QUESTION = "How many apples do Mia and Tom have? Search for both, then add."
 PICTURE = "iVBORw0KGgoAAAANSUhEUgAAABwAAAAcCAAAAABXZoBIAAAAFElEQVR4nGP4jwcwjEqOSo5KwgAA0FYNHk8YRIwAAAAASUVORK5CYII="
 FACTS = {"Mia": 33, "Tom": 14}
 Items = list[Any]
@@ -80,12 +79,7 @@ def agents_sdk(url: str, questions: Sequence[str], api: str, stream: bool) -> It
 
 
 def pydantic_ai(url: str, questions: Sequence[str], api: str) -> Items:
-    from pydantic import BaseModel
     from pydantic_ai import Agent
-
-    class Apples(BaseModel):
-        total: int
-        people: list[str]
 
     if api == "messages":
         from pydantic_ai.models.anthropic import AnthropicModel
@@ -105,11 +99,6 @@ def pydantic_ai(url: str, questions: Sequence[str], api: str) -> Items:
         done = agent.run_sync(question, message_history=history)
         history = done.all_messages()
         said.append(done.output)
-    if api == "chat" and QUESTION in questions:  # an output type forces a call of its own tool
-        try:
-            Agent(model, output_type=Apples).run_sync("33 and 14 apples")
-        except Exception as error:
-            print(f"structured: {type(error).__name__}", file=sys.stderr)
     return said
 
 
@@ -160,23 +149,6 @@ def chat(url: str, questions: Sequence[str], stream: bool, library: str = "opena
         ]
 
     return _converse(questions, [], ask)
-
-
-def smolagents(url: str, questions: Sequence[str]) -> Items:
-    from smolagents import OpenAIServerModel, ToolCallingAgent, tool
-
-    @tool
-    def lookup(name: str) -> str:
-        """Search the notes for a person's apples.
-
-        Args:
-            name: The person.
-        """
-        return search(name)
-
-    model = OpenAIServerModel(MODEL, api_base=f"{url}/v1", api_key="any")
-    agent = ToolCallingAgent(tools=[lookup], model=model, max_steps=3, verbosity_level=0)
-    return [agent.run(question, reset=False) for question in questions]
 
 
 def anthropic(url: str, questions: Sequence[str], stream: bool) -> Items:
@@ -252,7 +224,6 @@ SESSIONS: dict[str, Callable[[str, Sequence[str]], Items]] = {
     "langchain-streamed": partial(langchain, api="chat", stream=True),
     "litellm": partial(chat, stream=False, library="litellm"),
     "litellm-streamed": partial(chat, stream=True, library="litellm"),
-    "smolagents": smolagents,
     "anthropic": partial(anthropic, stream=False),
     "anthropic-streamed": partial(anthropic, stream=True),
     "openai-chat": partial(chat, stream=False),
@@ -262,5 +233,4 @@ SESSIONS: dict[str, Callable[[str, Sequence[str]], Items]] = {
 }
 
 if __name__ == "__main__":
-    asked = sys.argv[3:] or ([QUESTION] if sys.argv[1] == "smolagents" else [QUESTION, "Thanks."])
-    print(json.dumps(SESSIONS[sys.argv[1]](sys.argv[2], asked)))
+    print(json.dumps(SESSIONS[sys.argv[1]](sys.argv[2], sys.argv[3:])))

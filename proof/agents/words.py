@@ -1,9 +1,8 @@
 """The words of the model in a scripted session, as an SGLang plugin of the proof's server.
 
-KIMI_PROOF_WORDS names a JSON file: {"engine": false, "steps": [{"think": "", "text": "", "calls": [[name, {}]]}]}.
-A request gets the step that follows the calls in its prompt. With "engine" a grammar forces the engine to write it.
-Otherwise no engine is asked, which records sessions in seconds. Everything before and after is real: door, template,
-tokenizer, parsers, endpoints. A request without a tool of the session gets "Done.".
+KIMI_PROOF_WORDS names a JSON file: {"steps": [{"text": "", "calls": [[name, {}]]}]}. A request gets the step that
+follows the calls in its prompt. No engine is asked, so a session takes seconds. Everything before and after is real:
+door, template, tokenizer, parsers, endpoints. A request without a tool of the session gets "Done.".
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "KIMI_PROOF_WORDS"
-ENTRY_POINT = "kimi_proof_words"
 _TARGET = "sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request"
 _ANSWER = "<|im_assistant|>assistant<|im_middle|>"
 _PIECE = 7  # characters of a streamed piece
@@ -34,14 +32,14 @@ def installed(folder: Path) -> Path:
     metadata = folder / "kimi_proof-0.dist-info"
     metadata.mkdir(parents=True, exist_ok=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: kimi-proof\nVersion: 0\n")
-    (metadata / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{ENTRY_POINT} = {__name__}:register\n")
+    (metadata / "entry_points.txt").write_text(f"[sglang.srt.plugins]\nkimi_proof_words = {__name__}:register\n")
     return folder
 
 
 async def generate_request(
     original: Callable[..., AsyncIterator[Any]], manager: Any, request: Any, http: Any = None
 ) -> AsyncIterator[Any]:
-    """Answer with the step's words, or make the engine write them."""
+    """Answer with the step's words."""
     script = json.loads(Path(os.environ[VARIABLE]).read_text() or "{}")
     if not script.get("steps"):
         async for answer in original(manager, request, http):
@@ -49,15 +47,6 @@ async def generate_request(
         return
     prompt = request.text or manager.tokenizer.decode(request.input_ids)
     words = spoken(script["steps"], prompt)
-    if script.get("engine"):
-        request.require_reasoning = False
-        request.sampling_params = {
-            **request.sampling_params,
-            "ebnf": f"root ::= {json.dumps(words, ensure_ascii=False)}",
-        }
-        async for answer in original(manager, request, http):
-            yield answer
-        return
     request.normalize_batch_and_arguments()
     counts = {"prompt_tokens": len(manager.tokenizer.encode(prompt)), "cached_tokens": 0, "weight_version": "default"}
     ends = [*range(_PIECE, len(words), _PIECE), len(words)] if request.stream else [len(words)]
@@ -69,27 +58,18 @@ async def generate_request(
 
 
 def spoken(steps: list[Mapping[str, Any]], prompt: str) -> str:
-    """Return what the model writes after `prompt`."""
+    """Return what the model writes after `prompt`: a call, or an answer after each call's result."""
     head, _, tail = prompt.rpartition(_ANSWER)
-    number = _number(steps, head)
-    tools = {name for step in steps for name, _ in step.get("calls", ())}
+    calls_before = head.count("<|tool_call_begin|>")
     step: Mapping[str, Any] = {"text": "Done."}
-    if not tools or any(f'"{tool}"' in head for tool in tools):
-        step = steps[min(number, len(steps) - 1)]
-    thought = "" if "</think>" in tail else step.get("think", "I do it.") + "</think>"
-    first = head.count("<|tool_call_begin|>")
+    if any(f'"{name}"' in head for one in steps for name, _ in one.get("calls", ())):
+        answered = sum(not one.get("calls") and str(one["text"]) in head for one in steps)
+        step = steps[min(calls_before + answered, len(steps) - 1)]
+    thought = "" if "</think>" in tail else "I do it.</think>"
     calls = "".join(
-        f"<|tool_call_begin|>functions.{name}:{first + number}<|tool_call_argument_begin|>"
-        f"{arguments if isinstance(arguments, str) else json.dumps(arguments)}<|tool_call_end|>"
+        f"<|tool_call_begin|>functions.{name}:{calls_before + number}<|tool_call_argument_begin|>"
+        f"{json.dumps(arguments)}<|tool_call_end|>"
         for number, (name, arguments) in enumerate(step.get("calls", ()))
     )
     section = f"<|tool_calls_section_begin|>{calls}<|tool_calls_section_end|>" if calls else ""
     return thought + step.get("text", "") + section
-
-
-def _number(steps: list[Mapping[str, Any]], head: str) -> int:
-    """Return the number of the step that follows `head`: one call a step, or one answer if the session has no tools."""
-    if not any(step.get("calls") for step in steps):
-        return head.count(_ANSWER)
-    answered = sum(not step.get("calls") and str(step.get("text")) in head for step in steps)
-    return head.count("<|tool_call_begin|>") + answered

@@ -1,4 +1,4 @@
-"""Requests of real clients and tools of real MCP servers, as `python -m proof.agents record` wrote them."""
+"""Requests of real clients and tools of real MCP servers, recorded on 2026-11-23 (docs/perf/clients.md)."""
 
 from __future__ import annotations
 
