@@ -89,9 +89,9 @@ def schema_body(model: str, question: str, schema: Schema, thinking: bool = Fals
     return {**_body(model, question, thinking, calls=False), "response_format": wanted}
 
 
-def tool_body(model: str, question: str, schema: Schema, choice: Any = "required") -> dict[str, Any]:
+def tool_body(model: str, question: str, schema: Schema) -> dict[str, Any]:
     """A request for a call of a tool with these arguments."""
-    return {**_body(model, question, False), "tools": [_tool("tool_0", schema)], "tool_choice": choice}
+    return {**_body(model, question, False), "tools": [_tool("tool_0", schema)], "tool_choice": "required"}
 
 
 def fault(case: StructuredCase, answer: StructuredAnswer) -> str | None:

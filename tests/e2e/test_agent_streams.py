@@ -8,7 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+import httpx
 import pytest
+from support.extent import extent
 from support.said import MODEL, Request, Said, said, stock_client, streamed, whole
 from tokenizers import Tokenizer
 
@@ -17,8 +19,9 @@ from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_lab.accuracy.problems import MathProblem, problems
 from kimi_w4a8_laptop import tiny
 from kimi_w4a8_laptop.tiny.tokenizer import CALL_ARGUMENTS, CALL_BEGIN, CALL_END, CALLS_BEGIN, IM_END, THINK_END
-from proof.structured.ask import Asker, compare
-from proof.structured.cases import cases
+from proof.structured.ask import asked, difference
+from proof.structured.cases import cases, schema_body, tool_body
+from proof.structured.schemas import IMPOSSIBLE
 
 pytestmark = pytest.mark.server
 
@@ -79,14 +82,14 @@ def written(answer: Any, tokenizer: Tokenizer) -> Said:
 def right(plain: EngineServer) -> list[tuple[Request, Said]]:
     """Requests, and what the model without drafts writes."""
     tokenizer = Tokenizer.from_file(str(tiny.target_path() / "tokenizer.json"))
-    asked = requests()
+    sent = requests()
     with stock_client(plain.base_url) as client, ThreadPoolExecutor(8) as pool:
         create = partial(client.chat.completions.create, model=MODEL, temperature=0)
-        done = pool.map(lambda request: create(**request, extra_body={"return_token_ids": True}).choices[0], asked)
+        done = pool.map(lambda request: create(**request, extra_body={"return_token_ids": True}).choices[0], sent)
         answers = [said(one) if one.finish_reason == "length" else written(one, tokenizer) for one in done]
     assert {bool(answer.calls) for answer in answers} == {True, False}
     assert "length" in {answer.finish for answer in answers}
-    return list(zip(asked, answers, strict=True))
+    return list(zip(sent, answers, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -112,9 +115,18 @@ def test_nothing_is_lost_and_nothing_mixed_up(
 def test_answers_of_a_schema_are_of_it_and_those_of_the_server_without_drafts(
     eagle3: EngineServer, plain: EngineServer
 ) -> None:
-    """Each form of asking for one, with thinking and without; `python -m proof.structured` asks more."""
-    with Asker(plain.base_url) as one, Asker(eagle3.base_url) as other:
-        asked = cases(8, 1, one.model)
-        verdicts = compare(asked, one.all(asked, len(asked)), other.all(asked, len(asked)))
-    assert [verdict.fault for verdict in verdicts if verdict.fault] == []
-    assert sum(verdict.answer.complete for verdict in verdicts) >= 6  # of eight; the others may run to their limit
+    """Each form of asking for one, with thinking and without; the long form asks 500."""
+    made = cases(extent(8, 500), 1, MODEL)
+    expected, found = asked(plain.base_url, made), asked(eagle3.base_url, made)
+    pairs = zip(made, expected, found, strict=True)
+    assert [(case.name, fault) for case, *both in pairs if (fault := difference(case, *both))] == []
+    assert sum(answer.complete for answer in found) >= 6 * len(made) // 8  # the others may run to their limit
+
+
+def test_a_schema_that_no_answer_can_follow_is_refused(eagle3: EngineServer) -> None:
+    for name, schema in IMPOSSIBLE.items():
+        arguments = {"type": "object", "properties": {"x": schema}, "required": ["x"]}
+        bodies = [schema_body(MODEL, "How many?", schema), tool_body(MODEL, "How many?", arguments)]
+        for body in bodies[: 1 if schema == {"$ref": "#"} else 2]:  # as arguments it has no end, and is cut
+            answer = httpx.post(f"{eagle3.base_url}/v1/chat/completions", json={**body, "max_tokens": 8}, timeout=60)
+            assert 400 <= answer.status_code < 500, (name, answer.text)
