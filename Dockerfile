@@ -101,7 +101,8 @@ RUN kimi-w4a8 patch \
 RUN groupadd --force --system video \
  && groupadd --force --system render \
  && useradd --create-home --uid 10001 --groups video,render kimi \
- && install --directory --owner kimi --group kimi --mode 777 /home/kimi /models /runs /trust
+ && install --directory --owner kimi --group kimi --mode 777 /home/kimi /models /runs /trust \
+ && chmod o+x /root # docker-run.sh mounts folders of the host at their own path
 USER 10001
 WORKDIR /runs
 # transformers copies a checkpoint's own code before it runs it; serving needs /models and /trust read-only.

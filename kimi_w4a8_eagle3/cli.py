@@ -40,6 +40,7 @@ VERBS = {
     "trust": "Show the Python files of a checkpoint; --yes accepts them.",
     "recipes": "List the packaged recipes: hardware, status there, summary.",
     "serve": "Serve a recipe, or show what would run. Engine arguments may follow after `--`.",
+    "ready": "Wait until the server of this machine is ready.",
     "route": "Route requests to replicas on other nodes.",
     "plan": "Show memory per GPU, KV capacity and the page guard's verdict.",
     "gates": "List every kernel gate: value, origin, reader, effect.",

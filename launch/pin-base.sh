@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Pin both images that the Dockerfile builds on by their digests, or move to another base: asks the registry, and writes
-# NAME:TAG@sha256:DIGEST into the Dockerfile and compose.yaml. It needs the registry, and Docker with buildx, skopeo or podman.
-# Podman pulls the images, which the build needs anyway.
+# NAME:TAG@sha256:DIGEST into the Dockerfile. It needs the registry, and Docker with buildx or skopeo.
 #
 #   launch/pin-base.sh [NAME:TAG]      default: the tag that the Dockerfile names now
 set -euo pipefail
@@ -14,11 +13,8 @@ digest() {
     found=$(docker buildx imagetools inspect "$1" --format '{{.Manifest.Digest}}')
   elif command -v skopeo >/dev/null; then
     found=$(skopeo inspect --format '{{.Digest}}' "docker://$1")
-  elif command -v podman >/dev/null; then
-    podman pull --quiet "$1" >/dev/null
-    found=$(podman image inspect --format '{{.Digest}}' "$1")
   else
-    echo "pin-base.sh: neither docker, skopeo nor podman is here to ask the registry" >&2
+    echo "pin-base.sh: neither docker nor skopeo is here to ask the registry" >&2
     return 1
   fi
   if [[ ! $found =~ ^sha256:[0-9a-f]{64}$ ]]; then
@@ -37,5 +33,4 @@ fi
 base_digest=$(digest "$base")
 kernels_digest=$(digest "$kernels")
 sed -i "s|^ARG BASE_IMAGE=.*|ARG BASE_IMAGE=$base@$base_digest|; s|^ARG KERNELS_IMAGE=.*|ARG KERNELS_IMAGE=$kernels@$kernels_digest|" Dockerfile
-sed -i "s|BASE_IMAGE:-[^}]*}|BASE_IMAGE:-$base@$base_digest}|" launch/compose.yaml
 echo "pinned $base@$base_digest and $kernels@$kernels_digest; build the image, then run: launch/docker-run.sh accept"

@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
-"""A `docker` that treats names, folders and users as Docker does.
+"""A `docker` that refuses what Docker refuses: options, names, mounts, and commands on the wrong state of a container.
 
-It passes the image's dry runs to the test, which is its daemon, and writes the rest down.
-
+What runs in a container (dry runs, `kimi-w4a8 ready`, an engine's ops endpoint) runs in the test, which is its daemon.
 FAKE_ENGINE=dies: the engine of a container ends at once.
 """
 
@@ -10,94 +9,124 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import socket
 import sys
 from pathlib import Path
 
-import fake_engine
-
 STATE = Path(os.environ["FAKE_DOCKER"])
+IMAGES = {"kimi-w4a8-eagle3", "kimi-w4a8-eagle3:NEW"}
 WITH_VALUE = {
-    "--user", "--tmpfs", "--cap-drop", "--security-opt", "--ipc", "--network", "--volume", "--workdir", "--env",
-    "--restart", "--stop-timeout", "--userns", "--group-add", "--ulimit", "--device", "--name",
+    "run": {
+        "--user", "--tmpfs", "--cap-drop", "--security-opt", "--ipc", "--network", "--volume", "--workdir", "--env",
+        "--restart", "--stop-timeout", "--group-add", "--ulimit", "--device", "--name",
+    },
+    "stop": {"--time"}, "rm": set(), "logs": {"--tail"}, "exec": set(),
+    "image": {"--format"}, "container": {"--format"},
 }  # fmt: skip
-FLAGS = {"--init", "--read-only", "--detach", "--rm", "--interactive", "--tty"}
-DIES = os.environ.get("FAKE_ENGINE") == "dies"
+FLAGS = {
+    "run": {"--init", "--read-only", "--detach", "--rm", "--interactive", "--tty"},
+    "rm": {"--volumes", "--force"}, "logs": {"--follow"}, "image": {"--force"},
+}  # fmt: skip
+
+
+def ask(question: dict[str, object]) -> None:
+    """Let the test run something, and end with its exit code if that is not 0."""
+    with socket.socket(socket.AF_UNIX) as daemon:
+        daemon.connect(str(STATE / "daemon"))
+        daemon.sendall(json.dumps(question).encode() + b"\n")
+        code, out, errors = json.loads(daemon.makefile().readline())
+    sys.stdout.write(out)
+    sys.stderr.write(errors)
+    if code:
+        sys.exit(code)
+
+
+def options(command: str, words: list[str]) -> dict[str, list[str]]:
+    """Take the options from the front of the words."""
+    found: dict[str, list[str]] = {}
+    while words and words[0].startswith("--"):
+        option = words.pop(0)
+        if option not in WITH_VALUE[command] | FLAGS.get(command, set()):
+            sys.exit(f"unknown flag: {option}")
+        found.setdefault(option, []).append(words.pop(0) if option in WITH_VALUE[command] else "")
+    return found
 
 
 def mount(text: str) -> dict[str, object]:
-    """A name without a slash in front is that of a volume; a folder that is not there is made, as root."""
+    """Split a bind mount; a name is that of a volume, and Docker makes a missing folder, as root."""
     source, target, *mode = text.split(":")
-    named = not source.startswith("/")
-    if not named and not Path(source).exists():
+    if not (source.startswith("/") and target.startswith("/") and mode in ([], ["ro"])):
+        sys.exit(f"docker: invalid volume specification: '{text}'")
+    if not Path(source).exists():
         sys.exit(f"docker: {source} is not there: Docker would make an empty folder of root")
-    return {"source": source, "target": target, "named": named, "read_only": mode == ["ro"]}
+    return {"source": source, "target": target, "read_only": mode == ["ro"]}
 
 
-def run(words: list[str]) -> None:
-    options: dict[str, list[str]] = {}
-    while words[0].startswith("--"):
-        option = words.pop(0)
-        if option not in WITH_VALUE | FLAGS:
-            sys.exit(f"unknown flag: {option}")
-        options.setdefault(option, []).append(words.pop(0) if option in WITH_VALUE else "")
-    if {"--rm", "--restart"} <= set(options):
+def run(given: dict[str, list[str]], words: list[str]) -> None:
+    if {"--rm", "--restart"} <= set(given):
         sys.exit("docker: Conflicting options: --restart and --rm.")
-    targets = [volume.split(":")[1] for volume in options.get("--volume", [])]
-    targets += [tmpfs.split(":")[0] for tmpfs in options.get("--tmpfs", [])]
+    targets = [volume.split(":")[1] for volume in given.get("--volume", [])]
+    targets += [tmpfs.split(":")[0] for tmpfs in given.get("--tmpfs", [])]
     if len(targets) != len(set(targets)):
         sys.exit("docker: Error response from daemon: Duplicate mount point")
-    mounts = [mount(text) for text in options.pop("--volume", [])]
-    if "--dry-run" in words:
-        with socket.socket(socket.AF_UNIX) as daemon:
-            daemon.connect(str(STATE / "daemon"))
-            daemon.sendall(json.dumps(words[1:]).encode() + b"\n")
-            code, message = json.loads(daemon.makefile().readline())
-        sys.stderr.write(message)
-        sys.exit(code)
-    for name in options.get("--name", []):
+    for device in given.get("--device", []):
+        if not Path(device).exists():
+            sys.exit(f'docker: Error response from daemon: error gathering device information: no such file "{device}"')
+    mounts = [mount(text) for text in given.pop("--volume", [])]
+    image, *command = words
+    if image not in IMAGES:
+        sys.exit(f"docker: Unable to find image '{image}' locally")
+    if "--dry-run" in command:
+        return ask({"command": command})
+    dies = os.environ.get("FAKE_ENGINE") == "dies"
+    for name in given.get("--name", []):
         if (STATE / name).exists():
             sys.exit(f'docker: Conflict. The container name "/{name}" is already in use')
-        (STATE / name).write_text("exited 0" if DIES else "running 0")
-    (STATE / "run.json").write_text(json.dumps({"options": options, "mounts": mounts, "words": words}))
+        (STATE / name).write_text("exited 0" if dies else "running 0")
+    (STATE / "run.json").write_text(json.dumps({"options": given, "mounts": mounts, "words": words}))
     print("0123456789abcdef")
-    if "--detach" in options and not DIES:
-        (url,) = [env for env in options["--env"] if env.startswith("HEALTHCHECK_URL=")]
-        fake_engine.start(int(url.split(":")[-1].split("/")[0]))
+    if "--detach" in given and not dies:
+        (url,) = [env for env in given["--env"] if env.startswith("HEALTHCHECK_URL=")]
+        ask({"engine": int(url.split(":")[-1].split("/")[0])})
 
 
-def compose(words: list[str]) -> None:
-    (STATE / "compose.json").write_text(json.dumps(words))
-    if "up" in words:
-        lines = Path(words[words.index("--env-file") + 1]).read_text().splitlines()
-        settings = dict(shlex.split(line)[0].split("=", 1) for line in lines)
-        (STATE / settings["NAME"]).write_text("running 0")
-        fake_engine.start(int(settings["OPS_PORT"]))
+def main(command: str, words: list[str]) -> None:
+    inner = words.pop(0) if command in ("image", "container", "builder") else ""
+    if (command, inner) in {("image", "rm"), ("builder", "prune")}:
+        with (STATE / "removed").open("a") as file:
+            print(command, inner, *words, file=file)
+        return
+    if command not in WITH_VALUE or inner not in ("", "inspect"):
+        sys.exit(f"docker: '{command} {inner}' is not a docker command.")
+    given = options(command, words)
+    if command == "run":
+        return run(given, words)
+    if command == "image":
+        if words[0] not in IMAGES:
+            sys.exit(f"Error response from daemon: No such image: {words[0]}")
+        return print("sha256:0123456789abcdef")
+    name, state = words[0], STATE / words[0]
+    if not state.exists():
+        sys.exit(f"Error response from daemon: No such container: {name}")
+    status = state.read_text()
+    if command == "container":
+        (form,) = given["--format"]
+        print({"{{.State.Status}}": status.split()[0], "{{.State.Status}} {{.RestartCount}}": status}[form])
+    elif command == "logs":
+        print("kimi-w4a8: the checkpoint is not here", file=sys.stderr)
+    elif command == "exec":
+        if not status.startswith("running"):
+            sys.exit(f"Error response from daemon: container {name} is not running")
+        ask({"command": words[2:]})
+    elif command == "stop":
+        ask({"stop": name})
+        state.write_text("exited 0")
+    elif command == "rm":
+        if status.startswith("running") and "--force" not in given:
+            sys.exit(f'Error response from daemon: cannot remove container "/{name}": container is running')
+        ask({"stop": name})
+        state.unlink()
 
 
 if __name__ == "__main__":
-    command, words = sys.argv[1], sys.argv[2:]
-    if command == "--version":
-        print(f"{Path(sys.argv[0]).name} version 5")
-    elif command == "image" and words[0] == "inspect":
-        print("sha256:0123456789abcdef")
-    elif (command, words[0]) in {("image", "rm"), ("builder", "prune")}:
-        with (STATE / "removed").open("a") as file:
-            print(command, *words, file=file)
-    elif command == "container":
-        if not (STATE / words[-1]).exists():
-            sys.exit(f"Error response from daemon: No such container: {words[-1]}")
-        print((STATE / words[-1]).read_text() if "--format" in words else "[{}]")
-    elif command == "run":
-        run(words)
-    elif command == "compose":
-        compose(words)
-    elif command == "logs":
-        print("kimi-w4a8: the checkpoint is not here", file=sys.stderr)
-    elif command == "rm":
-        (STATE / words[-1]).unlink(missing_ok="--force" in words)
-    elif command == "stop":
-        pass
-    else:
-        sys.exit(f"docker: '{command}' is not a docker command.")
+    main(sys.argv[1], sys.argv[2:])

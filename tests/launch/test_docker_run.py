@@ -1,4 +1,4 @@
-"""launch/docker-run.sh: its line, and what a `docker` does that treats names and users as Docker (`fake_docker.py`)."""
+"""launch/docker-run.sh beside a `docker` that refuses what Docker refuses (`fake_docker.py`)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import itertools
 import os
 import re
 import shlex
+import shutil
+import socket
 import subprocess
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 from support.docker_host import AS_ROOT, RELATIVE, ROOT, RUN, Host, caller, host, ordinary, own_groups
 
 from kimi_w4a8_eagle3.base.errors import KimiError, on_host
+from kimi_w4a8_eagle3.recipe.launch import load_recipe
 
 __all__ = ["caller", "ordinary"]  # fixtures
 
@@ -32,6 +35,15 @@ def lines_of(page: str) -> list[list[str]]:
     return [shlex.split(line) for line in lines]
 
 
+def test_help_needs_no_docker(tmp_path: Path) -> None:
+    for words in (["--help"], ["up", "--help"]):
+        done = subprocess.run(
+            [RUN, *words], env={"PATH": "/usr/bin:/bin"}, cwd=tmp_path, capture_output=True, text=True
+        )
+        assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("docker-run.sh [--print] COMMAND")
+        assert "READY_TIMEOUT" in done.stdout and "set -euo" not in done.stdout and not list(tmp_path.iterdir())
+
+
 def test_the_lines_of_the_pages_work_with_relative_names(caller: Host) -> None:
     lines = lines_of("README.md")
     assert [words[0] for words in lines] == ["doctor", "fetch", "trust", "trust", "accept", "up"]
@@ -44,26 +56,9 @@ def test_the_lines_of_the_pages_work_with_relative_names(caller: Host) -> None:
         started = caller.started()
         assert started["options"]["--user"] == [f"{caller.owner}:{caller.groups[0] or caller.owner}"]
         for mount in started["mounts"]:
-            assert not mount["named"], mount
             assert caller.can("r" if mount["read_only"] else "w", mount["source"]), (words, mount)
     (home,) = caller.home.glob("out/home-0123456789ab")
     assert home.stat().st_uid == caller.owner
-
-
-def test_rootless_podman_keeps_the_callers_ids_and_groups(ordinary: Host) -> None:
-    assert ordinary.run("serve", "agent", **RELATIVE, DOCKER="podman").returncode == 0
-    options = ordinary.started()["options"]
-    assert options["--userns"] == ["keep-id"] and options["--group-add"] == ["keep-groups"]
-    assert options["--ulimit"] == ["host"] and "label=disable" in options["--security-opt"]
-
-
-@AS_ROOT
-def test_podman_of_root_runs_as_the_images_user() -> None:
-    for found in host(0, [0]):
-        assert found.run("serve", "agent", **RELATIVE, DOCKER="podman").returncode == 0
-        options = found.started()["options"]
-        assert "--userns" not in options and options["--user"] == ["10001:10001"]
-        assert options["--group-add"] == ["4444", "4445"]
 
 
 def test_of_the_cache_only_the_hub_is_mounted_and_the_token_only_for_fetch(ordinary: Host) -> None:
@@ -78,71 +73,69 @@ def test_files_that_arguments_name_get_in_under_the_hosts_path(ordinary: Host) -
     prompts, folder = ordinary.home / "prompts.jsonl", ordinary.home / "my model"
     prompts.write_text("{}")
     (folder / "bench").mkdir(parents=True)
-    earlier = ordinary.home / "out/20261123T000000Z-bench"
-    words = ["bench", "chat", "--prompts-file", "prompts.jsonl", "--model=my model"]
-    words += ["--baseline", "out/earlier", "bench"]
+    words = ["bench", "chat", "--prompts-file", "prompts.jsonl", "--model=my model", "--again", "prompts.jsonl"]
     links = ["out/link", "out/outside"]  # `draft switch` exchanges a link, so it must get the link's own name
-    for path in (ordinary.home / "bench", earlier.with_name("earlier")):
+    for path in (ordinary.home / "bench", ordinary.home / "out/earlier"):
         path.mkdir(parents=True)
         if os.geteuid() == 0:
             for made in (path, path.parent):
                 os.chown(made, ordinary.uid, ordinary.groups[0])
     (ordinary.home / "out/link").symlink_to("earlier")
     (ordinary.home / "out/outside").symlink_to("../bench")
-    done = ordinary.run(*words, *links, **RELATIVE)
+    done = ordinary.run(*words, "--baseline", "out/earlier", "bench", *links, **RELATIVE)
     assert (done.returncode, done.stderr) == (0, "")
     started = ordinary.started()
-    inside_words = ["bench", "chat", "--prompts-file", str(prompts), f"--model={folder}", "--baseline"]
-    expected = [str(earlier.with_name("earlier")), "bench", *(str(ordinary.home / link) for link in links)]
-    assert started["words"][1:] == [*inside_words, *expected]
+    expected = ["bench", "chat", "--prompts-file", str(prompts), f"--model={folder}", "--again", str(prompts)]
+    expected += ["--baseline", f"{ordinary.home}/out/earlier", "bench", *(f"{ordinary.home}/{link}" for link in links)]
+    assert started["words"][1:] == expected
     mounted = {mount["source"]: mount for mount in started["mounts"]}
     for path in (prompts, folder, ordinary.home / "bench"):
         assert mounted[str(path)]["target"] == str(path) and mounted[str(path)]["read_only"]
-    assert str(earlier.with_name("earlier")) not in mounted
+    assert f"{ordinary.home}/out/earlier" not in mounted
     assert started["options"]["--workdir"] == [f"{ordinary.home}/out"]
     assert f"KIMI_RUNS={ordinary.home}/out" in started["options"]["--env"]
-
-
-@AS_ROOT
-def test_what_lies_below_root_has_another_path_inside() -> None:
-    """The container's user cannot enter the image's /root."""
-    words, _ = printed("serve", RUNS="/root/runs", MODELS="/root/m")
-    assert {"/root/m/hub:/host/root/m/hub:ro", "/root/runs:/host/root/runs", "HF_HOME=/host/root/m"} <= set(words)
-
-
-@AS_ROOT
-def test_a_key_that_only_root_can_read_is_found_before_the_start() -> None:
-    for found in host(0, [0]):
-        key = found.home / "key"
-        missing = found.run("serve", "agent", **RELATIVE, API_KEY_FILE="key")
-        assert missing.returncode == 1 and f"there is no file {key}" in missing.stderr
-        subprocess.run(["sh", "-c", missing.stderr.rpartition("first run: ")[2]], check=True)
-        assert found.run("serve", "agent", **RELATIVE, API_KEY_FILE="key").returncode == 0
-        os.chown(key, 0, 0)
-        refused = found.run("serve", "agent", **RELATIVE, API_KEY_FILE="key")
-        assert refused.returncode == 1 and f"chown 10001:10001 {key}" in refused.stderr
 
 
 @pytest.mark.parametrize(
     ("words", "settings", "message"),
     [
+        ([], {}, "no command was given"),
+        (["--print"], {}, "no command was given"),
         (["up"], {}, "up needs a recipe"),
-        (["up", "agent", "--as", "runit"], {}, "--as runit is unknown"),
         (["up", "agent", "--listen"], {}, "--listen needs a value"),
-        (["up", "agent", "--as", "systemd", "--set", "a=b c"], {}, "takes no argument with a space: a=b c"),
-        (["up", "agent", "--as", "compose"], {"DOCKER_ARGS": "--gpus all"}, "and --volume A:B, not --gpus"),
-        (["up", "agent", "--as", "compose"], {"DOCKER_ARGS": "--env"}, "and --volume A:B, not --env"),
         (["up", "agent", "--set", "port=abc"], {}, "its ports from PORT"),
-        (["up", "agent"], {"READY_TIMEOUT": "soon"}, "READY_TIMEOUT=soon"),
-        (["serve", "agent"], {"PORT": "abc"}, "PORT=abc is not a number"),
+        (["serve", "agent"], {"PORT": "abc"}, "PORT=abc is not a port"),
+        (["serve", "agent"], {"PORT": "95270"}, "PORT=95270 is not a port"),
+        (["up", "agnt"], {}, "unknown recipe 'agnt'; did you mean 'agent'?"),
+        (["up", "agent", "--set", "max-total-tokens=abc"], {}, "--max-total-tokens abc is not a valid value"),
+        (["up", "agent", "--nonsense"], {}, "--nonsense"),
     ],
 )
-def test_wrong_arguments_are_refused_before_anything_is_made(
+def test_what_is_wrong_is_refused_before_anything_is_made(
     ordinary: Host, words: list[str], settings: dict[str, str], message: str
 ) -> None:
     done = ordinary.run(*words, **RELATIVE, **settings)
-    assert done.returncode == 2 and message in done.stderr
-    assert sorted(path.name for path in ordinary.home.iterdir()) == [".cache"]
+    assert (done.returncode, done.stdout) == (2, "") and message in done.stderr
+    assert ordinary.made() == []
+
+
+def test_what_the_host_lacks_is_named_before_anything_is_made(ordinary: Host) -> None:
+    cases = [
+        (["doctor"], {"DEV": f"{ordinary.folder}/none"}, "none/kfd is missing", "modprobe amdgpu"),
+        (["up", "agent"], {"API_KEY_FILE": "kye"}, f"there is no file {ordinary.home}/kye", "openssl rand"),
+        (["up", "agent"], {"IMAGE": "kimi-w4a8"}, "there is no image kimi-w4a8: ", "docker build -t kimi-w4a8 "),
+    ]
+    for words, settings, message, command in cases:
+        done = ordinary.run(*words, **{**RELATIVE, **settings})
+        assert done.returncode == 1 and message in done.stderr
+        assert command in done.stderr.rpartition("first run: ")[2]
+    with socket.create_server(("127.0.0.1", ordinary.port + 1)):
+        done = ordinary.run("up", "agent", **RELATIVE)
+    assert done.returncode == 1 and f"port {ordinary.port + 1} is in use" in done.stderr
+    assert ordinary.made() == []
+    docker = ordinary.folder / "bin/docker"
+    docker.write_text("#!/bin/sh\necho 'permission denied while trying to connect to the Docker daemon' >&2\nexit 1\n")
+    assert "first run: sudo usermod --append --groups docker" in ordinary.run("serve", "agent").stderr
 
 
 @AS_ROOT
@@ -166,28 +159,18 @@ def test_whatever_is_missing_comes_in_one_message_with_one_command(ordinary: Hos
     assert (second.returncode, second.stderr) == (0, "")
 
 
-def test_without_the_driver_nothing_is_started(ordinary: Host) -> None:
-    result = ordinary.run("doctor", DEV=f"{ordinary.folder}/none")
-    assert result.returncode == 1 and "kfd is missing" in result.stderr
-    assert re.search(r"first run: (sudo )?modprobe amdgpu", result.stderr)
-    assert sorted(path.name for path in ordinary.home.iterdir()) == [".cache"]
-
-
-@pytest.mark.parametrize(
-    ("says", "command"),
-    [
-        (
-            "permission denied while trying to connect to the Docker daemon socket",
-            "sudo usermod --append --groups docker",
-        ),
-        ("Error response from daemon: No such image: kimi-w4a8-eagle3:latest", "docker build -t kimi-w4a8-eagle3"),
-    ],
-)
-def test_what_docker_refuses_has_a_command(ordinary: Host, says: str, command: str) -> None:
-    program = ordinary.folder / "bin/docker"
-    program.write_text(f'#!/bin/sh\necho "{says}" >&2\nexit 1\n')
-    result = ordinary.run("serve")
-    assert result.returncode == 1 and f"first run: {command}" in result.stderr
+@AS_ROOT
+def test_a_key_of_root_becomes_the_image_users() -> None:
+    for found in host(0, [0]):
+        key = found.home / "key"
+        missing = found.run("serve", "agent", **RELATIVE, API_KEY_FILE="key")
+        assert missing.returncode == 1 and f"there is no file {key}" in missing.stderr
+        subprocess.run(["sh", "-c", missing.stderr.rpartition("first run: ")[2]], check=True)
+        assert found.run("serve", "agent", **RELATIVE, API_KEY_FILE="key").returncode == 0
+        assert (key.stat().st_uid, key.stat().st_mode & 0o777) == (10001, 0o600)
+        os.chown(key, 4242, 4242)
+        refused = found.run("serve", "agent", **RELATIVE, API_KEY_FILE="key")
+        assert refused.returncode == 1 and f"chown 10001:10001 {key}" in refused.stderr
 
 
 def test_the_docker_line_has_what_eight_gpus_need() -> None:
@@ -196,6 +179,10 @@ def test_the_docker_line_has_what_eight_gpus_need() -> None:
     assert {("--device", "/dev/kfd"), ("--device", "/dev/dri"), ("--ipc", "host"), ("--ulimit", "memlock=-1")} <= pairs
     folders = "/data/models/hub:/data/models/hub:ro", "/data/my runs:/data/my runs"
     assert {*(("--volume", folder) for folder in folders), ("--name", "k")} <= pairs
+    groups = [int(after) for word, after in itertools.pairwise(words) if word == "--group-add"]
+    nodes = [Path("/dev/kfd"), *Path("/dev/dri").glob("renderD*")]
+    expected = {node.stat().st_gid for node in nodes if node.exists()}
+    assert groups == sorted(expected | (own_groups() if os.geteuid() else set()))
 
 
 def test_nothing_of_the_image_can_be_written_and_no_capability_is_left() -> None:
@@ -206,53 +193,21 @@ def test_nothing_of_the_image_can_be_written_and_no_capability_is_left() -> None
     assert tmpfs.startswith("/tmp:") and "exec" in tmpfs.split(":")[1].split(",")  # docker's default is noexec
 
 
-def test_the_check_of_the_read_only_root_has_the_containers_writable_places() -> None:
-    _, pairs = printed("serve", MODELS="/models", RUNS="/runs", CONFIG="/trust")
-    volumes = {after.partition(":")[2].replace("/hub", "") for word, after in pairs if word == "--volume"}
-    script = (ROOT / "launch/check-readonly.sh").read_text()
-    for volume in volumes:
-        target, _, mode = volume.partition(":")
-        bind = "--ro-bind" if mode == "ro" else "--bind"
-        assert re.search(rf'(?<![\w-]){bind} "\$base/\w+" {target}\s', script), volume
-    written = set(re.findall(r'(?<![\w-])--bind "\$base/\w+" (\S+)', script))
-    assert written == {volume for volume in volumes if not volume.endswith(":ro")}
-
-
 def test_fetch_and_trust_may_write_what_serve_only_reads_and_need_no_gpu() -> None:
     for command in ("fetch", "trust"):
         words, _ = printed(command, MODELS="/m", CONFIG="/c")
         assert "/m/hub:/m/hub" in words and "/c:/c" in words and "--device" not in words
 
 
-def test_keys_come_as_files() -> None:
+def test_keys_come_as_files_and_the_token_by_name_for_fetch_alone() -> None:
     _, pairs = printed("serve", API_KEY_FILE="/k/api", ADMIN_KEY_FILE="/k/admin")
     for kind in ("api", "admin"):
-        inside, name = f"/run/secrets/kimi-{kind}-key", f"KIMI_{kind.upper()}_KEY_FILE"
+        inside, name = f"/run/secrets/{kind}_key_file", f"KIMI_{kind.upper()}_KEY_FILE"
         assert {("--volume", f"/k/{kind}:{inside}:ro"), ("--env", f"{name}={inside}")} <= pairs
-    assert "KIMI_API_KEY_FILE" not in docker_run("--print", "serve").stdout
-
-
-def test_groups_are_those_of_the_device_nodes_and_of_an_ordinary_caller() -> None:
-    words, _ = printed("doctor")
-    groups = [int(after) for word, after in itertools.pairwise(words) if word == "--group-add"]
-    nodes = [Path("/dev/kfd"), *Path("/dev/dri").glob("renderD*")]
-    expected = {node.stat().st_gid for node in nodes if node.exists()}
-    if os.geteuid() != 0:  # root's container runs as the image's user
-        expected |= own_groups()
-    assert groups == sorted(expected)
-
-
-def test_only_fetch_is_given_the_token_and_by_name() -> None:
     fetched = docker_run("--print", "fetch", HF_TOKEN="hf_secret")
     assert "--env HF_TOKEN " in fetched.stdout and "hf_secret" not in fetched.stdout + fetched.stderr
-    for command in ("serve", "route", "bench", "doctor", "trust"):
+    for command in ("serve", "bench", "doctor", "trust"):
         assert "HF_TOKEN" not in docker_run("--print", command, HF_TOKEN="hf_secret").stdout
-    assert "HF_TOKEN" not in (ROOT / "launch/compose.yaml").read_text()
-
-
-def test_no_command_is_an_error() -> None:
-    assert docker_run().returncode == 2
-    assert docker_run("--print").returncode == 2
 
 
 def test_a_message_in_the_container_names_the_hosts_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,3 +218,78 @@ def test_a_message_in_the_container_names_the_hosts_command(monkeypatch: pytest.
     assert f"to do:    {RUN} fetch -r agent, or `{RUN} trust`" in message
     monkeypatch.delenv("KIMI_COMMAND")
     assert on_host("kimi-w4a8 fetch") == "kimi-w4a8 fetch"
+
+
+def test_a_service_has_a_key_of_its_user_and_up_waits_until_it_serves(caller: Host) -> None:
+    done = caller.run("up", "agent", "--listen", "0.0.0.0", **RELATIVE)
+    assert (done.returncode, done.stderr) == (0, "")
+    key = caller.home / "config/api-key"
+    assert (key.stat().st_mode & 0o777, key.stat().st_uid) == (0o600, caller.owner)
+    assert re.fullmatch(r"[0-9a-f]{64}", key.read_text())
+    ready = f"http://127.0.0.1:{caller.port + 1}/ready"
+    for line in (f"address: http://0.0.0.0:{caller.port}/v1", f"key:     {key}", ready, "0 min: starting\nready\n"):
+        assert line in done.stdout
+    started = caller.started()
+    served = ["serve", "agent", "--set", "host=0.0.0.0", "--set", f"port={caller.port}"]
+    assert started["words"] == ["kimi-w4a8-eagle3", *served]
+    assert {"--detach", "--restart"} <= set(started["options"]) and "--rm" not in started["options"]
+    mounts = {mount["target"]: mount for mount in started["mounts"]}
+    assert mounts["/run/secrets/api_key_file"]["source"] == str(key)
+
+    again = caller.run("up", "agent", "--listen", "0.0.0.0", **RELATIVE)
+    assert again.returncode == 0 and "kimi-agent already serves" in again.stdout
+    assert not re.search(r"\b(rm|stop|kill)\b", again.stdout + again.stderr) and caller.started() == started
+    other = caller.run("up", "eagle3", **RELATIVE)
+    assert other.returncode == 1 and f"port {caller.port + 1} is in use" in other.stderr
+
+    before, (stop,) = key.read_text(), re.findall(r"^stop:    (.*)$", done.stdout, re.MULTILINE)
+    assert caller.execute(["sh", "-c", stop]).returncode == 0
+    assert caller.run("up", "agent", **RELATIVE).returncode == 0 and key.read_text() == before
+
+
+def test_a_container_that_does_not_serve_is_named_and_left_alone(ordinary: Host) -> None:
+    for status, command in (("running 1", "logs --tail 30"), ("exited 0", "rm --volumes")):
+        (ordinary.folder / "state/kimi-agent").write_text(status)
+        done = ordinary.run("up", "agent", **RELATIVE)
+        assert done.returncode == 1 and f"first run: docker {command} kimi-agent" in done.stderr
+        assert ordinary.made() == ["kimi-agent"]
+
+
+def test_up_ends_with_the_log_of_a_container_that_died(ordinary: Host) -> None:
+    done = ordinary.run("up", "agent", **RELATIVE, FAKE_ENGINE="dies")
+    assert done.returncode == 1 and "kimi-w4a8: the checkpoint is not here" in done.stderr
+    assert "kimi-agent ended before it served" in done.stderr and "\nready\n" not in done.stdout
+    assert "kimi-agent" not in ordinary.made()
+
+
+def test_up_says_what_to_do_when_the_time_is_over(ordinary: Host) -> None:
+    done = ordinary.run("up", "agent", **RELATIVE, READY_TIMEOUT="0")
+    assert done.returncode == 1 and "the server is not ready after 0 s: starting" in done.stderr
+    assert "still runs. Read its log, then wait or stop it: docker logs --follow kimi-agent" in done.stderr
+    assert "kimi-agent" in ordinary.made()
+
+
+def test_the_lines_that_undo_leave_nothing(caller: Host) -> None:
+    """Run the commands of docs/first-hour.md, of root with /var/lib/kimi below the test's folder."""
+    hub = caller.home / "models/hub" if caller.uid == 0 else caller.home / ".cache/huggingface/hub"
+    folders = (
+        {name: str(caller.home / name.lower()) for name in ("MODELS", "RUNS", "CONFIG")} if caller.uid == 0 else {}
+    )
+    assert caller.run("up", "agent", **folders).returncode == 0
+    for checkpoint in load_recipe("agent").checkpoints:
+        (hub / f"models--{checkpoint.repo.replace('/', '--')}").mkdir()
+    shutil.copy(ROOT / "Dockerfile", caller.home)
+    section = (ROOT / "docs/first-hour.md").read_text().partition("\n## How to undo it\n")[2]
+    first, root = section.partition("If root ran the commands")[::2]
+    lines = re.findall(r"^    (\S.*)$", first, re.MULTILINE)
+    if caller.uid == 0:
+        (whole,) = [line for line in re.findall(r"^    (\S.*)$", root, re.MULTILINE) if "with the weights" in line]
+        lines = [line for line in lines if not line.startswith("rm ")]
+        lines.append(whole.replace(" /var/lib/kimi", "".join(f" {folder}" for folder in folders.values())))
+    assert caller.execute(["bash", "-ec", "\n".join(lines)]).returncode == 0
+    left = [path for path in caller.home.rglob("*") if path.is_file() or path.name.startswith("models--")]
+    assert sorted(path.name for path in left) == ["Dockerfile", "token"]
+    assert "kimi-agent" not in caller.made() and "runs" not in caller.made()
+    removed = (caller.folder / "state/removed").read_text()
+    bases = re.findall(r"^ARG [A-Z]*_IMAGE=(.*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert len(bases) == 2 and all(name in removed for name in ("kimi-w4a8-eagle3", *bases)) and "prune" in removed

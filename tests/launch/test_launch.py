@@ -8,7 +8,6 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-import yaml
 from support.loopback import answering
 from support.repository import ROOT
 
@@ -26,62 +25,6 @@ def test_the_script_has_no_shell_error() -> None:
     ]:
         subprocess.run(["bash", "-n", ROOT / script], check=True)
         assert os.access(ROOT / script, os.X_OK)
-
-
-def test_compose_builds_the_dockerfiles_default_base() -> None:
-    compose = yaml.safe_load((ROOT / "launch/compose.yaml").read_text())
-    base = compose["services"]["serve"]["build"]["args"]["BASE_IMAGE"]
-    default = next(
-        line for line in (ROOT / "Dockerfile").read_text().splitlines() if line.startswith("ARG BASE_IMAGE=")
-    )
-    assert base == f"${{BASE_IMAGE:-{default.partition('=')[2]}}}"
-
-
-UNIT = ROOT / "launch/systemd/kimi@.service"
-
-
-def unit_settings() -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for line in UNIT.read_text().splitlines():
-        key, equals, value = line.partition("=")
-        if equals and not line.startswith("#"):
-            found.setdefault(key, []).append(value)
-    return found
-
-
-def test_the_unit_starts_and_stops_one_named_container() -> None:
-    settings = unit_settings()
-    (start,) = settings["ExecStart"]
-    assert start.endswith('/docker-run.sh" serve --recipe %i --set host=${LISTEN} --set port=${PORT} $ARGUMENTS')
-    assert "NAME=kimi-%i" in settings["Environment"]
-    assert settings["ExecStop"][0].endswith("kimi-%i")
-    assert settings["Restart"] == ["on-failure"]
-    assert int(settings["TimeoutStopSec"][0]) > int(settings["ExecStop"][0].split("--time ")[1].split()[0])
-
-
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
-def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
-    """`systemd-analyze verify` on a copy whose programs and dependencies exist."""
-    program = tmp_path / "program"
-    program.write_text("#!/bin/sh\n")
-    program.chmod(0o755)
-    text = UNIT.read_text()
-    for path in ("/opt/kimi-w4a8-eagle3/launch/docker-run.sh", "/usr/bin/docker"):
-        assert path in text
-        text = text.replace(path, str(program))
-    (tmp_path / "docker.service").write_text("[Service]\nExecStart=/bin/true\n")
-    copy = tmp_path / "kimi@eagle3-opt.service"
-    copy.write_text(text)
-    result = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(copy)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "SYSTEMD_UNIT_PATH": f"{tmp_path}:"},
-    )
-    complaints = [line for line in result.stderr.splitlines() if str(tmp_path) in line or "kimi@" in line]
-    assert not complaints
-    if result.returncode:
-        pytest.skip(f"systemd-analyze cannot work here: {result.stderr[:200]}")
 
 
 def run_script(name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

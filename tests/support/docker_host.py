@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,6 @@ class Host:
     uid: int
     groups: list[int]
     port: int = field(default_factory=free_ports)
-    engines: list[ReplicaState] = field(default_factory=list)
     endpoints: ExitStack = field(default_factory=ExitStack)
 
     @property
@@ -72,37 +72,29 @@ class Host:
         return self.uid or 10001
 
     def run(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run docker-run.sh. An engine becomes ready when the script has said that it starts."""
-        usual = {"PATH": f"{self.folder}/bin:{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(self.home)}
-        usual |= {"PORT": str(self.port), "READY_TIMEOUT": "60"}
-        usual |= {"DEV": f"{self.folder}/dev", "ETC": f"{self.folder}/etc", "FAKE_DOCKER": f"{self.folder}/state"}
-        root = os.geteuid() == 0
-        lines = []
-        with tempfile.TemporaryFile("w+") as errors:
-            process = subprocess.Popen(
-                [LAUNCH / "docker-run.sh", *command],
-                env={**usual, **environment},
-                cwd=self.home,
-                user=self.uid if root else None,
-                group=self.groups[0] if root else None,
-                extra_groups=self.groups[1:] if root else None,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-            )
-            with process:
-                for line in process.stdout or ():
-                    lines.append(line)
-                    if line.endswith("min: starting\n"):
-                        self.engines[-1].enter(Phase.READY)
-            errors.seek(0)
-            return subprocess.CompletedProcess(command, process.returncode, "".join(lines), errors.read())
+        """Run docker-run.sh."""
+        usual = {"PORT": str(self.port), "DEV": f"{self.folder}/dev"}
+        return self.execute([str(RUN), *command], **{**usual, **environment})
 
-    def remove(self, container: str) -> None:
-        """Remove a container, whose engine ends."""
-        (self.folder / "state" / container).unlink()
-        self.endpoints.close()
+    def execute(self, command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+        usual = {"PATH": f"{self.folder}/bin:{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(self.home)}
+        root = os.geteuid() == 0
+        return subprocess.run(
+            command,
+            env={**usual, "FAKE_DOCKER": f"{self.folder}/state", **environment},
+            cwd=self.home,
+            user=self.uid if root else None,
+            group=self.groups[0] if root else None,
+            extra_groups=self.groups[1:] if root else None,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+        )
+
+    def made(self) -> list[str]:
+        """Return what lies in the home beside the cache, and the containers."""
+        home = [path.name for path in self.home.iterdir() if path.name != ".cache"]
+        return home + [path.name for path in (self.folder / "state").iterdir() if path.name != "daemon"]
 
     def started(self) -> dict[str, Any]:
         """Return the last arguments of the fake docker: options, mounts, words."""
@@ -128,32 +120,43 @@ def _parse_once(args: Args) -> None:
 class Daemon(socketserver.UnixStreamServer):
     """The daemon of the fake docker, whose user may not be able to run our Python.
 
-    It runs the image's `kimi-w4a8 ... --dry-run`, and the ops endpoint of an engine that starts.
+    It runs the image's `kimi-w4a8` commands, and the ops endpoint of an engine that starts.
     """
 
     def __init__(self, found: Host) -> None:
         super().__init__(str(found.folder / "state/daemon"), Request)
         self.found = found
 
-    def dry_run(self, words: list[str]) -> tuple[int, str]:
+    def command(self, words: list[str]) -> tuple[int, str, str]:
         done = CliRunner().invoke(app, words)
         if isinstance(done.exception, KimiError):
-            return done.exception.exit_code, f"kimi-w4a8: {done.exception}\n"
-        return done.exit_code, done.stderr
+            return done.exception.exit_code, done.stdout, f"kimi-w4a8: {done.exception}\n"
+        return done.exit_code, done.stdout, done.stderr
 
-    def start_engine(self, port: int) -> tuple[int, str]:
-        engine = ReplicaState("0", "http://127.0.0.1:1", 300.0)
-        self.found.engines.append(engine)
-        self.found.endpoints.enter_context(OpsServer("127.0.0.1", port, FleetView("agent", lambda: [engine])))
-        return 0, ""
+    def engine(self, port: int) -> tuple[int, str, str]:
+        """Start an ops endpoint that is ready when it is asked for the second time."""
+        state, asked = ReplicaState("0", "http://127.0.0.1:1", 300.0), count()
+
+        def states() -> list[ReplicaState]:
+            if next(asked) == 2:  # the endpoint asks itself once when it starts
+                state.enter(Phase.READY)
+            return [state]
+
+        endpoint = OpsServer("127.0.0.1", port, FleetView("agent", states), sample_interval_s=3600)
+        self.found.endpoints.enter_context(endpoint)
+        return 0, "", ""
+
+    def stop(self, _: str) -> tuple[int, str, str]:
+        self.found.endpoints.close()
+        return 0, "", ""
 
 
 class Request(socketserver.StreamRequestHandler):
     server: Daemon
 
     def handle(self) -> None:
-        asked = json.loads(self.rfile.readline())
-        answer = self.server.start_engine(asked["engine"]) if isinstance(asked, dict) else self.server.dry_run(asked)
+        ((what, argument),) = json.loads(self.rfile.readline()).items()
+        answer = getattr(self.server, what)(argument)
         self.wfile.write(json.dumps(answer).encode() + b"\n")
 
 
@@ -177,17 +180,15 @@ def host(uid: int, groups: list[int]) -> Iterator[Host]:
         folder = Path(name)
         folder.chmod(0o755)
         found = Host(folder, uid, groups)
-        for path in ("dev/dri", "bin", "state", "etc", "home/.cache/huggingface"):
+        for path in ("dev/dri", "bin", "state", "home/.cache/huggingface"):
             (folder / path).mkdir(parents=True)
         (folder / "state").chmod(0o777)
         for node, group in (("kfd", 4444), ("dri/renderD128", 4445)):
             (folder / "dev" / node).touch()
             if root:
                 os.chown(folder / "dev" / node, 0, group)
-        shutil.copy(FAKES / "fake_engine.py", folder / "bin")
-        for name in ("docker", "podman"):
-            shutil.copy(FAKES / "fake_docker.py", folder / "bin" / name)
-            (folder / "bin" / name).chmod(0o755)
+        shutil.copy(FAKES / "fake_docker.py", folder / "bin/docker")
+        (folder / "bin/docker").chmod(0o755)
         (folder / "home/.cache/huggingface/token").write_text("hf_secret")
         for path in (found.home, found.home / ".cache", *(found.home / ".cache").rglob("*")):
             path.chmod(0o700)
