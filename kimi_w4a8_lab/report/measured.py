@@ -45,7 +45,6 @@ def page(analysis: Analysis, charts: bool = True) -> Page:
         Section("Published accept lengths", _CURVES, tables=[_references(analysis)], closed=True),
         Section("Conversations by turn", tables=turn_tables(analysis)),
         Section("All figures", _INTERVALS, tables=figure_tables(analysis, METRICS), closed=True),
-        Section("Server", _GAUGES, tables=[server_load(analysis.runs)], closed=True),
         *(_environment(run) for run in analysis.runs),
     ]
     return Page(first.text, verdict, about, lead, notes(analysis), sections, first.tone)
@@ -197,19 +196,6 @@ def _references(analysis: Analysis) -> Table:
     return Table(columns, [*rows, ["break-even", "", "", *even, ""]])
 
 
-def server_load(runs: Sequence[Run]) -> Table:
-    rows = []
-    for found in (found for run in runs for found in run.usable):
-        if (server := found.server) is not None:
-            what = f"{found.workload.name}, c={found.concurrency}, {found.side}, {found.repetition_index + 1}"
-            peaks = f"{server.kv_usage:.1%}", f"{server.running:.0f}", f"{server.queued:.0f}"
-            if not server.running:  # no reading fell into the run, which had at least one request
-                peaks = ("not seen",) * 3
-            cached = "" if found.cached is None else f"{found.cached:.1%}"
-            rows.append([what, *peaks, cached, f"{server.retracted:.0f}"])
-    return Table(_SERVER, rows)
-
-
 def _environment(run: Run) -> Section:
     record = run.record
     facts = {
@@ -264,17 +250,14 @@ _FIGURES = ("figure", "side", "measured [95%]", "predicted", "published", "meani
 _LENGTH = ("side", "accept length", "accept rate", "by position", "verify steps")
 _ACCEPTED = (*_LENGTH, "speed-up", "prompt repeats", "output repeats")
 _TURNS = ("turn", "prompt, tokens", "computed", "from the prefix cache", "TTFT median", "TTFT P99")
-_PEAKS = ("KV use, peak", "running, peak", "queue, peak")
-_SERVER = ("measurement", *_PEAKS, "from the prefix cache", "retracted")
 _INTERVALS = "Medians over repetitions. Intervals are 95% bootstrap intervals over requests and repetitions."
 _ACCEPTANCE = (
     "Accept length: tokens committed by a verify step, with the target's own. It is a property of the text. A verify "
-    "step costs the same for any text, so a curve shows the speed-up on other text. 'Even at' is the accept length "
-    "below which speculation costs time. Dots are measurements, grey lines published accept lengths."
+    "step costs the same for any text, so a curve shows the speed-up on other text. Where it breaks even, speculation "
+    "begins to gain time. Dots are measurements, grey lines published accept lengths."
 )
 _SHAPES = (
-    "Speculation shortens only the decoding of a request. 'Both together give' is the speed-up that follows from the "
-    "speed-up of decoding and its share, when prefill takes as long as before."
+    "Speculation shortens only the decoding of a request. 'computed speed-up' follows from the speed-up of "
+    "decoding and its share, when prefill takes as long as before."
 )
 _CURVES = "The speed-ups here are not measured. They follow from each curve's step and stall times."
-_GAUGES = "Gauges are refreshed every 40 decode steps by default, so short runs see few values."

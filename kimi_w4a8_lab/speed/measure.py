@@ -24,7 +24,6 @@ from ..base.server_under_test import Server
 from . import repetition
 from .generator import LoadDetails, LoadResult, drive, generator_program, read_last
 from .repetition import TextRepetition
-from .sampler import Sampler, ServerPeaks
 from .workloads import CHAT_BACKEND, Point, Workload
 
 _PROBES = 4
@@ -64,7 +63,6 @@ class Measurement(BaseModel):
     load: LoadResult
     acceptance: Acceptance | None = None
     probes: int = 0
-    server: ServerPeaks | None = None
     text: TextRepetition | None = None
     cached: float | None = Field(default=None, description="share of the prompt tokens found in the prefix cache")
     turns: list[TurnFigures] = []
@@ -92,23 +90,21 @@ def measure(server: Server, point: Point, dataset: Path, folder: Path, repetitio
     before: list[Counters] = []
     warmups = point.warmups * point.workload.turns
     idle = still(server.base_url)
-    with Sampler(server.base_url) as sampler:
 
-        def open_window(answered: int) -> None:
-            before.append(counted(server.base_url, idle.requests + answered, _WARMUP_COUNTED_S))
-            sampler.open_window()
+    def open_window(answered: int) -> None:
+        before.append(counted(server.base_url, idle.requests + answered, _WARMUP_COUNTED_S))
 
-        with request_progress("requests", point.requests, table_console()) as shown:
+    with request_progress("requests", point.requests, table_console()) as shown:
 
-            def show(requests: int, tokens: int) -> None:
-                shown(requests, f"{tokens:,} tokens")
+        def show(requests: int, tokens: int) -> None:
+            shown(requests, f"{tokens:,} tokens")
 
-            drive(server.base_url, arguments, raw, warmups, open_window, show, server.api_key)
-        load, details = read_last(raw, LoadResult), read_last(raw, LoadDetails)
-        if not before:
-            raise KimiError("the load generator never began to measure", where=str(raw.with_suffix(".log")))
-        after = counted(server.base_url, idle.requests + warmups + point.requests, 5.0)
-        added = replace(after.since(before[0]), requests=after.requests - idle.requests - warmups)
+        drive(server.base_url, arguments, raw, warmups, open_window, show, server.api_key)
+    load, details = read_last(raw, LoadResult), read_last(raw, LoadDetails)
+    if not before:
+        raise KimiError("the load generator never began to measure", where=str(raw.with_suffix(".log")))
+    after = counted(server.base_url, idle.requests + warmups + point.requests, 5.0)
+    added = replace(after.since(before[0]), requests=after.requests - idle.requests - warmups)
     notes, problems = _judge(point, load, details, added)
     if before[0].requests < idle.requests + warmups:
         notes.append(
@@ -129,7 +125,6 @@ def measure(server: Server, point: Point, dataset: Path, folder: Path, repetitio
         acceptance=acceptance_from_counters(added, server.facts.num_draft_tokens or 1)
         if server.facts.num_draft_tokens
         else None,
-        server=sampler.peaks(added.retracted),
         cached=added.cached_tokens / added.prompt_tokens if added.prompt_tokens else None,
         turns=turns_of(details, point.turn_numbers),
         notes=notes,
@@ -177,35 +172,33 @@ def turns_of(details: LoadDetails, numbers: Sequence[int]) -> list[TurnFigures]:
 
 def _judge(point: Point, load: LoadResult, details: LoadDetails, counted: Counters) -> tuple[list[str], list[str]]:
     """Return notes for the reader, and problems that forbid a comparison."""
-    notes, problems = [], judge_lengths(point, load, details)
-    if counted.requests != load.completed and not problems:
-        problems.append(
+    notes, work, failed = [], point.workload, point.requests - load.completed
+    exact = work.ignore_eos and work.range_ratio == 1.0
+    wrong = sum(length != work.output_len for length in details.output_lens) if exact else 0
+    problem = ""
+    if failed:
+        problem = f"{failed} of {point.requests} requests failed{_reason(details)}"
+    elif wrong:
+        problem = f"{wrong} outputs are not {work.output_len} tokens long, as requested"
+    elif counted.requests != load.completed:
+        problem = (
             f"the server finished {counted.requests:.0f} requests during the run, {load.completed} were answered: "
             "another client used it"
         )
-    if load.total_input_tokens and abs(counted.prompt_tokens / load.total_input_tokens - 1) > 0.02 and not problems:
+    elif load.total_input_tokens and abs(counted.prompt_tokens / load.total_input_tokens - 1) > 0.02:
         notes.append(
             f"the server counted {counted.prompt_tokens:,.0f} prompt tokens, the generator planned "
             f"{load.total_input_tokens:,}: decoding and encoding a text again can change its length"
         )
     cached = counted.cached_tokens / max(counted.prompt_tokens, 1)
-    if point.workload.dataset != "agent" and cached > _COLD:
+    if work.dataset != "agent" and cached > _COLD:
         notes.append(
             f"{cached:.1%} of the prompt tokens came from the prefix cache, filled by warm-up and earlier runs; TTFT "
             "and throughput are not those of new prompts (--set disable-radix-cache=true)"
         )
-    return notes, problems
-
-
-def judge_lengths(point: Point, load: LoadResult, details: LoadDetails) -> list[str]:
-    problems, failed = [], point.requests - load.completed
-    if failed:
-        problems.append(f"{failed} of {point.requests} requests failed{_reason(details)}")
-    elif point.workload.ignore_eos and point.workload.range_ratio == 1.0:
-        wrong = sum(length != point.workload.output_len for length in details.output_lens)
-        if wrong:
-            problems.append(f"{wrong} outputs are not {point.workload.output_len} tokens long, as requested")
-    return problems
+    if counted.retracted:
+        notes.append(f"the KV pool was full: {counted.retracted:.0f} requests were retracted and computed again")
+    return notes, [problem] if problem else []
 
 
 def _reason(details: LoadDetails) -> str:

@@ -5,6 +5,7 @@ import json
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -115,6 +116,8 @@ def test_a_wrong_length_or_another_client_is_a_problem_and_hits_in_the_prefix_ca
     assert "another client" in _judge(point, found.load, details, shared)[1][0]
     [note], problems = _judge(point, found.load, details, Counters(0, tokens, 0, NUM_PROMPTS, 0.25 * tokens))
     assert "25.0% of the prompt tokens came from the prefix cache" in note and not problems
+    full = replace(counted, retracted=2.0)
+    assert _judge(point, found.load, details, full)[0][0].startswith("the KV pool was full: 2 requests were retracted")
 
 
 def test_conversations_are_measured_turn_by_turn(null_run: Run, tmp_path: Path) -> None:
