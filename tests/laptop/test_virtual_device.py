@@ -14,6 +14,8 @@ import pytest
 from kimi_w4a8_laptop import virtual
 from kimi_w4a8_laptop.virtual import library
 
+pytestmark = pytest.mark.slow  # `make virtual-mi325x` runs them, too
+
 PROGRAM = Path(__file__).parents[1] / "support" / "virtual_device_program.py"
 CAPTURE = "operation not permitted when stream is capturing: "
 TWO_DEVICES = "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and "

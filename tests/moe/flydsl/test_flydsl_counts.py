@@ -39,6 +39,7 @@ def rows() -> dict[str, counts.Figures]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.kernels
 @pytest.mark.skipif(find_spec("flydsl") is None, reason="flydsl is not installed (extra `kernels`)")
 class TestCompiled:

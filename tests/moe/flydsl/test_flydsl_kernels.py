@@ -93,6 +93,7 @@ def test_stage1_sums_are_exact(tile: tuple[int, int, int]) -> None:
 
 
 # Fewer chunks than the loop and the ring are made for, and waves whose last chunk is past the end.
+@pytest.mark.slow
 @pytest.mark.parametrize("tile", [(16, 64, 256), (16, 32, 128), (64, 128, 128)])
 @pytest.mark.parametrize("hidden", extent([128, 512, 640], [128, 256, 512, 640, 1024, 1408, 1536]))
 def test_stage1_short_k(tile: tuple[int, int, int], hidden: int) -> None:
@@ -121,6 +122,7 @@ def test_ragged_routing(tile: tuple[int, int, int], kind: str) -> None:
     check_sums(call(SHAPE, FlydslTiles(tile[0], tile[1:], (512, 256)), batch(kind)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ROUTINGS[:3])
 @pytest.mark.parametrize("tiles", [DECODE, PREFILL, replace(OWN, by_token=False)], ids=["decode", "prefill", "few"])
 def test_stage2_rounds_its_scaled_sums_to_float16(tiles: FlydslTiles, kind: str) -> None:
@@ -154,6 +156,7 @@ def test_a_prefills_first_stage2_quantizes_for_the_others(inter: int, order: str
     assert found[here & ~whole].isnan().all() and (~whole & here).sum() == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS, ids=["forward", "reverse", "roundrobin", "random"])
 @pytest.mark.parametrize(
     "tiles", [DECODE, FlydslTiles(64, (64, 128), (512, 256)), OWN], ids=["decode", "prefill", "few"]

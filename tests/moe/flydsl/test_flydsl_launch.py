@@ -62,9 +62,11 @@ GATES: dict[str, dict[str, Any]] = {
     "prefill, n 64": {**PREFILL, "AITER_FLYDSL_STAGE1_TILE_N": 64, "KIMI_MOE_XCD_ORDER": False},
 }
 CASES = [
-    *((8, tokens, "decode") for tokens in (1, 8, 20, 160)), (4, 8, "decode"), (8, 160, "unpinned"),
-    (8, 8, "unpinned, k 128"), (4, 8, "m 32, n 128"), (8, 8, "sorted"), (8, 70, "padded grid"), (8, 1, "prefill"),
-    (8, 160, "prefill in chunks"), (4, 300, "prefill"), (8, 8, "prefill, n 64"),
+    *((8, tokens, "decode") for tokens in (1, 8, 160)), (4, 8, "decode"), (8, 160, "unpinned"), (8, 1, "prefill"),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        (8, 20, "decode"), (8, 8, "unpinned, k 128"), (4, 8, "m 32, n 128"), (8, 8, "sorted"), (8, 70, "padded grid"),
+        (8, 160, "prefill in chunks"), (4, 300, "prefill"), (8, 8, "prefill, n 64"),
+    )),
 ]  # fmt: skip
 MORE = [*((4, tokens, "decode") for tokens in (1, 20, 160)), (4, 8, "unpinned"), (4, 8, "prefill")]
 
