@@ -7,12 +7,20 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from unicodedata import category
 
 
 def on_host(remedy: str) -> str:
     """Name the host's command instead of `kimi-w4a8`, in a container that launch/docker-run.sh started."""
     command = os.environ.get("KIMI_COMMAND", "")
     return re.sub(r"\bkimi-w4a8 (?=[a-z])", lambda _: f"{command} ", remedy) if command else remedy
+
+
+def printable(text: str) -> str:
+    """Return foreign text as a terminal may show it: control characters other than a newline are `?`."""
+    if text.isprintable():
+        return text
+    return "".join("?" if category(letter)[0] == "C" and letter != "\n" else letter for letter in text)
 
 
 @dataclass
@@ -30,7 +38,8 @@ class KimiError(Exception):
 
     def __str__(self) -> str:
         details = {"where:": self.where, "expected:": self.expected, "to do:": on_host(self.remedy)}
-        return "\n".join([self.what, *(f"  {label:<9} {text}" for label, text in details.items() if text)])
+        lines = [self.what, *(f"  {label:<9} {text}" for label, text in details.items() if text)]
+        return printable("\n".join(lines))
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ..base.errors import UsageError
-from ..recipe.launch import load_recipe
+from ..recipe.launch import load_recipe, recipe_names
 from ..recipe.trusted_code import accept, locate, record_path, state
 
 
@@ -25,6 +25,8 @@ def trust(
     if bool(names) == bool(recipe) or (recipe and revision):
         expected = "MODEL ... and perhaps --revision, or --recipe NAME, which pins its own"
         raise UsageError("no checkpoint was named, or too much", expected=expected)
+    if mistaken := {*(names or [])} & {*recipe_names()}:
+        raise UsageError(f"{mistaken.pop()!r} is a recipe", expected="MODEL: owner/name", remedy="--recipe")
     checkpoints = load_recipe(recipe).checkpoints if recipe else ()
     wanted = [(one.repo, one.revision) for one in checkpoints if not one.repo.startswith("builtin:")]
     sources = [locate(*one) for one in wanted or [(name, revision or "main") for name in names or []]]

@@ -139,7 +139,7 @@ BAD |= {
     "serve tiny --port FREE --set model.answers=no.json": "cannot read the recorded answers: No such file",
     "serve tiny --port FREE --set model.answers=collect.json": "these are no recorded answers",
     "serve tiny --json": "only a dry run prints JSON",
-    "trust agent --revision v1": "--revision does not go with a recipe",
+    "trust agent --revision v1": "'agent' is a recipe",
     "serve w4a8 --dry-run --draft .": "the recipe 'w4a8' has no draft",
     "serve agent:plain --dry-run --draft .": "the recipe 'agent:plain' has no draft",
     "serve eagle3 --dry-run --draft nowhere": "there is no folder nowhere\n  where:    --draft",

@@ -32,7 +32,7 @@ ONE_MEANING = {
     "--json": (None, (bool,)),
 }
 PRINTS_A_TABLE = (
-    "check", "doctor", "trust", "plan", "gates", "recipes", "bench list", "bench compare", "bench predict", "patch",
+    "check", "doctor", "plan", "gates", "recipes", "bench list", "bench compare", "bench predict", "patch",
 )  # fmt: skip
 
 
