@@ -90,7 +90,7 @@ def test_every_path_that_a_page_names_is_there(page: Path) -> None:
     tops = {name.split("/")[0] for name in tracked() if "/" in name}
     tops |= {path.name for path in (ROOT / "kimi_w4a8_eagle3").iterdir()}
     starts = "|".join(re.escape(top) for top in sorted(tops))
-    paths = set(re.findall(rf"(?<![\w./:<$-])((?:{starts})/[\w./-]*\w)(?![\w*<{{}}-]|/[*<{{]|…)", text))
+    paths = set(re.findall(rf"(?<![\w./:<$-])((?:{starts})/[\w./@-]*\w)(?![\w*<{{}}-]|/[*<{{]|…)", text))
     paths |= set(re.findall(r"`([\w-]+\.(?:py|sh))\b", text)) - OF_OTHERS
     dotted = re.findall(r"\b((?:proof|kimi_w4a8_eagle3)(?:\.[a-z]\w*)+)", text)
     slashed = {name: name.replace(".", "/") for name in dotted}
