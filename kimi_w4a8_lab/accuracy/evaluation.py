@@ -19,7 +19,7 @@ from ..base.request_progress import request_progress
 from ..base.run_folder import RunFolder
 from ..base.server_under_test import Server, Target
 from .recorder import REQUESTS, Answer, Patience, Recorder
-from .results import AnsweredResult, Conclusion
+from .results import Conclusion, EvalResult
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -49,7 +49,7 @@ class RunOptions:
 class Evaluation:
     """Running evaluation: its folder, the server, and the recorder that keeps the answers."""
 
-    run: RunFolder[AnsweredResult]
+    run: RunFolder[EvalResult]
     server: Server
     recorder: Recorder
 
@@ -58,7 +58,7 @@ class Evaluation:
         with request_progress(title, len(bodies), console) as shown:
             return self.recorder.ask(endpoint, bodies, level, shown)
 
-    def finish(self, kind: type[AnsweredResult], verdict: Conclusion, **facts: Any) -> Path:
+    def finish(self, kind: type[EvalResult], verdict: Conclusion, **facts: Any) -> Path:
         """Write result.json and return the folder."""
         server = {"configuration": self.server.name, "model": self.server.model}
         self.run.save(kind(verdict=verdict, requests=self.recorder.counts, **server, **facts))
@@ -77,8 +77,8 @@ def evaluated(
     target.check()
     if plan is not None:
         facts["plan"] = asdict(plan)
-    begin = partial(RunFolder[AnsweredResult].begin, kind, options.runs, {"server": target}, name)
-    run = RunFolder[AnsweredResult].resume(options.resume) if options.resume else begin(**facts)
+    begin = partial(RunFolder[EvalResult].begin, kind, options.runs, {"server": target}, name)
+    run = RunFolder[EvalResult].resume(options.resume) if options.resume else begin(**facts)
     with ExitStack() as stack:
         server = stack.enter_context(target.running(run.folder / "server.log", console.print))
         if plan is not None:
@@ -90,7 +90,7 @@ def evaluated(
         try:
             yield Evaluation(run, server, recorder)
         except KimiError:
-            new = options.resume is None and not recorder.finished
+            new = options.resume is None and not recorder.answers and not recorder.reused
             if new and {path.name for path in run.folder.iterdir()} <= {RECORD, REQUESTS}:
                 shutil.rmtree(run.folder)  # nothing was answered or logged
             raise

@@ -69,42 +69,36 @@ class Answer:
 
 
 class Recorder:
-    """Sends requests to `upstream` and keeps the answers in `path`, where an interrupted run finds them again."""
+    """Sends requests to `upstream` and keeps the answers in `path`, where an interrupted run finds them again.
+
+    earlier: answers of an interrupted run. answers: of this run, failed ones among them. Both by request.
+    """
 
     def __init__(self, upstream: str, path: Path, patience: Patience | None = None, api_key: str | None = None) -> None:
         self.upstream, self.path, self.patience = upstream, path, patience or Patience()
-        self.retries = 0
+        self.earlier = {key: answer for key, answer in read_answers(path).items() if answer.error is None}
+        self.answers: dict[str, Answer] = {}
         self.reused: set[str] = set()
-        self.failed: dict[str, Answer] = {}
-        self.answered = {key: answer for key, answer in read_answers(path).items() if answer.error is None}
-        self._earlier = set(self.answered)
+        self.retries = 0
         self._headers = bearer(api_key)
         self._away_since: float | None = None
 
     @property
-    def finished(self) -> int:
-        """Number of requests of this run that were answered or failed for good."""
-        return len(self.reused) + len(self.answered.keys() - self._earlier) + len(self.failed)
-
-    @property
     def counts(self) -> dict[str, int]:
         """Requests asked in this run, answers reused from an interrupted one, and retries."""
-        reused = len(self.reused)
-        return {"asked": self.finished - reused, "reused": reused, "retries": self.retries}
+        return {"asked": len(self.answers), "reused": len(self.reused), "retries": self.retries}
 
     @property
-    def note(self) -> str:
-        """Retries and failures so far, for the progress."""
-        counts = ((self.retries, "retries"), (len(self.failed), "failed"))
-        return ", ".join(f"{count} {what}" for count, what in counts if count)
+    def failed(self) -> list[Answer]:
+        return [answer for answer in self.answers.values() if answer.error]
 
     def ask(
         self, endpoint: str, bodies: Sequence[Mapping[str, Any]], concurrency: int, show: ShowAnswers | None = None
     ) -> list[Answer]:
         """Return one answer for each body, in their order.
 
-        Raises KimiError when the server refuses every request, answers something else, or stays away. The answers so
-        far are kept.
+        show: takes the number of finished requests, and the retries and failures so far as a note. Raises KimiError
+        when the server refuses every request, answers something else, or stays away. The answers so far are kept.
         """
 
         async def ask_all(file: TextIO) -> list[Answer]:
@@ -119,7 +113,9 @@ class Recorder:
                     async with slots:
                         answer = await self._recorded(http, file, endpoint, body)
                     if show is not None:
-                        show(self.finished, self.note)
+                        counts = ((self.retries, "retries"), (len(self.failed), "failed"))
+                        note = ", ".join(f"{count} {what}" for count, what in counts if count)
+                        show(len(self.answers) + len(self.reused), note)
                     return answer
 
                 tasks = [asyncio.ensure_future(ask_one(body)) for body in bodies]
@@ -134,11 +130,12 @@ class Recorder:
 
     async def _recorded(self, http: httpx.AsyncClient, file: TextIO, endpoint: str, body: Mapping[str, Any]) -> Answer:
         key = request_key(endpoint, body)
-        if (known := self.answered.get(key)) is not None:
-            self.reused |= {key} & self._earlier
-            return known
-        answer = await self._ask(http, endpoint, body, key)
-        (self.failed if answer.error else self.answered)[key] = answer
+        if key in self.earlier:
+            self.reused.add(key)
+            return self.earlier[key]
+        if key in self.answers and not self.answers[key].error:
+            return self.answers[key]
+        answer = self.answers[key] = await self._ask(http, endpoint, body, key)
         file.write(json.dumps(asdict(answer), ensure_ascii=False) + "\n")
         file.flush()
         return answer

@@ -206,6 +206,7 @@ class ExactReport(Conclusion):
 class EvalResult:
     """result.json of an evaluation. configuration: the server's name. baseline: run that it was compared with.
 
+    requests: asked, reused from before an interruption, retried. judged_against: published configuration that decides.
     meaning: what PASS says, where this is the same for every run.
     """
 
@@ -214,22 +215,13 @@ class EvalResult:
     configuration: str
     model: str
     verdict: Conclusion
+    requests: dict[str, int] = field(default_factory=dict)
     baseline: Path | None = None
-
-
-@dataclass(kw_only=True)
-class AnsweredResult(EvalResult):
-    """Result of an evaluation that keeps its answers. requests: asked, reused from before an interruption, retried.
-
-    judged_against: the published configuration that decides.
-    """
-
-    requests: dict[str, int]
     judged_against: str | None = None
 
 
 @dataclass(kw_only=True)
-class AccuracyResult(AnsweredResult):
+class AccuracyResult(EvalResult):
     verdict: Judgement
     outcomes: list[ProblemOutcome]
     task: str
@@ -239,9 +231,13 @@ class AccuracyResult(AnsweredResult):
 
 
 @dataclass(kw_only=True)
-class ToolsResult(AnsweredResult):
-    verdict: Judgement
+class CheckedResult(EvalResult):
     checks: list[Finding]
+
+
+@dataclass(kw_only=True)
+class ToolsResult(CheckedResult):
+    verdict: Judgement
     outcomes: list[ToolOutcome]
     kind: Literal["eval-tools"] = "eval-tools"
     title = "Tool calls"
@@ -249,10 +245,9 @@ class ToolsResult(AnsweredResult):
 
 
 @dataclass(kw_only=True)
-class SmokeResult(AnsweredResult):
+class SmokeResult(CheckedResult):
     """Result of `eval smoke`. wanted: share of the problems that must be solved."""
 
-    checks: list[Finding]
     solved: int
     wanted: float
     problems: list[dict[str, Any]]

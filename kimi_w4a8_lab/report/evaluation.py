@@ -16,7 +16,7 @@ from ..accuracy.results import (
     Accuracy,
     AccuracyResult,
     AgainstReference,
-    AnsweredResult,
+    CheckedResult,
     EvalResult,
     ExactResult,
     Judgement,
@@ -54,9 +54,8 @@ def _sections(result: EvalResult) -> Iterator[Section]:
     judged = result.verdict if isinstance(result.verdict, Judgement) else Judgement()
     rows = [row for accuracy in judged.accuracies for row in _accuracy(accuracy, judged.references)]
     yield Section("Measured and published", tables=[Table(_ACCURACIES, rows)])
-    if isinstance(result, AnsweredResult):
-        yield Section("Requests", tables=[_counts(result)])
-    if isinstance(result, (SmokeResult, ToolsResult)):
+    yield Section("Requests", tables=[_counts(result)])
+    if isinstance(result, CheckedResult):
         yield Section("Checks", tables=[Table(_CHECKS, [_check(check) for check in result.checks])])
     if isinstance(result, ExactResult):
         counts = [{"server": label, **done} for label, done in result.verdict.seen.items()]
@@ -97,7 +96,7 @@ def _accuracy(found: Accuracy, references: Sequence[AgainstReference]) -> Iterat
         yield [*ours, "", "", "", ""]
 
 
-def _counts(result: AnsweredResult) -> Table:
+def _counts(result: EvalResult) -> Table:
     counts = dict(result.requests)
     if isinstance(judged := result.verdict, Judgement):
         names = ("problems", "failed", "truncated", "without_marker", "empty")
@@ -105,7 +104,7 @@ def _counts(result: AnsweredResult) -> Table:
     if isinstance(result, ToolsResult):
         ended = Counter(str(outcome.finish_reason) for outcome in result.outcomes)
         counts |= {f"ended with {reason}": count for reason, count in ended.items()}
-    return _table([counts])
+    return _table([counts] if counts else [])
 
 
 def _table(rows: Sequence[Mapping[str, object]]) -> Table:
@@ -162,7 +161,7 @@ def _meaning(result: EvalResult) -> str:
     margins = {f"{pair.margin * 100:g}" for pair in getattr(result.verdict, "paired", ())}
     if margins:
         return f"not worse: the 90% interval of the difference to the baseline lies above -{', '.join(margins)} points"
-    if isinstance(result, AnsweredResult) and result.judged_against:
+    if result.judged_against:
         margin = REPORTED_MARGIN * 100
         return f"the 90% interval of the difference to what was reported lies above -{margin:g} points"
     return ""
