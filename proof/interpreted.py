@@ -34,7 +34,7 @@ from kimi_w4a8_eagle3.moe.flydsl.kernel_arguments import Stage1Arguments, Stage2
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend, integers, quantize_rows
 from kimi_w4a8_eagle3.quark.packing import MAX_SHIFT
 from kimi_w4a8_eagle3.quark.weight_format import INT4, MXFP4
-from kimi_w4a8_lab.kernels.tile_search import random_batch, random_layer
+from kimi_w4a8_lab.kernels.random_layers import random_batch, random_layer
 
 from .assembly import assembly
 from .gfx942 import Gfx942Device, Kernel, Memory, parse_kernel

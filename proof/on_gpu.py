@@ -33,7 +33,7 @@ from kimi_w4a8_lab.draft.collected import Collected
 from kimi_w4a8_lab.draft.eagle3 import Draft, DraftSizes
 from kimi_w4a8_lab.draft.training import TrainingSettings, train
 from kimi_w4a8_lab.kernels.agreement import agreements, batches
-from kimi_w4a8_lab.kernels.tile_search import random_batch, random_layer
+from kimi_w4a8_lab.kernels.random_layers import random_batch, random_layer
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")

@@ -77,8 +77,8 @@ def main(words: list[str]) -> None:
 
 def _bandwidths(backend: MoeBackend, shape: MoeShape, arch: str, device: torch.device) -> Iterator[Figure]:
     # start-up: torch
+    from ..kernels.random_layers import random_batch
     from ..kernels.stopwatch import stopwatch
-    from ..kernels.tile_search import random_batch
 
     watch, gpu = stopwatch(backend, shape, arch, device), Machine.detect().gpu or GPUS["mi325x"]
     for tokens in TIMED:

@@ -18,7 +18,7 @@ from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 from kimi_w4a8_eagle3.moe.tiles import buckets
 from kimi_w4a8_eagle3.quark.packing import pack_codes, pack_reorder
 
-from .tile_search import random_batch, random_layer
+from .random_layers import random_batch, random_layer
 
 # Tokens of a decode batch, a verify step, both sides of the sorting kernel's limit, and a prefill chunk.
 _FIXED = (1, 8, 160, 256, 257, 10240)

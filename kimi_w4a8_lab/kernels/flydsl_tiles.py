@@ -13,7 +13,8 @@ from kimi_w4a8_eagle3.moe.flydsl.backend import W4A16_GATE, FlydslBackend, Flyds
 from kimi_w4a8_eagle3.moe.flydsl.configs import FlydslTiles
 from kimi_w4a8_eagle3.moe.flydsl.kernels.candidates import small_tiles, stage1_tiles, stage2_tiles
 
-from .tile_search import MeasureTile, Space, Timer, random_batch, random_layer
+from .random_layers import random_batch, random_layer
+from .tile_search import MeasureTile, Space, Timer
 
 
 def flydsl_space(shape: MoeShape) -> Space:

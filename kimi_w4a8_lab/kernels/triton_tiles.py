@@ -9,7 +9,8 @@ import torch
 from kimi_w4a8_eagle3.moe.contract import MoeShape
 from kimi_w4a8_eagle3.moe.triton.backend import LaunchKernel, MoeCall, StageTile, TritonBackend, TritonTiles, run_kernel
 
-from .tile_search import MeasureTile, Space, Timer, random_batch, random_layer
+from .random_layers import random_batch, random_layer
+from .tile_search import MeasureTile, Space, Timer
 
 _STAGE1_N, _STAGE2_N = (16, 32, 64, 128, 256), (64, 128, 256)
 _BLOCK_K = (64, 128, 256)

@@ -18,7 +18,7 @@ from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 from kimi_w4a8_eagle3.moe.tiles import bucket_of, buckets
 from kimi_w4a8_eagle3.quark.weight_format import MXFP4, WeightFormat
 from kimi_w4a8_lab.kernels.agreement import agreements, batches
-from kimi_w4a8_lab.kernels.tile_search import random_layer
+from kimi_w4a8_lab.kernels.random_layers import random_layer
 
 SHAPE = MoeShape(num_experts=6, hidden=208, inter=80, top_k=3)
 CPU = torch.device("cpu")

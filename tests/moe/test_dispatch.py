@@ -15,7 +15,7 @@ from kimi_w4a8_eagle3.moe import dispatch
 from kimi_w4a8_eagle3.moe.contract import MoeShape, check_call
 from kimi_w4a8_eagle3.moe.op import MoeLayer
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
-from kimi_w4a8_lab.kernels.tile_search import random_layer
+from kimi_w4a8_lab.kernels.random_layers import random_layer
 
 SHAPE = MoeShape(num_experts=4, hidden=64, inter=32, top_k=2)
 CPU = torch.device("cpu")

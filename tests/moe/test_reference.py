@@ -12,7 +12,7 @@ from support.packing import pack_reorder
 from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend, exact_matmul, integers, quantize_rows
 from kimi_w4a8_eagle3.quark.weight_format import MXFP4
-from kimi_w4a8_lab.kernels.tile_search import random_layer
+from kimi_w4a8_lab.kernels.random_layers import random_layer
 
 # Why an element may differ from the loop, and by how much.
 BFLOAT16 = 2**-8  # the output's rounding: half a unit in the last of bfloat16's 8 bits

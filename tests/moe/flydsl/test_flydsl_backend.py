@@ -21,7 +21,7 @@ from kimi_w4a8_eagle3.moe.flydsl.configs import FlydslTiles
 from kimi_w4a8_eagle3.moe.flydsl.kernels import toolchain as toolchain
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 from kimi_w4a8_eagle3.moe.tiles import buckets
-from kimi_w4a8_lab.kernels.tile_search import random_batch, random_layer
+from kimi_w4a8_lab.kernels.random_layers import random_batch, random_layer
 
 pytestmark = pytest.mark.kernels
 

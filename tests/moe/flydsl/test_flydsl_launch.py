@@ -31,7 +31,7 @@ from kimi_w4a8_eagle3.moe.flydsl.kernels.launcher import launcher_of
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 from kimi_w4a8_eagle3.quark.packing import unpack_reorder
 from kimi_w4a8_lab.kernels.agreement import agreements
-from kimi_w4a8_lab.kernels.tile_search import random_batch, random_layer
+from kimi_w4a8_lab.kernels.random_layers import random_batch, random_layer
 from proof.assembly import assembly
 from proof.interpreted import parsed
 

@@ -17,7 +17,7 @@ from kimi_w4a8_eagle3.moe.flydsl import layout
 from kimi_w4a8_eagle3.moe.flydsl.backend import W4A16_GATE, FlydslBackend
 from kimi_w4a8_eagle3.moe.reference import integers
 from kimi_w4a8_eagle3.quark.weight_format import MXFP4
-from kimi_w4a8_lab.kernels.tile_search import random_layer
+from kimi_w4a8_lab.kernels.random_layers import random_layer
 from proof.interpreted import (
     TOLERANCE,
     InterpretedBackend,

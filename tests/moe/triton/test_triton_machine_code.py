@@ -11,7 +11,7 @@ import torch
 from kimi_w4a8_eagle3.moe.contract import MoeShape, PreparedMoe
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 from kimi_w4a8_eagle3.moe.triton.backend import StageTile, TritonBackend, TritonTiles
-from kimi_w4a8_lab.kernels.tile_search import random_batch, random_layer
+from kimi_w4a8_lab.kernels.random_layers import random_batch, random_layer
 from proof.gfx942 import DataRace, Gfx942Device, Memory, parse_kernel
 from proof.triton_compile import offline_driver, target_of
 

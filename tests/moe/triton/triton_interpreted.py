@@ -21,7 +21,7 @@ from kimi_w4a8_eagle3.moe.triton.backend import MoeCall, StageTile, TritonBacken
 from kimi_w4a8_eagle3.quark.packing import unpack_reorder
 from kimi_w4a8_eagle3.quark.weight_format import MXFP4
 from kimi_w4a8_lab.kernels.agreement import KnownLayer, agreements
-from kimi_w4a8_lab.kernels.tile_search import random_layer
+from kimi_w4a8_lab.kernels.random_layers import random_layer
 
 # Triton makes both anew for each operation of each program, with a table of all kinds: a third of the time here.
 NUMPY_TYPES: dict[str, Any] = {}
