@@ -37,7 +37,7 @@ from ..load.asgi import served_app
 from ..load.engine_loads import engine_loads
 from ..load.load import ClientLoad
 from ..load.load_questions import known_questions
-from ..load.load_request import ClientOutcome, Record
+from ..load.load_request import ClientOutcome
 from .cases import TEMPLATES, Cases, template
 from .corpus import corpus
 from .requests import ANSWER_WITHIN_S, JSON, Case, Sender, json_request
@@ -82,44 +82,47 @@ class Fuzz:
     def __init__(self, target: FuzzTarget, folder: Path, seed: int, database: ExampleDatabase | None = None) -> None:
         self.statuses = Counter[tuple[str, int]]()
         self._target, self._folder, self._seed, self._database = target, folder, seed, database
+        self._fetched, self._looked = list[str](), 0
         self._failing: tuple[Sequence[Case], str] = ((), "")
 
     def run(self, batches: int) -> list[str]:
         """Send the corpus and up to `batches` drawn batches; return the faults, each with its commands."""
-        target, faults, fetched, looked = self._target, list[str](), list[str](), list[Record]()
+        target, faults = self._target, list[str]()
         questions = known_questions(target.base_url, _QUESTIONS, target.api_key)
-        with _trap(fetched) as address, Sender(target.base_url, target.api_key) as sender:
+        with _trap(self._fetched) as address, Sender(target.base_url, target.api_key) as sender:
             cases, known = self._cases(address)
             before = _settled(target, {})
             with ClientLoad(target.base_url, questions, 1, hang_s=ANSWER_WITHIN_S, api_key=target.api_key) as healthy:
-
-                def attack(batch: Sequence[Case]) -> None:
-                    if target.ended():
-                        return
-                    answers, problems = sender.send(batch), list[str]()
-                    self.statuses.update((case.group, status) for case, status, _ in answers)
-                    problems += [f"{case}: {fault}" for case, _, fault in answers if fault]
-                    problems += [f"it fetched an address that a request named: {path}" for path in fetched]
-                    fetched.clear()
-                    for record in healthy.records[len(looked) :]:
-                        looked.append(record)
-                        if record.outcome is not ClientOutcome.OK:
-                            problems.append(f"the healthy client's answer: {record.outcome.value} {record.detail}")
-                    if target.ended():
-                        problems = ["the server ended; see its log"]
-                    if problems:
-                        self._failing = batch, "; ".join(problems)
-                        raise Found
-
-                for number, case in enumerate(known):
-                    faults += self._fault(number, attack, partial(attack, [case]))
+                attack = partial(self._attack, sender, healthy)
+                attempts: list[Callable[[], None]] = [partial(attack, [case]) for case in known]
+                attempts.append(self._tries(cases, attack, batches))
+                for number, attempt in enumerate(attempts):
+                    faults += self._fault(number, attack, attempt)
                     if target.ended():
                         return faults
-                faults += self._fault(len(known), attack, self._tries(cases, attack, batches))
-                if target.ended():
-                    return faults
         after = _settled(target, before)
         return faults + [f"did not return: {what}" for what in _beyond(after, before)]
+
+    def _attack(self, sender: Sender, healthy: ClientLoad, batch: Sequence[Case]) -> None:
+        """Send a batch, unless the server has ended; raise Found for a fault, which `_failing` then has."""
+        if self._target.ended():
+            return
+        answers, records = sender.send(batch), healthy.records[self._looked :]
+        self._looked += len(records)
+        self.statuses.update((case.group, status) for case, status, _ in answers)
+        problems = [f"{case}: {fault}" for case, _, fault in answers if fault]
+        problems += [f"it fetched an address that a request named: {path}" for path in self._fetched]
+        problems += [
+            f"the healthy client's answer: {record.outcome.value} {record.detail}"
+            for record in records
+            if record.outcome is not ClientOutcome.OK
+        ]
+        self._fetched.clear()
+        if self._target.ended():
+            problems = ["the server ended; see its log"]
+        if problems:
+            self._failing = batch, "; ".join(problems)
+            raise Found
 
     def _tries(self, cases: Cases, attack: Attack, batches: int) -> Callable[[], None]:
         """Return a test of hypothesis, which passes batches to `attack` and shrinks one that fails."""
@@ -147,7 +150,8 @@ class Fuzz:
         try:
             attempt()
         except (Found, Flaky) as error:
-            for case in self._failing[0]:  # hypothesis makes its parts small, and leaves harmless ones beside them
+            batch, problems = self._failing
+            for case in batch if len(batch) > 1 else ():  # hypothesis leaves harmless ones beside the smallest
                 with suppress(Found):
                     attack([case])
             batch, problems = self._failing
