@@ -175,17 +175,17 @@ def with_changes(workload: Workload, **wanted: Any) -> Workload:
         changes["prompts_per_concurrency"] = None
     if changes.keys() - {"seeds"}:
         changes |= {"reference": None, "compares": ""}
-    return _validate({**workload.model_dump(), **changes}, "the command line")
+    return _validate({**workload.model_dump(), **changes}, "the command line", UsageError)
 
 
 def _packaged() -> Path:
     return operator_dir("bench") / "workloads.toml"
 
 
-def _validate(table: dict[str, Any], where: str) -> Workload:
+def _validate(table: dict[str, Any], where: str, kind: type[KimiError] = KimiError) -> Workload:
     try:
         return Workload.model_validate(table)
     except ValidationError as error:
         valid = [name for name in Workload.model_fields if name != "name"]
         what = f"workload {table['name']}: {first_error(error, valid)}"
-        raise KimiError(what, where, f"values of {', '.join(valid)}") from None
+        raise kind(what, where, f"values of {', '.join(valid)}") from None

@@ -86,6 +86,7 @@ def test_a_table_can_be_had_as_json(name: str) -> None:
         ["fetch", "agent"],
         ["doctor", "tiny", "--recipe", "tiny"],
         ["bench", "con2"],
+        ["bench", "con2", "--recipe", "tiny", "--num-prompts", "0"],
         ["bench", "con3", "--base-url", "http://127.0.0.1:1"],
         ["bench", "ab", "--a", "tiny", "--b", "tiny"],
         ["bench", "ab", "--a", "tiny", "--b", "tiny:plane"],
