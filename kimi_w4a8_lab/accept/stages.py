@@ -38,8 +38,8 @@ from ..base.verdict import Verdict
 from ..predict.machine_model import Cluster, kimi, moe_shape
 from ..report import evaluation
 from ..report.page import write_page
+from ..speed.bench import Plan, Texts, bench
 from ..speed.runs import grouped, read_run
-from ..speed.single import Texts, bench
 from ..speed.workloads import Workload, load_workload, with_changes
 from .journal import Figure, Skipped, Stage, StageResult
 from .kernel_stage import check_kernels, run_child
@@ -224,7 +224,8 @@ class AcceptRun:
 
     def _speed(self, recipe: Recipe, workload: Workload) -> StageResult:
         workload = with_changes(workload, num_prompts=self.sizes.prompts)
-        run = read_run(bench(workload, self.texts, self._target(recipe), self.folder, self.console.print))
+        plan = Plan([self._target(recipe)], [workload])
+        run = read_run(bench(plan, self.texts, self.folder, self.console.print))
         cell = grouped([run])[workload.name, workload.concurrency[0]][recipe.name]
         why_not = why_not_judged(self.machine, self.sizes.prompts)
         figures = speed_figures(cell, judged=not why_not)

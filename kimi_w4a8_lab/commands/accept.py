@@ -16,7 +16,7 @@ from kimi_w4a8_eagle3.machine.hardware import Machine
 from kimi_w4a8_eagle3.recipe.schema import load_recipe
 
 from ..report.tables import conclude
-from ..speed.single import Texts
+from ..speed.texts import Texts
 from .eval import require_packages
 from .groups import signals
 

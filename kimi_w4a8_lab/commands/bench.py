@@ -17,6 +17,7 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.next_step import command
 from kimi_w4a8_eagle3.commands.options import KEY_FILE, RUNS, complete
 from kimi_w4a8_eagle3.door.settings import client_key
+from kimi_w4a8_eagle3.recipe.schema import PLAIN, load_recipe
 
 from ..base.server_under_test import Target
 from ..predict.machine_model import Cluster
@@ -26,10 +27,9 @@ from ..report.changes import require_hits
 from ..report.measured import page
 from ..report.page import Table
 from ..report.tables import conclude, print_choices, print_model, print_page, print_table
-from ..speed import ab as comparison
 from ..speed import inferencex
+from ..speed.bench import Plan, Texts, bench
 from ..speed.runs import Run, grouped, read_run
-from ..speed.single import Texts, bench
 from ..speed.workloads import Workload, load_workload, with_changes, workload_names
 from .groups import expanded, signals
 
@@ -73,13 +73,6 @@ class Changes:
         fields = {"num_prompts": self.num_prompts, "input_len": self.input_len, "output_len": self.output_len}
         return with_changes(load_workload(name), concurrency=self.concurrency, seeds=self.seed, **fields)
 
-    def words(self) -> list[str]:
-        """Return the options that make these changes."""
-        one = {"--sharegpt": self.sharegpt, "--prompts-file": self.prompts, "--num-prompts": self.num_prompts}
-        one |= {"--input-len": self.input_len, "--output-len": self.output_len}
-        many = [("-c", number) for number in self.concurrency] + [("--seed", number) for number in self.seed]
-        return [str(word) for pair in (*one.items(), *many) if pair[1] not in ("", None) for word in pair]
-
     def texts(self) -> Texts:
         return Texts(self.sharegpt or None, self.prompts or None)
 
@@ -92,22 +85,19 @@ class Kept:
     runs: Path = RUNS
     resume: Path | None = typer.Option(None, "--resume", help="Run to finish; give the other options again, too.")
 
-    def compared(self, names: Sequence[str], works: list[Workload], repeats: int, rounds: int, texts: Texts) -> Run:
-        """Measure recipes in turn, print the page of the run, and return it."""
-        key = client_key(None, os.environ)
-        sides = [Target(recipe=name, settings=tuple(self.settings), api_key=key) for name in names]
+    def measured(self, sides: Sequence[Target], works: list[Workload], texts: Texts, *counts: int) -> Run:
+        """Measure the sides in turn, print the page of the run and the next command, and return the run."""
         with signals(self.runs):
-            plan = comparison.Plan(sides, works, repeats, rounds)
-            folder = comparison.ab(plan, texts, self.runs, typer.echo, self.resume)
-        return _concluded(folder, names[0])
+            folder = bench(Plan(sides, works, *counts), texts, self.runs, typer.echo, self.resume)
+        run = read_run(folder)
+        conclude(page(Analysis([run], sides[0].name)), folder)
+        typer.echo(f"next: {command()} report {folder}   # add other runs for one page of all")
+        return run
 
-
-def _concluded(folder: Path, base: str | None = None) -> Run:
-    """Print the page of a finished run and the next command, and return the run."""
-    run = read_run(folder)
-    conclude(page(Analysis([run], base)), folder)
-    typer.echo(f"next: {command()} report {folder}   # add other runs for one page of all")
-    return run
+    def recipes(self, *names: str) -> list[Target]:
+        """Return the sides of a comparison."""
+        key = client_key(None, os.environ)
+        return [Target(recipe=name, settings=tuple(self.settings), api_key=key) for name in names]
 
 
 @app.command("list")
@@ -150,9 +140,7 @@ def run(
     """
     key = client_key(api_key_file, os.environ)
     target = Target(base_url or None, recipe or None, None, tuple(kept.settings), key)
-    with signals(kept.runs):
-        folder = bench(load.workload(workload), load.texts(), target, kept.runs, typer.echo, kept.resume)
-    _concluded(folder)
+    kept.measured([target], [load.workload(workload)], load.texts())
 
 
 @app.command("ab")
@@ -172,7 +160,7 @@ def ab(
     This needs SGLang, which no extra installs: use its image, or `make venv`.
     """
     works = [load.workload(name) for name in dict.fromkeys(workload)]
-    require_hits(grouped([kept.compared([a, *b], works, repeats, rounds, load.texts())]))
+    require_hits(grouped([kept.measured(kept.recipes(a, *b), works, load.texts(), repeats, rounds)]))
 
 
 @app.command("sweep")
@@ -183,7 +171,6 @@ def sweep(
     ),
     workload: list[str] = typer.Option(["1k1k", "1k8k", "8k1k", "con40"], "--workload", "-w", help="Shapes."),
     repeats: int = typer.Option(1, "--repeats", min=1, help="Measurements of each point and side."),
-    show: bool = typer.Option(False, "--print", help="Print the commands of the matrix instead, for other machines."),
     *,
     load: Changes,
     kept: Kept,
@@ -193,13 +180,16 @@ def sweep(
     This needs SGLang, which no extra installs: use its image, or `make venv`.
     """
     works = [load.workload(name) for name in dict.fromkeys(workload)]
-    names = list(dict.fromkeys(side for name in recipe for side in comparison.with_and_without(name)))
-    if show:
-        typer.echo("\n".join(comparison.commands(names, workload, load.words(), kept.settings)))
-        return
-    run = kept.compared(names, works, repeats, 1, load.texts())
+    names = dict.fromkeys(side for name in recipe for side in _with_and_without(name))
+    run = kept.measured(kept.recipes(*names), works, load.texts(), repeats)
     if (made := inferencex.export(run)) is not None:
         typer.echo(f"InferenceX's form: {made}")
+
+
+def _with_and_without(recipe: str) -> list[str]:
+    """Return the sides of a recipe: without its draft and with it, or alone if it has none or names its variant."""
+    alone = recipe.endswith(PLAIN) or load_recipe(recipe).draft is None
+    return [recipe] if alone else [f"{recipe}{PLAIN}", recipe]
 
 
 @app.command("compare")

@@ -271,9 +271,8 @@ def _proofs(of: Of, device: object, new: Path, works: list[Workload], runs: Path
     from ..accuracy import lossless
     from ..report.analysis import Analysis
     from ..report.changes import Direction
-    from ..speed import ab
+    from ..speed.bench import Plan, Texts, bench
     from ..speed.runs import read_run
-    from ..speed.single import Texts
 
     console = table_console()
     old = Target(recipe=of.recipe, settings=tuple(of.settings))
@@ -286,7 +285,7 @@ def _proofs(of: Of, device: object, new: Path, works: list[Workload], runs: Path
             place, report = exact(served.plain(), served, *_EXACT, runs, console)
         else:
             place, report = lossless.run(served.plain(), served, lossless.LosslessPlan(runs=runs), console)
-        measured = ab.ab(ab.Plan([old, served], works, 4, 2), Texts(), runs, typer.echo)
+        measured = bench(Plan([old, served], works, 4, 2), Texts(), runs, typer.echo)
     found = {f"answers: {report.state}, {report.reasons[0]} ({place})": report.state}
     verdicts = {Direction.BETTER: Verdict.PASS, Direction.WORSE: Verdict.FAIL}
     for row in Analysis([read_run(measured)], base=old.name).changes:

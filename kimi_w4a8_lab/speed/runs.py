@@ -25,7 +25,7 @@ class RunResult(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    kind: Literal["bench", "ab"]
+    kind: Literal["bench"] = "bench"
     status: Literal["running", "complete", "incomplete"]
     reason: str = ""
     sides: list[str]

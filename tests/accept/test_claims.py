@@ -22,7 +22,7 @@ from kimi_w4a8_lab.base.verdict import Verdict
 from kimi_w4a8_lab.predict.machine_model import Cluster
 from kimi_w4a8_lab.predict.predict import calibrate, check, of_workload
 from kimi_w4a8_lab.report.page import write_page
-from kimi_w4a8_lab.speed.single import Texts
+from kimi_w4a8_lab.speed.texts import Texts
 from kimi_w4a8_lab.speed.workloads import load_workload
 
 MI325X = Machine((Device("gfx942", 304, "0000:01:00.0", 0, 256 << 30),) * 8)

@@ -38,7 +38,7 @@ KNOWN = re.compile(rf"(?:\S*/)?(?:{PROGRAMS})(?![\w-])")
 RECIPES = ("recipe", "a", "b")  # parameters that name one, or several
 # Lines that end within seconds on a CPU, and write nothing. `serve` runs as a dry run.
 HERE = re.compile(
-    rf"{PROGRAM} (bench (list|predict .*|sweep .* --print)|recipes|gates|patch( --check)?|plan agent .*|serve .*)"
+    rf"{PROGRAM} (bench (list|predict .*)|recipes|gates|patch( --check)?|plan agent .*|serve .*)"
     r"|python -m proof\.account -c 40"
 )
 PLACEHOLDER = re.compile(r"\b[A-Z]{3,}\b|/models|\.\.\.")

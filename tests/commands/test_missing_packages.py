@@ -99,7 +99,6 @@ CALLS = {
     "bench run tiny-maths --recipe tiny": "make venv",
     f"bench run tiny-maths --base-url {DEAD}": "make venv",
     "bench ab --a tiny --b tiny:plain -w tiny-maths": "make demo",
-    "bench sweep -r tiny -w tiny-1k1k --print": "",
     "bench compare nowhere": "",
     "bench predict": "",
     "draft collect collected --share 0.1": "",

@@ -10,9 +10,9 @@ from support import sglang_program
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_lab.base.server_under_test import Target
+from kimi_w4a8_lab.speed.bench import Plan, Texts, bench
 from kimi_w4a8_lab.speed.measure import Measurement
 from kimi_w4a8_lab.speed.runs import Run, read_run
-from kimi_w4a8_lab.speed.single import Texts, bench
 from kimi_w4a8_lab.speed.workloads import load_workload, with_changes
 
 
@@ -27,9 +27,8 @@ def null_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     sglang_program.run("# the generator is forked from the fork server that was used last: now the pinned release's")
     workload = with_changes(load_workload("tiny-con2"), num_prompts=NUM_PROMPTS)
     with null_server(api_key=KEY, late_s=1.5) as url:
-        return read_run(
-            bench(workload, Texts(), Target(url, api_key=KEY), tmp_path_factory.mktemp("runs"), lambda _: None)
-        )
+        plan = Plan([Target(url, api_key=KEY)], [workload])
+        return read_run(bench(plan, Texts(), tmp_path_factory.mktemp("runs"), lambda _: None))
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +39,7 @@ def failed_run(null_run: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple
     runs = tmp_path_factory.mktemp("runs")
     workload = with_changes(load_workload("tiny-con2"), num_prompts=NUM_PROMPTS)
     with null_server(fail_every=3) as url, pytest.raises(KimiError) as caught:
-        bench(workload, Texts(), Target(url), runs, lambda _: None)
+        bench(Plan([Target(url)], [workload]), Texts(), runs, lambda _: None)
     return read_run(next(runs.iterdir())), caught.value
 
 

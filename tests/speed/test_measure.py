@@ -24,10 +24,10 @@ from kimi_w4a8_lab.report.analysis import Analysis
 from kimi_w4a8_lab.report.measured import page
 from kimi_w4a8_lab.report.tables import print_page
 from kimi_w4a8_lab.speed import generator
+from kimi_w4a8_lab.speed.bench import Plan, Texts, bench
 from kimi_w4a8_lab.speed.generator import LoadDetails, LoadResult, read_last
 from kimi_w4a8_lab.speed.measure import _judge
 from kimi_w4a8_lab.speed.runs import Run, read_run
-from kimi_w4a8_lab.speed.single import Texts, bench
 from kimi_w4a8_lab.speed.workloads import load_workload, with_changes
 from proof.load.asgi import served_app
 
@@ -124,7 +124,7 @@ def test_conversations_are_measured_turn_by_turn(null_run: Run, tmp_path: Path) 
     """The null server counts words and has every earlier message in its cache. null_run: there is a fork server."""
     workload = with_changes(load_workload("tiny-agent"), num_prompts=2, output_len=8)
     with null_server() as url:
-        run = read_run(bench(workload, Texts(), Target(url), tmp_path, lambda _: None))
+        run = read_run(bench(Plan([Target(url)], [workload]), Texts(), tmp_path, lambda _: None))
     [found] = run.result.measurements
     sent = json.loads((run.folder / "texts.json").read_text())["conversations"]
     said = [[sum(len(m["content"].split()) for m in turn["messages"]) for turn in turns] for turns in sent[:2]]
@@ -159,7 +159,7 @@ def test_a_killed_generator_leaves_an_incomplete_run(tmp_path: Path, monkeypatch
     monkeypatch.setattr(generator, "generator_program", lambda *_: SimpleNamespace(argv=suicide))
     monkeypatch.setattr(generator, "starter", NewProcess)
     with null_server(api_key=KEY) as url, pytest.raises(KimiError, match="signal 9") as caught:
-        bench(load_workload("tiny-con2"), Texts(), Target(url, api_key=KEY), tmp_path, lambda _: None)
+        bench(Plan([Target(url, api_key=KEY)], [load_workload("tiny-con2")]), Texts(), tmp_path, lambda _: None)
     run = read_run(next(tmp_path.iterdir()))
     assert run.result.status == "incomplete" and "signal 9" in run.result.reason
     assert "what is finished is kept; repeat the command with --resume" in str(caught.value)
@@ -168,7 +168,7 @@ def test_a_killed_generator_leaves_an_incomplete_run(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("key", [None, KEY + "x"], ids=["none", "wrong"])
 def test_a_server_that_asks_for_another_key_leaves_no_folder(tmp_path: Path, key: str | None) -> None:
     with null_server(api_key=KEY) as url, pytest.raises(KimiError, match="needs a key"):
-        bench(load_workload("tiny-con2"), Texts(), Target(url, api_key=key), tmp_path, lambda _: None)
+        bench(Plan([Target(url, api_key=key)], [load_workload("tiny-con2")]), Texts(), tmp_path, lambda _: None)
     assert not list(tmp_path.iterdir())
 
 
@@ -186,4 +186,4 @@ def test_the_wrong_model_and_a_short_context_are_refused(tmp_path: Path) -> None
         sharegpt.write_text(json.dumps([{"conversations": [{"value": f"a {i}"}, {"value": "b"}]} for i in range(10)]))
         with pytest.raises(KimiError, match=r"needs 10,752 tokens per request, the server's context has 1,024"):
             texts = Texts(sharegpt=str(sharegpt))
-            bench(load_workload("con2"), texts, Target(url), tmp_path / "runs", lambda _: None)
+            bench(Plan([Target(url)], [load_workload("con2")]), texts, tmp_path / "runs", lambda _: None)

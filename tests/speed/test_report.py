@@ -17,9 +17,8 @@ from kimi_w4a8_lab.base.server_under_test import Target
 from kimi_w4a8_lab.report.analysis import Analysis
 from kimi_w4a8_lab.report.measured import page, verdicts
 from kimi_w4a8_lab.report.page import Table, write_page
-from kimi_w4a8_lab.speed.ab import Plan
+from kimi_w4a8_lab.speed.bench import Plan, begun
 from kimi_w4a8_lab.speed.runs import Run, read_run
-from kimi_w4a8_lab.speed.single import _begun
 from kimi_w4a8_lab.speed.statistics import Interval
 from kimi_w4a8_lab.speed.workloads import load_workload
 
@@ -132,7 +131,7 @@ def test_plain_is_the_recipe_without_speculation() -> None:
 
 
 def test_the_record_of_a_run_has_the_command_of_each_server(tmp_path: Path) -> None:
-    run = _begun(tmp_path, "ab", "tiny", {"tiny": Target(recipe="tiny")})
+    run = begun(tmp_path, Plan([Target(recipe="tiny")], [load_workload("tiny-con2")]))
     server = json.loads((run.folder / RECORD).read_text())["servers"]["tiny"]
     assert "sglang.launch_server" in server["argv"] and server["env"]["SGLANG_USE_CPU_ENGINE"] == "1"
 

@@ -1,36 +1,23 @@
-"""A sweep: its commands, what a resumed run repeats, the speed-up by shape, and the files in InferenceX's form."""
+"""A sweep: what a resumed run repeats, the speed-up by shape, and the files in InferenceX's form."""
 
 import json
 
 import pytest
 from support.every_page import Copies
-from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.run_dir import RECORD
-from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, with_settings
+from kimi_w4a8_lab.base.server_under_test import Target
 from kimi_w4a8_lab.report.analysis import Analysis
 from kimi_w4a8_lab.report.measured import page
 from kimi_w4a8_lab.report.shapes import Shape, sentences, shapes
 from kimi_w4a8_lab.speed import inferencex
+from kimi_w4a8_lab.speed.bench import Plan, left, resumed, saved, seeded
 from kimi_w4a8_lab.speed.inferencex import method_of
 from kimi_w4a8_lab.speed.runs import Run, read_run
-from kimi_w4a8_lab.speed.single import _resumed, left, saved, seeded
 from kimi_w4a8_lab.speed.statistics import Interval
 from kimi_w4a8_lab.speed.workloads import Workload, load_workload, with_changes
-
-
-def test_the_matrix_is_printed_as_commands() -> None:
-    words = [
-        "bench", "sweep", "-r", "w4a8", "-r", "eagle3", "-w", "8k1k", "-c", "4", "--set", "port=9", "--print",
-    ]  # fmt: skip
-    assert CliRunner().invoke(app, words).output.splitlines() == [
-        "kimi-w4a8 bench run 8k1k -r w4a8 -c 4 --set port=9",
-        "kimi-w4a8 bench run 8k1k -r eagle3:plain -c 4 --set port=9",
-        "kimi-w4a8 bench run 8k1k -r eagle3 -c 4 --set port=9",
-        "kimi-w4a8 report runs/*",
-    ]
 
 
 def test_a_resumed_run_repeats_what_is_missing_or_broken(copies: Copies) -> None:
@@ -41,9 +28,9 @@ def test_a_resumed_run_repeats_what_is_missing_or_broken(copies: Copies) -> None
         again = seeded(plan, number)
         measurement |= {"workload": again.model_dump(), "seed": again.seeds[0]}
     content["measurements"][1]["problems"] = ["2 of 6 requests failed"]
-    content |= {"kind": "ab", "status": "incomplete"}
+    content |= {"status": "incomplete"}
     (run.folder / "result.json").write_text(json.dumps(content))
-    finished = _resumed(run.folder, "ab", ["tiny"], [plan])
+    finished = resumed(run.folder, Plan([Target(recipe="tiny")], [plan]))
     with saved(finished, print):
         assert [found.repetition_index for found in finished.result.measurements] == [0, 2]
         assert [left(finished, "tiny", [plan], [number]) for number in range(4)] == [False, True, False, True]
@@ -51,7 +38,7 @@ def test_a_resumed_run_repeats_what_is_missing_or_broken(copies: Copies) -> None
     other = plan.model_copy(update={"output_len": 9})
     for side, work in (("tiny", other), ("w4a8", plan)):
         with pytest.raises(KimiError, match="this run measured"):
-            _resumed(run.folder, "ab", [side], [work])
+            resumed(run.folder, Plan([Target(recipe=side)], [work]))
 
 
 def _measured(copies: Copies, names: tuple[str, ...] = ("tiny-1k1k", "tiny-8k1k")) -> list[Run]:

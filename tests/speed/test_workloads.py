@@ -8,8 +8,7 @@ import pytest
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_lab.base.server_under_test import Target
-from kimi_w4a8_lab.speed.ab import Plan, ab
-from kimi_w4a8_lab.speed.single import bench
+from kimi_w4a8_lab.speed.bench import Plan, bench
 from kimi_w4a8_lab.speed.texts import Texts, read_pairs
 from kimi_w4a8_lab.speed.workloads import load_workload, with_changes, workload_names
 
@@ -124,14 +123,15 @@ def test_a_bad_prompts_file_is_found_before_a_server_is_asked_and_leaves_no_run(
     sides = [Target(recipe="tiny:plain"), Target(recipe="tiny")]
     texts = Texts(prompts=str(path))
     with pytest.raises(KimiError, match=message):
-        bench(load_workload("chat"), texts, nowhere, tmp_path / "runs", said.append)
+        bench(Plan([nowhere], [load_workload("chat")]), texts, tmp_path / "runs", said.append)
     with pytest.raises(KimiError, match=message):
-        ab(Plan(sides, [load_workload("chat")], 1, 1), texts, tmp_path / "runs", said.append)
+        bench(Plan(sides, [load_workload("chat")]), texts, tmp_path / "runs", said.append)
     assert said == [] and not (tmp_path / "runs").exists()
 
 
 def test_a_server_that_is_asked_is_named_first(tmp_path: Path) -> None:
     said: list[str] = []
+    plan = Plan([Target("http://127.0.0.1:9")], [load_workload("tiny-con2")])
     with pytest.raises(KimiError, match="the server does not answer"):
-        bench(load_workload("tiny-con2"), Texts(), Target("http://127.0.0.1:9"), tmp_path / "runs", said.append)
+        bench(plan, Texts(), tmp_path / "runs", said.append)
     assert said == ["http://127.0.0.1:9: asking the server"] and not (tmp_path / "runs").exists()

@@ -1,63 +1,101 @@
-"""Measuring of workloads on servers: `bench run` measures one server once, `ab` and `sweep` several in turn."""
+"""Measuring of workloads on servers, one at a time, in an order that cancels drift.
+
+The servers of a comparison do not run together: eight GPUs hold one, and a second process would disturb the first. With
+two rounds the order is A B B A, so that warming, throttling and a neighbour's load affect all sides alike. All sides
+get the same prompts in each repetition.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Literal
 
-from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
 from kimi_w4a8_eagle3.base.installed import require
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.machine.hardware import Machine
 
 from ..base.data_file import require_trusted_tokenizer
 from ..base.server_under_test import Say, Server, Target
-from .measure import Measurement, examine_text, measure
+from .measure import examine_text, measure
 from .runs import Run, RunResult, read_run
 from .texts import Texts, placed
 from .workloads import CHAT_BACKEND, Workload
 
-Kind = Literal["bench", "ab"]
-Block = tuple[Target, Sequence[int]]  # a server start and the numbers of its repetitions
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure. repeats: measurements of each workload and side, spread evenly over `rounds` server starts."""
+
+    sides: Sequence[Target]
+    workloads: Sequence[Workload]
+    repeats: int = 1
+    rounds: int = 1
+
+    def __post_init__(self) -> None:
+        names = [side.name for side in self.sides]
+        if same := [name for name in names if names.count(name) > 1]:
+            raise UsageError(f"two sides have the name {same[0]}", where="--a, --b", expected="different sides")
+        if not 1 <= self.rounds <= self.repeats:
+            raise UsageError(
+                f"{self.repeats} repetition(s) in {self.rounds} round(s)",
+                where="--repeats, --rounds",
+                expected="at least one repetition in every round, and at least one round",
+            )
+
+    @property
+    def name(self) -> str:
+        """Name of the run's folder: the workloads of one side, or the sides."""
+        names = self.workloads if len(self.sides) == 1 else self.sides
+        return "-".join(("bench", *(one.name.replace(":", "-") for one in names)))
+
+    def blocks(self) -> list[tuple[Target, list[int]]]:
+        """Return (side, repetition numbers) in measuring order; a block is one server start."""
+        shares = [list(range(self.repeats))[start :: self.rounds] for start in range(self.rounds)]
+        blocks: list[tuple[Target, list[int]]] = []
+        for number, share in enumerate(shares):
+            for side in self.sides if number % 2 == 0 else reversed(self.sides):
+                if blocks and blocks[-1][0] is side:
+                    blocks[-1][1].extend(share)
+                else:
+                    blocks.append((side, list(share)))
+        return blocks
 
 
-def bench(workload: Workload, texts: Texts, target: Target, runs: Path, say: Say, resume: Path | None = None) -> Path:
-    """Measure the target once and return the run's folder: see `measured`."""
-    return measured("bench", workload.name, [(target, [0])], [workload], texts, runs, say, resume)
-
-
-def measured(
-    kind: Kind, name: str, blocks: Sequence[Block], workloads: Sequence[Workload], texts: Texts, runs: Path, say: Say,
-    resume: Path | None,
-) -> Path:  # fmt: skip
-    """Measure the workloads in blocks and return the run's folder.
+def bench(plan: Plan, texts: Texts, runs: Path, say: Say, resume: Path | None = None) -> Path:
+    """Carry out a plan and return the run's folder.
 
     resume: the folder of a run to finish. A server starts only if one of its points is missing. Raises KimiError and
     keeps finished measurements, marked incomplete. What may fail early does so before a folder exists.
     """
     require("sglang")  # its load generator also measures running servers
-    sides = {side.name: side for side, _ in blocks}
-    content = {workload.name: texts.prepare(workload) for workload in workloads}
-    for side in sides.values():
+    content = {workload.name: texts.prepare(workload) for workload in plan.workloads}
+    for side in plan.sides:
         if side.base_url is not None:
             say(f"{side.name}: asking the server")
-            for workload in workloads:
+            for workload in plan.workloads:
                 _check(side.connected, workload)
         side.check()
-    run = _resumed(resume, kind, list(sides), workloads) if resume else _begun(runs, kind, name, sides)
+    run, blocks = resumed(resume, plan) if resume else begun(runs, plan), plan.blocks()
     datasets = {name: placed(found, run.folder, name if len(content) > 1 else "") for name, found in content.items()}
     with saved(run, say):
         for number, (side, repetitions) in enumerate(blocks):
-            if left(run, side.name, workloads, repetitions):
+            if left(run, side.name, plan.workloads, repetitions):
                 log = run.folder / ("server.log" if len(blocks) == 1 else f"server-{number}.log")
                 with side.running(log, say) as server:
-                    for repetition, workload in product(repetitions, workloads):
+                    for repetition, workload in product(repetitions, plan.workloads):
                         fresh = seeded(workload, repetition)
                         measure_points(server, fresh, datasets[workload.name], run, say, repetition)
-    _require_usable(run)
+    if bad := [found for found in run.result.measurements if not found.usable]:
+        raise KimiError(
+            f"{len(bad)} of {len(run.result.measurements)} measurements are unusable: {bad[0].problems[0]}",
+            where=str(run.folder),
+            expected="every request answered at the requested length, by a server without other clients",
+            remedy="read the server's log and measure again; reports leave out the marked measurements",
+        )
     return run.folder
 
 
@@ -68,24 +106,27 @@ def _check(server: Server, workload: Workload) -> None:
             client.generate("one", 1)  # fails here if /generate is reserved for the operator
 
 
-def _begun(runs: Path, kind: Kind, name: str, sides: dict[str, Target]) -> Run:
-    local = all(target.local for target in sides.values())
+def begun(runs: Path, plan: Plan) -> Run:
+    """Create the folder of a run below `runs`."""
+    local = all(target.local for target in plan.sides)
     gpus = [device.arch for device in Machine.detect().devices] if local else []
-    run = Run.begin(kind, runs, sides, f"{kind}-{name}", hardware={"known": local, "gpus": gpus})
-    run.result = RunResult(kind=kind, status="running", sides=list(sides))
+    sides = {side.name: side for side in plan.sides}
+    run = Run.begin("bench", runs, sides, plan.name, hardware={"known": local, "gpus": gpus})
+    run.result = RunResult(status="running", sides=list(sides))
     return run
 
 
-def _resumed(folder: Path, kind: Kind, sides: list[str], workloads: Sequence[Workload]) -> Run:
+def resumed(folder: Path, plan: Plan) -> Run:
     """Return the run with its usable measurements. Raises KimiError if it measured something else."""
-    run, planned = read_run(folder), {workload.name: workload for workload in workloads}
+    run, planned = read_run(folder), {workload.name: workload for workload in plan.workloads}
     other = [
         found.workload.name
         for found in run.usable
         if found.workload.name not in planned
         or seeded(planned[found.workload.name], found.repetition_index) != found.workload
     ]
-    if (run.result.kind, run.result.sides) != (kind, sides) or other:
+    sides = [side.name for side in plan.sides]
+    if run.result.sides != sides or other:
         raise KimiError(
             f"this run measured {f'another {other[0]}' if other else ', '.join(run.result.sides)}",
             where=str(folder),
@@ -152,16 +193,4 @@ def require_room(server: Server, workload: Workload) -> None:
             where=server.base_url,
             expected=f"a context of at least {needed:,} tokens",
             remedy="start the server with a longer --context-length, or shorten it with --input-len / --output-len",
-        )
-
-
-def _require_usable(run: Run) -> None:
-    """Raise KimiError if a measurement of the finished run has problems."""
-    bad: list[Measurement] = [found for found in run.result.measurements if not found.usable]
-    if bad:
-        raise KimiError(
-            f"{len(bad)} of {len(run.result.measurements)} measurements are unusable: {bad[0].problems[0]}",
-            where=str(run.folder),
-            expected="every request answered at the requested length, by a server without other clients",
-            remedy="read the server's log and measure again; reports leave out the marked measurements",
         )
