@@ -87,10 +87,10 @@ draft: $(STAMP)
 # Accuracy and losslessness of the built-in model, every step through the real lm-eval (about ten minutes on 2 cores).
 # GSM8K comes from the Hugging Face Hub, or from GSM8K_DIR=folder with train.jsonl and test.jsonl.
 GATES := --set env.FLYDSL_MOE_STAGE1_SCHED=0 --set env.AITER_FLYDSL_STAGE2_TILE_K=256
-TINY_MATH := $(BIN)/kimi-w4a8 eval tiny-math --recipe tiny --margin 0.02
+TINY_MATH := $(BIN)/kimi-w4a8 eval tiny-math --margin 0.02 --recipe tiny
 eval: $(STAMP)
 	$(BIN)/kimi-w4a8 eval smoke --recipe tiny
-	$(TINY_MATH) --no-speculation
+	$(TINY_MATH):plain
 	base=$$(ls -td runs/*-eval-tiny-math* | head -1) && \
 	$(TINY_MATH) --baseline $$base && $(TINY_MATH) $(GATES) --baseline $$base
 	$(BIN)/kimi-w4a8 eval lossless --recipe tiny --exact --num-prompts 63 --max-tokens 16

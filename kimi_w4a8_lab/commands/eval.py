@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
@@ -38,7 +39,7 @@ app = typer.Typer(no_args_is_help=True, help=_HELP)
 
 
 @dataclass(frozen=True)
-class ServerOptions:
+class Served:
     base_url: str | None = typer.Option(None, "--base-url", help="A running server, e.g. http://127.0.0.1:9527.")
     recipe: str | None = typer.Option(None, "--recipe", "-r", help="Start this recipe's server for this run.")
     model: str | None = typer.Option(None, "--served-model-name", help="Model name that the server must serve.")
@@ -50,15 +51,6 @@ class ServerOptions:
     def target(self) -> Target:
         key = client_key(self.api_key_file, os.environ)
         return Target(self.base_url, self.recipe, self.model, tuple(self.settings), key)
-
-
-@dataclass(frozen=True)
-class AnyServer(ServerOptions):
-    no_speculation: bool = typer.Option(False, "--no-speculation", help="With --recipe: without its draft.")
-
-    def target(self) -> Target:
-        target = super().target()
-        return target.plain() if self.no_speculation else target
 
 
 @dataclass(frozen=True)
@@ -85,7 +77,7 @@ def require_packages() -> None:
 @expanded
 def gsm8k(
     *,
-    server: AnyServer,
+    server: Served,
     data_dir: Path | None = typer.Option(None, "--data-dir", help="Folder with train.jsonl and test.jsonl (no Hub)."),
     limit: int | None = typer.Option(None, "--limit", min=1, help="Number of problems, from the first."),
     chat: bool = typer.Option(False, "--chat", help="Use the chat template instead of plain completions."),
@@ -101,16 +93,15 @@ def gsm8k(
     require_packages()
     from ..accuracy import tasks  # optional: lm_eval
 
-    _accuracy(
-        server, judged, tasks.Protocol(tasks.GSM8K, chat, shots, max_tokens, limit, concurrency), data_dir, published
-    )
+    protocol = tasks.Protocol(tasks.GSM8K, chat, shots, max_tokens, limit, concurrency)
+    _accuracy(server, judged, protocol, data_dir, published)
 
 
 @app.command("tiny-math")
 @expanded
 def tiny_math(
     *,
-    server: AnyServer,
+    server: Served,
     limit: int = typer.Option(300, "--limit", min=1, help="Held-out problems to ask."),
     concurrency: int = typer.Option(32, "--concurrency", "-c", min=1, help="Requests in flight."),
     judged: Judged,
@@ -126,7 +117,7 @@ def tiny_math(
 @expanded
 def tools(
     *,
-    server: AnyServer,
+    server: Served,
     data: str | None = typer.Option(
         None, "--data", help="Requests: a JSONL file, or hf://datasets/OWNER/REPO/FILE; default: built-in problems."
     ),
@@ -152,9 +143,7 @@ def tools(
     judging = tool_run.Judging(
         baseline=baseline, published=published, min_similarity=min_similarity, tokenizer=tokenizer, **vars(kept)
     )
-    with signals(kept.runs):
-        folder = tool_run.run(target, plan, judging, table_console())
-    _end(folder)
+    _conclude(kept.runs, lambda: tool_run.run(target, plan, judging, table_console()))
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -168,7 +157,7 @@ def _object(text: str) -> dict[str, Any]:
 @expanded
 def lossless(
     *,
-    server: ServerOptions,
+    server: Served,
     reference_url: str | None = typer.Option(
         None, "--reference-url", help="Server of the same model without speculation."
     ),
@@ -195,42 +184,37 @@ def lossless(
     if target.launch and target.launch.draft is None:
         raise UsageError("the recipe has no draft", f"--recipe {target.recipe}", "a recipe with [draft]")
     reference = replace(target, base_url=reference_url).plain()
-    with signals(runs):
-        if exact:
-            compare = require_laptop("exact", "--exact")
-            folder, _ = compare(reference, target, prompts, max_tokens, ask or "mixed", runs, table_console())
-        else:
-            plan = lossless_check.LosslessPlan(prompts, max_tokens, samples, runs=runs)
-            folder, _ = lossless_check.run(reference, target, plan, table_console())
-    _end(folder)
+    if exact:
+        compare = require_laptop("exact", "--exact")
+        words = (prompts, max_tokens, ask or "mixed", runs, table_console())
+        _conclude(runs, lambda: compare(reference, target, *words)[0])
+    plan = lossless_check.LosslessPlan(prompts, max_tokens, samples, runs=runs)
+    _conclude(runs, lambda: lossless_check.run(reference, target, plan, table_console())[0])
 
 
 @app.command("smoke")
 @expanded
 def smoke(
     *,
-    server: AnyServer,
+    server: Served,
     limit: int = typer.Option(30, "--limit", min=1, help="Problems to ask."),
     max_tokens: int = typer.Option(512, "--max-tokens", min=16, help="Most tokens of an answer."),
     min_correct: float = typer.Option(0.6, "--min-correct", min=0.0, max=1.0, help="Share of problems to solve."),
     min_accept_length: float = typer.Option(2.0, "--min-accept-length", min=1.0, help="Tokens per verify step."),
+    no_speculation: bool = typer.Option(False, "--no-speculation", help="With --base-url: the server has no draft."),
     runs: Path = RUNS,
 ) -> None:
     """Check a server before a rollout: no failures, sane answers, accepted drafts."""
     require_packages()
     from ..accuracy import smoke as smoke_check  # optional: lm_eval
 
-    with signals(runs):
-        target = server.target()
-        drafts = bool(target.launch.draft) if target.launch else not server.no_speculation
-        floors = smoke_check.Floors(
-            limit, max_tokens, correct=min_correct, accept_length=min_accept_length, speculates=drafts
-        )
-        folder, _, _ = smoke_check.run(target, floors, table_console(), runs)
-    _end(folder)
+    target = server.target()
+    drafts = bool(target.launch.draft) if target.launch else not no_speculation
+    floors = smoke_check.Floors(limit, max_tokens, 8, min_correct, min_accept_length, drafts)
+    _conclude(runs, lambda: smoke_check.run(target, floors, table_console(), runs)[0])
 
 
-def _planned(server: AnyServer, resume: Path | None, plan: P) -> tuple[Target, P]:
+def _planned(server: Served, resume: Path | None, plan: P) -> tuple[Target, P]:
     """Return the server and the plan of a run; those of the run to resume, unless another server is named."""
     if resume is None:
         return server.target(), plan
@@ -244,7 +228,11 @@ def _planned(server: AnyServer, resume: Path | None, plan: P) -> tuple[Target, P
 
 
 def _accuracy(
-    server: AnyServer, judged: Judged, protocol: Protocol, data_dir: Path | None = None, published: str | None = None
+    server: Served,
+    judged: Judged,
+    protocol: Protocol,
+    data_dir: Path | None = None,
+    published: str | None = None,
 ) -> None:
     from ..accuracy import accuracy  # optional: lm_eval
 
@@ -253,13 +241,13 @@ def _accuracy(
     if earlier.get("data_dir"):
         data_dir = data_dir or Path(earlier["data_dir"])
     options = RunOptions(data_dir=data_dir, published=published, **vars(judged))
-    with signals(judged.runs):
-        folder = accuracy.run(target, protocol, options, table_console())
-    _end(folder)
+    _conclude(judged.runs, lambda: accuracy.run(target, protocol, options, table_console()))
 
 
-def _end(folder: Path) -> NoReturn:
-    """Print the result, write the page, name it and the next command, and exit with the verdict's code."""
+def _conclude(runs: Path, evaluate: Callable[[], Path]) -> NoReturn:
+    """Evaluate, print the result, write the page, name the next command, and exit with the verdict's code."""
+    with signals(runs):
+        folder = evaluate()
     result = RunFolder[EvalResult].open(folder, *RESULTS).result
     conclude(evaluation.page(folder, result), folder)
     typer.echo(f"next: {command()} report {folder}   # add runs of bench for one page of speed and answers")

@@ -19,7 +19,7 @@ from kimi_w4a8_lab.accuracy.recorder import Patience
 from kimi_w4a8_lab.accuracy.tasks import Protocol
 from kimi_w4a8_lab.base.run_folder import RESULT, RunFolder
 from kimi_w4a8_lab.base.server_under_test import Target
-from kimi_w4a8_lab.commands.eval import AnyServer, _planned
+from kimi_w4a8_lab.commands.eval import Served, _planned
 
 LIMIT = 24
 KEY = "a-key-for-this-test"
@@ -169,7 +169,7 @@ def test_the_verdict_counts_failed_and_cut_answers(resumed):
 
 def test_a_resumed_run_goes_on_with_its_own_model_only(resumed):
     earlier = RunFolder.resume(resumed.folder).record
-    other = AnyServer("http://127.0.0.1:1", None, None, [], None, False)
+    other = Served("http://127.0.0.1:1", None, None, [], None)
     assert _planned(other, resumed.folder, PROTOCOL)[0].model == "test-model"
     target, plan = _planned(replace(other, base_url=None), resumed.folder, replace(PROTOCOL, shots=3))
     assert target.base_url == earlier["targets"]["server"]["base_url"] and plan == PROTOCOL

@@ -84,7 +84,6 @@ def test_failures_cut_answers_wrong_answers_and_rejected_drafts():
     ("words", "drafts"),
     [
         ("--recipe agent", True),
-        ("--recipe agent --no-speculation", False),
         ("--recipe agent:plain", False),
         ("--recipe w4a8", False),
         ("--base-url http://127.0.0.1:9 --no-speculation", False),
