@@ -8,9 +8,11 @@ from typing import Any
 
 import httpx
 
-from kimi_w4a8_lab.accuracy.problems import problems
-
-QUESTIONS = [problem.question for problem in problems(2, seed=11)]
+# Questions whose greedy answer a frequency penalty changes.
+QUESTIONS = [
+    "Omar walks 3 miles a day for 2 days. The trip is 46 miles long. How many miles are left?",
+    "Ruth has 31 balls. Ruth sells 16. Then Ruth loses 7. How many balls does Ruth have now?",
+]
 REQUESTS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
     "sampled": {"temperature": 1.0, "seed": 1},
