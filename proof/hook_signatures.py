@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kimi_w4a8_eagle3.doctor.software import SGLANG_NEWEST
+from kimi_w4a8_eagle3.base.releases import SGLANG_NEWEST
 from kimi_w4a8_eagle3.recipe.schema import load_recipe
 from kimi_w4a8_eagle3.sglang_plugin import hooks
 

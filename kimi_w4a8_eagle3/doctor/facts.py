@@ -54,22 +54,16 @@ class Facts:
     @cached_property
     def pci_count(self) -> int:
         """AMD GPUs on the PCI bus, with or without a driver."""
-        found = self.probe.root.glob("sys/bus/pci/devices/*/vendor")
-        vendors = [path for path in found if path.read_text().strip() == AMD]
-        classes = [path.with_name("class") for path in vendors]
-        return sum(path.is_file() and path.read_text().startswith(ACCELERATOR_CLASSES) for path in classes)
+        found = [path.parent for path in self.probe.root.glob("sys/bus/pci/devices/*/vendor")]
+        amd = [device for device in found if self.probe.read(str(device / "vendor")) == AMD]
+        return sum((self.probe.read(str(device / "class")) or "").startswith(ACCELERATOR_CLASSES) for device in amd)
 
-    @cached_property
-    def archs(self) -> list[str]:
-        return [device.arch for device in self.machine.devices]
-
-    @cached_property
+    @property
     def count(self) -> int:
         return len(self.machine.devices)
 
-    @cached_property
     def loads(self) -> list[GpuLoad]:
-        """Load of each GPU in HIP's order; empty if the driver does not report all of them."""
+        """Return the load of each GPU in HIP's order; empty if the driver does not report all of them."""
         found = [gpu_load(self.probe.root / "sys/bus/pci/devices" / device.pci) for device in self.machine.devices]
         return [load for load in found if load] if all(found) else []
 
@@ -83,8 +77,3 @@ class Facts:
             except KimiError as error:
                 return error
         return self._unreachable
-
-
-def summary(values: list[str]) -> str:
-    """Format values as `8 x gfx942`, or `4 x gfx942, 4 x gfx90a`."""
-    return ", ".join(f"{values.count(value)} x {value}" for value in dict.fromkeys(values))

@@ -6,15 +6,16 @@ and /dev.
 
 from __future__ import annotations
 
-import dataclasses
 import grp
 import importlib.metadata
 import importlib.util
 import os
+import re
 import resource
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 from huggingface_hub import constants
@@ -27,7 +28,14 @@ from ..machine.aiter_patches import PatchState, patch_states
 from ..machine.aiter_regime import Regime, installed_regime
 from ..moe.flydsl.objects import GATE as KERNELS
 from ..moe.flydsl.objects import CodeObjects, objects_folder
-from ..recipe.router_settings import RouterSettings
+
+
+class Process(NamedTuple):
+    """A running program."""
+
+    pid: int
+    command: str
+    owner: str
 
 
 @dataclass(frozen=True)
@@ -81,12 +89,8 @@ class Probe:
         if spec is None or spec.origin is None:
             return None
         text = (Path(spec.origin).parent / "version.py").read_text()
-        for kind in ("hip", "cuda"):
-            for line in text.splitlines():
-                name, _, value = line.partition("=")
-                if name.split(":")[0].strip() == kind and (version := value.strip().strip("'\"")) != "None":
-                    return f"{kind} {version}"
-        return "cpu"
+        build = re.search(r"^(hip|cuda)\b.*= ?['\"](.+)['\"]$", text, re.MULTILINE)
+        return f"{build[1]} {build[2]}" if build else "cpu"
 
     def plugins(self) -> list[str]:
         return [entry.name for entry in importlib.metadata.entry_points(group="sglang.srt.plugins")]
@@ -102,15 +106,6 @@ class Probe:
     def aiter_regime(self) -> Regime:
         return installed_regime()
 
-    def router_lacks(self) -> list[str] | None:
-        """Return the router options that the installed router lacks; None if no router is installed."""
-        if importlib.util.find_spec("sglang_router") is None:
-            return None
-        from sglang_router.router_args import RouterArgs  # optional: sglang-router
-
-        known = {field.name for field in dataclasses.fields(RouterArgs)}
-        return sorted(RouterSettings().router_arguments().keys() - known)
-
     def port_problem(self, host: str, port: int) -> str | None:
         try:
             require_free_port(host, port)
@@ -118,10 +113,16 @@ class Probe:
             return error.what
         return None
 
-    def processes(self) -> dict[int, str]:
-        """Return the command lines of the other processes."""
-        others = (process for process in psutil.process_iter(["name", "cmdline"]) if process.pid != os.getpid())
-        return {one.pid: " ".join(one.info["cmdline"] or []) or one.info["name"] or "" for one in others}
+    def processes(self) -> list[Process]:
+        """Return the other processes; the kernel hides command lines of some."""
+        return [
+            Process(one.pid, " ".join(one.info["cmdline"] or []) or one.info["name"] or "", one.info["username"] or "?")
+            for one in psutil.process_iter(["name", "cmdline", "username"])
+            if one.pid != os.getpid()
+        ]
+
+    def user(self) -> str:
+        return psutil.Process().username()
 
     def cache(self) -> Path:
         return Path(constants.HF_HUB_CACHE)

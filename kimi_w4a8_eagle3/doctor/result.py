@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..base.finding import Finding, Severity
-
-_SEVERITIES = (Severity.OK, Severity.WARN, Severity.FAIL, Severity.SKIP)
 
 
 @dataclass(frozen=True)
@@ -25,8 +22,8 @@ class Report:
 
     @property
     def counts(self) -> dict[str, int]:
-        found = Counter(result.severity for result in self.results)
-        return {severity.value: found[severity] for severity in _SEVERITIES}
+        severities = [result.severity for result in self.results]
+        return {one.value: severities.count(one) for one in (Severity.OK, Severity.WARN, Severity.FAIL, Severity.SKIP)}
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data; `verdict` is `fail` or `ok`, and counts are by severity."""

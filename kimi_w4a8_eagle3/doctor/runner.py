@@ -16,30 +16,10 @@ from .result import Report, fail, skip
 Check = Callable[[Facts], Finding | list[Finding]]
 
 CHECKS: tuple[Check, ...] = (
-    gpus.gpus,
-    gpus.arch,
-    gpus.partition,
-    gpus.hbm,
-    host.driver,
-    host.rocm,
-    host.devices,
-    host.numa,
-    host.numa_balancing,
-    host.shm,
-    host.memlock,
-    host.nofile,
-    software.base,
-    software.sglang,
-    software.known_faults,
-    software.plugin,
-    software.torch,
-    software.kernels,
-    software.router,
-    software.patches,
-    storage.checkpoints,
-    storage.disk,
-    host.port,
-    host.processes,
+    *(gpus.gpus, gpus.arch, gpus.partition, gpus.hbm),
+    *(host.driver, host.rocm, host.devices, host.numa, host.numa_balancing, host.shm, host.memlock, host.nofile),
+    *(software.base, software.sglang, software.known_faults, software.plugin, software.torch, software.kernels),
+    *(software.patches, storage.checkpoints, storage.disk, host.port, host.processes),
 )
 
 # Checks that a recipe for a CPU skips, and checks that also need a GPU to look at.

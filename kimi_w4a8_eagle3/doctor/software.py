@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from ..base.errors import KimiError
 from ..base.finding import Finding, Severity
+from ..base.releases import SGLANG_PINNED
 from ..machine.aiter_patches import State
 from ..machine.hardware import base_problem, read_base
 from ..recipe.on_machine import concerning
 from .facts import Facts
 from .result import fail, ok, skip, warn
 
-SGLANG_PINNED = "0.5.20"  # a test compares it with requirements/constraints.txt and the Dockerfile
-SGLANG_NEWEST = "0.5.23"  # the second supported release; the plugin's tests run on both
-ROUTER_READ = "0.3.2"
 PLUGIN = "kimi_w4a8_eagle3"
+PATCHES = {
+    State.APPLIED: (Severity.OK, ""),
+    State.NOT_INSTALLED: (Severity.SKIP, ""),
+    State.NOT_APPLIED: (Severity.WARN, "kimi-w4a8 patch"),
+    State.STALE_BUILD: (Severity.FAIL, "run `kimi-w4a8 patch`; AITER compiles these modules again"),
+    State.DOES_NOT_FIT: (Severity.WARN, "serve without it, or with the AITER of the image"),
+}
 
 
 def sglang(facts: Facts) -> Finding:
     """Check that SGLang is installed; `known_faults` checks its release."""
+    remedy = f"use the image or `make venv`; the pinned release is {SGLANG_PINNED}"
     version = facts.probe.package("sglang")
-    if version is None:
-        return fail("not installed", f"use the image or `make venv`; the pinned release is {SGLANG_PINNED}")
-    return ok(version)
+    return ok(version) if version else fail("not installed", remedy)
 
 
 def base(facts: Facts) -> Finding:
@@ -40,7 +44,7 @@ def base(facts: Facts) -> Finding:
 
 def known_faults(facts: Facts) -> list[Finding]:
     """Check the known faults of the installed packages; `kimi-w4a8 serve` warns of those of the recipe alone."""
-    arch = next(iter(facts.archs or facts.recipe.hardware.arch), None)
+    arch = next(iter([device.arch for device in facts.machine.devices] or facts.recipe.hardware.arch), None)
     results = []
     environment = {**facts.probe.environment(), **facts.recipe.environment}
     for fault in concerning(facts.args, environment, arch, facts.installed):
@@ -90,30 +94,9 @@ def plugin(facts: Facts) -> Finding:
     return fail("SGLang's plugin list lacks this package", "install the package with pip, not by PYTHONPATH")
 
 
-def router(facts: Facts) -> Finding:
-    """Check that the router accepts this package's options; some images build a router of their own."""
-    missing = facts.probe.router_lacks()
-    if missing is None:
-        return skip("sglang-router is not installed; a single engine does not need it")
-    version = facts.probe.package("sglang-router")
-    if missing:
-        remedy = f"serve without --replicas, or route with sglang-router {ROUTER_READ}"
-        return fail(f"{version} does not know {', '.join(missing)}", remedy)
-    return ok(f"{version} (options were read from {ROUTER_READ})")
-
-
 def patches(facts: Facts) -> list[Finding]:
-    results = []
-    for patch in facts.probe.patches():
-        name, found = f"patch {patch.name}", f"{patch.state.value}: {patch.detail}"
-        if patch.state is State.APPLIED:
-            results.append(ok(found, name))
-        elif patch.state is State.NOT_INSTALLED:
-            results.append(skip(found, name))
-        elif patch.state is State.NOT_APPLIED:
-            results.append(warn(found, "kimi-w4a8 patch", name))
-        elif patch.state is State.STALE_BUILD:
-            results.append(fail(found, "run `kimi-w4a8 patch`; AITER compiles these modules again", name))
-        else:
-            results.append(warn(found, "serve without it, or with the AITER of the image", name))
-    return results
+    return [
+        Finding(f"{patch.state.value}: {patch.detail}", severity, f"patch {patch.name}", remedy=remedy)
+        for patch in facts.probe.patches()
+        for severity, remedy in [PATCHES[patch.state]]
+    ]

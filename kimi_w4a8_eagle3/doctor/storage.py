@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.filesize import decimal
@@ -23,31 +22,19 @@ PUBLISHED_SIZES = {
 }
 
 
-@dataclass(frozen=True)
-class Presence:
-    """Part of a Hub checkpoint on this machine, in bytes; `known` if the sizes come from a listing."""
+def _missing(facts: Facts, checkpoint: RecipeCheckpoint) -> tuple[int, int, str]:
+    """Return a Hub checkpoint's bytes in total and not in the cache, and "complete" if no file is missing.
 
-    checkpoint: RecipeCheckpoint
-    total: int
-    missing: int
-    known: bool
-    verified: bool = False
-
-    @property
-    def here(self) -> bool:
-        return self.known and self.missing == 0
-
-
-def presence(facts: Facts, checkpoint: RecipeCheckpoint) -> Presence:
-    """Look into the cache; without a list of the repository's files its published size is compared."""
+    Without a list of the repository's files, the bytes in the cache are compared with the published size.
+    """
     snapshot = Repository(checkpoint.repo, checkpoint.revision, facts.probe.cache()).here()
     if snapshot is None or snapshot.sizes is None:
-        size = PUBLISHED_SIZES.get(checkpoint.repo, 0)
-        present = sum(snapshot.present.values()) if snapshot else 0
-        return Presence(checkpoint, size, max(size - present, 0), known=False)
-    missing = snapshot.missing
-    size = max(sum(missing.values()), 1) if missing else 0
-    return Presence(checkpoint, sum(snapshot.sizes.values()), size, known=True, verified=snapshot.verified)
+        total = PUBLISHED_SIZES.get(checkpoint.repo, 0)
+        return total, max(total - sum(snapshot.present.values() if snapshot else ()), 0), ""
+    total, missing = sum(snapshot.sizes.values()), snapshot.missing
+    if missing:
+        return total, max(sum(missing.values()), 1), ""
+    return total, 0, "complete, verified" if snapshot.verified else "complete"
 
 
 def checkpoints(facts: Facts) -> list[Finding]:
@@ -64,13 +51,11 @@ def _checkpoint(facts: Facts, name: str, checkpoint: RecipeCheckpoint) -> Findin
         if (folder / "config.json").is_file():
             return ok(str(folder), name)
         return fail(f"no config.json in {folder}", "correct the recipe's path", name)
-    found = presence(facts, checkpoint)
-    what = f"{checkpoint.repo} at {checkpoint.revision[:12]}"
-    if found.here:
-        return ok(f"{what}: {decimal(found.total)}, complete" + (", verified" if found.verified else ""), name)
-    state = (
-        f"{what}: {decimal(found.missing)} of {decimal(found.total)} missing" if found.total else f"{what}: not here"
-    )
+    total, missing, complete = _missing(facts, checkpoint)
+    what = f"{checkpoint.repo} at {checkpoint.revision[:12]}: "
+    if complete:
+        return ok(f"{what}{decimal(total)}, {complete}", name)
+    state = what + (f"{decimal(missing)} of {decimal(total)} missing" if total else "not here")
     command = f"kimi-w4a8 fetch --recipe {facts.recipe.name}"
     if facts.probe.offline():
         return fail(f"{state}, and HF_HUB_OFFLINE forbids downloads", f"unset it, then {command}", name)
@@ -81,11 +66,11 @@ def _checkpoint(facts: Facts, name: str, checkpoint: RecipeCheckpoint) -> Findin
 
 def disk(facts: Facts) -> Finding:
     """Check the space in the cache for the missing files of all checkpoints."""
-    wanted = [presence(facts, checkpoint) for checkpoint in facts.recipe.checkpoints if checkpoint.on_hub]
+    wanted = [_missing(facts, checkpoint)[1] for checkpoint in facts.recipe.checkpoints if checkpoint.on_hub]
     if not wanted:
         return skip("no checkpoint is downloaded for this recipe")
-    missing, cache = sum(found.missing for found in wanted), facts.probe.cache()
-    _, free = facts.probe.space(cache)
-    if error := shortage(cache, missing, "set HF_HOME to a larger disk (a local NVMe loads fastest)", free):
+    cache = facts.probe.cache()
+    free = facts.probe.space(cache)[1]
+    if error := shortage(cache, sum(wanted), "set HF_HOME to a larger disk (a local NVMe loads fastest)", free):
         return fail(f"{error.what} in {cache}", error.remedy)
-    return ok(f"{decimal(free)} free in {cache}, {decimal(missing)} to fetch")
+    return ok(f"{decimal(free)} free in {cache}, {decimal(sum(wanted))} to fetch")

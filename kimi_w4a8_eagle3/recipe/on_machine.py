@@ -7,7 +7,6 @@ environment hold for the recipe's variables and for those that the engine inheri
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -204,7 +203,6 @@ def _comparable(text: str) -> str:
 Specifier = Annotated[str, AfterValidator(_comparable)]
 _One = Annotated[str, AfterValidator(lambda text: _comparable(text) if text[:1] in _COMPARES else text)]
 Condition = bool | _One | list[_One]
-_COMMIT = re.compile(r"\bg([0-9a-f]{7,40})\b")
 
 
 class Fault(BaseModel):
@@ -215,7 +213,7 @@ class Fault(BaseModel):
     id: str
     verdict: Literal["refuse", "warn", "note", "set"]
     installed: dict[PackageName, Specifier] = {}
-    tried: dict[PackageName, list[str]] = {}
+    tried: dict[PackageName, list[Specifier]] = {}
     arch: list[str] = []
     args: dict[str, Condition] = {}
     env: dict[str, Condition] = {}
@@ -239,7 +237,7 @@ class Fault(BaseModel):
         """True if all conditions hold and, for `set`, an argument differs from its required value."""
         return (
             all(name in installed and _compares(text, installed[name]) for name, text in self.installed.items())
-            and not any(_is_one_of(listed, installed.get(name, "")) for name, listed in self.tried.items())
+            and not any(_compares(text, installed.get(name, "")) for name in self.tried for text in self.tried[name])
             and (not self.arch or arch in self.arch)
             and all(_holds(condition, args.get(name)) for name, condition in self.args.items())
             and all(_holds(condition, env.get(name)) for name, condition in self.env.items())
@@ -281,18 +279,6 @@ def apply_faults(faults: Sequence[Fault], args: Args, accepted: Sequence[str], n
             refused += [fault] if fault.severity is Severity.FAIL else []
             notes.append(Finding(f"{fault.sentence}; {fault.remedy}", fault.severity))
     return refused
-
-
-def _is_one_of(listed: Sequence[str], text: str) -> bool:
-    """True if the version is a listed final release, or a build of a listed commit (`0.5.20.dev1+g1234567`)."""
-    try:
-        version = Version(text)
-    except InvalidVersion:
-        return False
-    commit = _COMMIT.search(version.local or "")
-    if commit and any(known.startswith(commit[1]) or commit[1].startswith(known) for known in listed):
-        return True
-    return not version.is_prerelease and ".".join(map(str, version.release)) in listed
 
 
 def _holds(condition: bool | str | list[str], value: Any) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.repository import ROOT, known_paths, listed, tracked
 
-from kimi_w4a8_eagle3.doctor.software import SGLANG_NEWEST, SGLANG_PINNED
+from kimi_w4a8_eagle3.base.releases import SGLANG_NEWEST, SGLANG_PINNED
 from proof import docs_site
 
 # Lines of Python (of launch/ also shell) that a package may have. A reserve of 3 % comes on top.

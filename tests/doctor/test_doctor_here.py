@@ -49,11 +49,6 @@ def test_a_taken_port_fails_and_the_exit_code_says_so():
     assert code == 1 and "fail  port" in output and "recipe tiny: not ready" in output
 
 
-def test_an_unknown_recipe_is_named_with_the_nearest():
-    result = CliRunner().invoke(app, ["doctor", "--recipe", "eagle3-optt"])
-    assert result.exit_code == 1 and "did you mean 'eagle3-opt'" in str(result.exception)
-
-
 def test_the_real_probe(tmp_path):
     probe = Probe()
     assert probe.read("proc/sys/kernel/osrelease") and probe.read("no/such/file") is None
@@ -63,7 +58,8 @@ def test_the_real_probe(tmp_path):
     assert probe.package("no-such-distribution", "pytest") == pytest.__version__
     assert probe.package("no-such-distribution") is None
     assert "kimi_w4a8_eagle3" in probe.plugins()
-    assert os.getpid() not in probe.processes() and os.getppid() in probe.processes()
+    others = {process.pid: process for process in probe.processes()}
+    assert os.getpid() not in others and others[os.getppid()].owner == probe.user()
     assert [patch.name for patch in probe.patches()]
 
 
@@ -83,10 +79,3 @@ def test_torchs_build_is_read_without_importing_it(tmp_path, monkeypatch, text, 
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     assert Probe().torch_build() == build
-
-
-def test_limits_are_this_processs():
-    import resource
-
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert Probe().limit("nofile") == (None if soft == resource.RLIM_INFINITY else soft)

@@ -17,7 +17,7 @@ import pytest
 from support.sampled import REQUESTS, answers
 from support.virtual_servers import virtual_server
 
-from kimi_w4a8_eagle3.doctor.software import SGLANG_NEWEST
+from kimi_w4a8_eagle3.base.releases import SGLANG_NEWEST
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_lab.accuracy.comparison import divergences
 from kimi_w4a8_lab.accuracy.problems import problems

@@ -13,7 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 from support.repository import ROOT
 
-from kimi_w4a8_eagle3.doctor.software import SGLANG_PINNED
+from kimi_w4a8_eagle3.base.releases import SGLANG_PINNED
 
 HADOLINT = shutil.which("hadolint", path=f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin")
 

@@ -13,7 +13,7 @@ import pytest
 from support.sglang_program import BOTH, VERSIONS, found
 
 import kimi_w4a8_eagle3.sglang_plugin
-from kimi_w4a8_eagle3.doctor.software import SGLANG_NEWEST
+from kimi_w4a8_eagle3.base.releases import SGLANG_NEWEST
 from kimi_w4a8_eagle3.sglang_plugin import hooks
 
 RENAMED = """

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.finding import Finding
-from kimi_w4a8_eagle3.doctor.probe import Probe
+from kimi_w4a8_eagle3.base.releases import SGLANG_PINNED
+from kimi_w4a8_eagle3.doctor.probe import Probe, Process
 from kimi_w4a8_eagle3.doctor.result import Report
 from kimi_w4a8_eagle3.doctor.runner import examine
-from kimi_w4a8_eagle3.doctor.software import SGLANG_PINNED
 from kimi_w4a8_eagle3.fetch.hub import HubUnreachable
 from kimi_w4a8_eagle3.machine.aiter_patches import PatchState, State
 from kimi_w4a8_eagle3.machine.aiter_regime import Regime
@@ -52,12 +52,11 @@ class Recorded(Probe):
     regime: Regime = Regime.FIXED64
     kernels_refused: str = ""
     taken: str | None = None
-    running: dict[int, str] = field(default_factory=dict)
+    running: tuple[Process, ...] = ()
     hub_answers: bool = True
     is_offline: bool = False
     variables: dict[str, str] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
-    lacks: list[str] | None = None
 
     def has_program(self, name: str) -> bool:
         return name in self.programs
@@ -98,14 +97,14 @@ class Recorded(Probe):
     def aiter_regime(self) -> Regime:
         return self.regime
 
-    def router_lacks(self) -> list[str] | None:
-        return self.lacks
-
     def port_problem(self, host: str, port: int) -> str | None:
         return self.taken
 
-    def processes(self) -> dict[int, str]:
-        return self.running
+    def processes(self) -> list[Process]:
+        return list(self.running)
+
+    def user(self) -> str:
+        return "me"
 
     def cache(self) -> Path:
         return self.root / "cache"

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from kimi_w4a8_eagle3.doctor.software import SGLANG_NEWEST, SGLANG_PINNED
+from kimi_w4a8_eagle3.base.releases import SGLANG_NEWEST, SGLANG_PINNED
 from kimi_w4a8_eagle3.engine.process import Program
 from kimi_w4a8_eagle3.recipe.launch import load_recipe
 from kimi_w4a8_laptop import fork_server
