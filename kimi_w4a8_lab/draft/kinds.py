@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..base.verdict import Verdict
@@ -33,13 +33,7 @@ class KindOfTraffic:
         return Verdict.PASS if self.change.value > 0 else Verdict.FAIL
 
 
-def overall(kinds: Sequence[KindOfTraffic], proofs: Mapping[str, Verdict]) -> Verdict:
-    """Return FAIL if the new draft is worse for any kind or proof, else PASS if it is better for one kind.
-
-    proofs: of servers, by text. The first one is of equal answers: without it nothing is better.
-    """
+def overall(kinds: Sequence[KindOfTraffic]) -> Verdict:
+    """Return FAIL if the new draft is worse for any kind, else PASS if it is better for one kind."""
     verdicts = [kind.verdict for kind in kinds]
-    if Verdict.FAIL in (*verdicts, *proofs.values()):
-        return Verdict.FAIL
-    shown = Verdict.PASS in verdicts and next(iter(proofs.values()), Verdict.PASS) is Verdict.PASS
-    return Verdict.PASS if shown else Verdict.INCONCLUSIVE
+    return next((found for found in (Verdict.FAIL, Verdict.PASS) if found in verdicts), Verdict.INCONCLUSIVE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ..base.verdict import Verdict
 from ..draft.kinds import WORDS, KindOfTraffic, overall
@@ -25,24 +25,26 @@ def rows(kinds: Sequence[KindOfTraffic]) -> list[list[str]]:
     ]  # fmt: skip
 
 
-def page(kinds: Sequence[KindOfTraffic], about: str, proofs: Mapping[str, Verdict], notes: Sequence[str]) -> Page:
+def page(kinds: Sequence[KindOfTraffic], about: str) -> Page:
     """Return the page: accept lengths, and the shares by position, of both drafts for each kind of traffic."""
     sides = [(kind.kind, *side) for kind in kinds for side in (("old draft", kind.old), ("new draft", kind.new))]
     lengths = [Bar(kind, side, False, found[0]) for kind, side, found in sides]
     places = [
         Bar(f"{kind}, {at}", side, False, share) for kind, side, found in sides for at, share in enumerate(found[1], 1)
     ]
-    verdict = overall(kinds, proofs)
+    verdict = overall(kinds)
     said = {f"{kind.kind}: {WORDS[kind.verdict]}, {shown(kind.change, '+.2f')}": kind.verdict for kind in kinds}
     by_position = panel("positions", "share of verify steps that accept the draft token, by position", places)
     return Page(
         f"The new draft is {WORDS[verdict]}" if verdict in _TONES else "No difference is shown",
-        [Words(text, _TONES.get(result, "soft")) for text, result in {**said, **proofs}.items()],
+        [Words(text, _TONES.get(result, "soft")) for text, result in said.items()],
         about,
         panel("accept-length", "accept length on held-out conversations (tokens per verify step)", lengths),
-        notes,
-        [Section("By position", pictures=[by_position]), Section("Figures", tables=[Table(COLUMNS, rows(kinds))])],
-        _TONES.get(verdict, "soft"),
+        sections=[
+            Section("By position", pictures=[by_position]),
+            Section("Figures", tables=[Table(COLUMNS, rows(kinds))]),
+        ],
+        tone=_TONES.get(verdict, "soft"),
     )
 
 

@@ -110,8 +110,6 @@ BAD |= {
     "warm --tp 8 --ep 3": "--ep 3 does not divide --tp [8]",
     "draft collect box --from latin1.jsonl": "cannot read the requests: not UTF-8 text",
     "draft collect box --from empty.jsonl": "the file has no request\n  where:    empty.jsonl",
-    "draft compare box -r tiny --new . --prove con4O": "unknown workload 'con4O'; did you mean 'con40'?",
-    "draft compare box -r tiny --new . --prove con40": "no recipe serves this draft\n  where:    .\n",
     "draft collect .": "collecting was not switched on: TypeError\n  where:    collect.json",
     "eval tools --base-url URL": """the server's answer is no completion: '{"data": [{"id": "m"}]}'""",
     "report .": "result.json cannot be read: Input tag 'demo' found",  # of a demo that wrote no page

@@ -21,7 +21,6 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import load
 from kimi_w4a8_eagle3.fleet.checks import checked_weights, fingerprint
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
-from kimi_w4a8_lab.base.verdict import Verdict
 from kimi_w4a8_lab.draft import switch as links
 from kimi_w4a8_lab.draft import training
 from kimi_w4a8_lab.draft.acceptance import Walk, difference, measured, walk
@@ -226,14 +225,9 @@ def test_verdicts_follow_the_interval_and_the_worst_kind_decides() -> None:
     assert [WORDS[one.verdict] for one in (better, same, worse)] == ["better", "not shown", "worse"]
     assert better.old[0].covers(1.3) and better.new[1][0].value == 0.8
 
-    def said(kinds: list[KindOfTraffic], **proofs: Verdict) -> str:
-        return WORDS[overall(kinds, proofs)]
-
-    assert [said([same]), said([better, same]), said([better, worse])] == ["not shown", "better", "worse"]
-    for answers, verdict in ((Verdict.PASS, "better"), (Verdict.FAIL, "worse"), (Verdict.INVALID, "not shown")):
-        assert [said([better], answers=answers), said([worse], answers=answers)] == [verdict, "worse"]
-    times = [said([better], answers=Verdict.PASS, tpot=tpot) for tpot in WORDS]
-    assert times == ["better", "worse", "better"]
+    assert [WORDS[overall(kinds)] for kinds in ([same], [better, same], [better, worse])] == [
+        "not shown", "better", "worse"
+    ]  # fmt: skip
 
 
 def test_a_link_is_exchanged_for_whole_drafts_only_and_goes_back(tmp_path: Path) -> None:
