@@ -15,8 +15,7 @@ from typing import Any
 from .base.errors import KimiError
 from .base.nearest import nearest
 from .base.toml import tomllib
-from .door.settings import VARIABLES as DOOR_VARIABLES
-from .door.settings import Variable
+from .base.variable import Variable
 
 _FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 OUR_BACKENDS = ("flydsl", "triton", "reference")  # in order of preference
@@ -134,8 +133,6 @@ def _is_gate(name: str) -> bool:
     """Return True for a name in the table; raise KimiError for one that only looks like a gate."""
     if name in BY_NAME:
         return True
-    if name in DOOR_VARIABLES:
-        return False
     foreign = name.startswith(tuple(_FILE["foreign_prefixes"])) or name in _FILE["foreign_names"]
     if foreign or not name.startswith(tuple(_FILE["prefixes"])):
         return False

@@ -1,8 +1,9 @@
-"""Write files atomically: even after a power cut a reader sees the old content or the new. Read TOML, check space."""
+"""Write files atomically: even after a power cut a reader sees the old content or the new. Read TOML and JSON."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import secrets
 import shutil
@@ -74,3 +75,18 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(read_text(path))
     except tomllib.TOMLDecodeError as error:
         raise KimiError(f"not valid TOML: {error}", str(path)) from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; raise KimiError for a missing or unreadable file and for other JSON."""
+    try:
+        content = json.loads(regular(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        remedy = "fetch the checkpoint again"
+        raise KimiError(f"{path.name} is missing", str(path), "a Hugging Face model directory", remedy) from None
+    except (OSError, ValueError, RecursionError) as error:
+        what = f"{path.name} cannot be read: {error}"
+        raise KimiError(what, str(path), "a JSON object", "fetch the file again") from error
+    if not isinstance(content, dict):
+        raise KimiError(f"{path.name} contains a JSON {type(content).__name__}", str(path), "a JSON object")
+    return content

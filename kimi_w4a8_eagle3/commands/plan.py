@@ -12,9 +12,9 @@ from rich.table import Column, Table
 
 from ..base.console import table_console
 from ..base.errors import UsageError
-from ..fleet.checks import require_parsed
 from ..machine.aiter_regime import detect_regime, installed_regime
 from ..machine.hardware import Machine, gpu_by_name
+from ..recipe.arguments import require_parsed
 from ..recipe.launch import load_recipe, missing_gpus, resolve, unmet_requirements
 from ..recipe.memory_plan import MemoryPlan, ModelCard, make_plan, short_pool
 from ..recipe.schema import one_recipe

@@ -6,15 +6,15 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
 
 from ..base.errors import UsageError
 from ..base.finding import LABELS, STYLES, Finding, Severity
-from ..fleet.checks import ServeOptions, ready_to_serve, require_parsed
-from ..fleet.serve import serve_foreground
 from ..machine.hardware import GPUS
+from ..recipe.arguments import require_parsed
 from ..recipe.launch import Launch, prepare
 from ..recipe.schema import one_recipe
 from .options import DRAIN_TIMEOUT, OPS_HOST, OPS_PORT, RECIPE, RECIPE_NAME, RUNS, complete
@@ -60,7 +60,7 @@ def serve(
     if as_json and not dry_run:
         raise UsageError("only a dry run prints JSON", where="--json", expected="--dry-run --json")
     extra = context.args
-    if recipe and name:  # in `-r tiny -- --port 1` the first word after `--` lands in RECIPE
+    if recipe and name and name.startswith("-"):  # in `-r tiny -- --port 1` the first word after `--` lands in RECIPE
         extra, name = [name, *extra], None
     named = {"host": host, "port": port, "tp": tp, "served-model-name": served_model_name}
     named["options.replicas"] = replicas
@@ -83,13 +83,22 @@ def serve(
         _show(launch, as_json)
         return
     checks = {"preflight": not no_preflight, "hardware": not any_hardware}
-    options = ServeOptions(ops_host, ops_port, drain_timeout, runs, **checks)
-    launch = ready_to_serve(launch, options)
+    raise typer.Exit(_start(launch, ops_host, ops_port, drain_timeout, runs, **checks))
+
+
+def _start(launch: Launch, *options: Any, **checks: bool) -> int:
+    """Serve until the end, and return the exit code; options: the first fields of `ServeOptions`."""
+    # Start-up: a dry run needs no supervisor.
+    from ..fleet.checks import ServeOptions, ready_to_serve
+    from ..fleet.serve import serve_foreground
+
+    asked = ServeOptions(*options, **checks)
+    launch = ready_to_serve(launch, asked)
     if sys.stdout.isatty():  # run.json has the command
         _print_notes(launch)
     else:
         _show(launch, as_json=False)
-    raise typer.Exit(serve_foreground(launch, options))
+    return serve_foreground(launch, asked)
 
 
 def _show(launch: Launch, as_json: bool) -> None:

@@ -49,7 +49,7 @@ def warm(
         served = load_recipe(recipe)
         path, revision = str(served.args.get("model-path", served.model.repo)), served.model.revision
         card = ModelCard.of(path, revision, str(served.model.card or card.name))
-        tp, ep = [int(number(served.args, "tp-size", 1))], int(number(served.args, "ep-size", 1))
+        tp, ep = [number(served.args, "tp-size", 1)], number(served.args, "ep-size", 1)
     card = ModelCard.from_directory(model) if model else card
     text = card.config.get("text_config", card.config)
     try:

@@ -9,7 +9,7 @@ from ..base.errors import KimiError
 from ..base.installed import ROCM, installed_versions
 from ..fetch.hub import HubUnreachable
 from ..machine.hardware import AMD, GpuLoad, Machine, gpu_load, identified
-from ..recipe.launch import Args, Recipe, Resolved
+from ..recipe.launch import Args, Launch, Recipe
 from .probe import Probe
 
 ACCELERATOR_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")  # display controllers and processing accelerators
@@ -20,7 +20,7 @@ class Facts:
     """A machine and what a recipe asks of it."""
 
     probe: Probe
-    asked: Resolved
+    asked: Launch
     _unreachable: KimiError | None = None
 
     @property

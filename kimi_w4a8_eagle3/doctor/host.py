@@ -108,7 +108,7 @@ def nofile(facts: Facts) -> Finding:
 
 def port(facts: Facts) -> Finding:
     """Check that the API's port is free."""
-    host, port = str(facts.args.get("host", "127.0.0.1")), int(number(facts.args, "port", DEFAULT_PORT))
+    host, port = str(facts.args.get("host", "127.0.0.1")), number(facts.args, "port", DEFAULT_PORT)
     if problem := facts.probe.port_problem(host, port):
         return fail(problem, "serve on another port: --port 8000")
     return ok(f"{port} on {host} is free")

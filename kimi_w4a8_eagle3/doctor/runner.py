@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ..base.finding import Finding
-from ..recipe.launch import Resolved
+from ..recipe.launch import Launch
 from . import gpus, host, software, storage
 from .facts import Facts
 from .probe import Probe
@@ -27,7 +27,7 @@ FOR_GPUS = {host.driver, host.rocm, host.devices, host.numa_balancing, host.meml
 OF_GPUS = {gpus.arch, gpus.partition, gpus.hbm, host.numa}
 
 
-def examine(probe: Probe, asked: Resolved) -> Report:
+def examine(probe: Probe, asked: Launch) -> Report:
     """Return all results for one machine and one recipe."""
     facts = Facts(probe, asked)
     results = [result for check in CHECKS for result in _run(check, facts)]

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..base.installation import find_root
+from ..base.installed import find_root
 
 VARIABLE = "AITER_JIT_DIR"
 

@@ -29,29 +29,10 @@ import psutil
 from ..base.errors import KimiError, UsageError
 from ..base.http import http_url, trusted
 from ..base.installed import laptop_part
+from ..base.program import Command, Program, words
 from .leftovers import Belongings
 
 _PR_SET_PDEATHSIG = 1
-
-
-@dataclass(frozen=True)
-class Program:
-    """A module that `run_module` runs as a program, where SGLang alone would not start. laptop can fork it."""
-
-    module: str
-    arguments: tuple[str, ...] = ()
-
-    @property
-    def argv(self) -> list[str]:
-        return [sys.executable, "-m", "kimi_w4a8_eagle3.sglang_plugin.run_module", self.module, *self.arguments]
-
-    @property
-    def alone(self) -> list[str]:
-        """The command line without `run_module`, for a GPU."""
-        return [sys.executable, "-m", self.module, *self.arguments]
-
-
-Command = Program | Sequence[str]
 
 
 class Process(Protocol):
@@ -98,11 +79,6 @@ class NewProcess:
         return subprocess.Popen(
             program.argv, env={**os.environ, **changes}, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
         )
-
-
-def words(command: Command) -> list[str]:
-    """Return the words of a command line."""
-    return command.argv if isinstance(command, Program) else list(command)
 
 
 def starter() -> Starter:

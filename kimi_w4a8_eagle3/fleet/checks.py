@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import os
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,16 +12,16 @@ from pathlib import Path
 
 from huggingface_hub import constants
 
-from ..base.errors import KimiError, UsageError
+from ..base.errors import KimiError
 from ..base.files import read_text
 from ..base.finding import Finding, Severity
 from ..base.installed import operator_dir, require
 from ..base.run_dir import DEFAULT_ROOT
 from ..door.settings import is_loopback
 from ..engine.aiter_jit import jit_environment
-from ..engine.process import Program, require_free_port
+from ..engine.process import require_free_port
 from ..quark.preflight import preflight as preflight_files
-from ..recipe.arguments import Args, allows_code, command_words
+from ..recipe.arguments import allows_code
 from ..recipe.launch import Launch, unmet_requirements
 from ..recipe.trusted_code import locate, require_trusted
 
@@ -129,18 +127,6 @@ def answers_file(launch: Launch) -> Path | None:
         if json.loads(text).keys() >= {"band", "prompts", "answers", "logprobs"}:
             return file
     raise KimiError("these are no recorded answers", str(file), expected, "correct model.answers in the recipe")
-
-
-def require_parsed(args: Args) -> None:
-    """Raise UsageError for an argument unknown to the installed SGLang, which would fail much later."""
-    if importlib.util.find_spec("sglang") is None:
-        return
-    final = {name: value for name, value in args.items() if value != "auto"}  # "auto" is this package's own value
-    program = Program("kimi_w4a8_eagle3.sglang_plugin.check_arguments", tuple(command_words(final)))
-    variables = {**os.environ, "TORCHDYNAMO_DISABLE": "1"}  # halves the time
-    done = subprocess.run(program.argv, env=variables, capture_output=True, text=True)
-    if done.returncode == 2:
-        raise UsageError(done.stderr.strip().splitlines()[-1], where="the installed SGLang's arguments")
 
 
 def require_ports(options: ServeOptions, host: str, port: int) -> None:

@@ -14,8 +14,7 @@ from enum import Enum
 from pathlib import Path
 
 from ..base.errors import KimiError
-from ..base.installation import find_root
-from ..base.installed import operator_dir
+from ..base.installed import find_root, operator_dir
 
 BUILT = ("aiter/jit/*mha_batch_prefill*.so", "aiter/jit/build/*mha_batch_prefill*")  # compiled from patched headers
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from ..base.installation import find_root, find_version
+from ..base.installed import find_root, find_version
 
 
 class Regime(Enum):

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from pydantic import AliasChoices, BaseModel, Field, PositiveInt, ValidationError
 
 from ..base.errors import KimiError
+from ..base.files import read_json
 from .quantization import LayerQuant, is_glob
-from .safetensors_header import read_json
 from .weight_format import WeightFormat
 
 M = TypeVar("M", bound=BaseModel)
@@ -47,6 +47,11 @@ class EagleConfig(BaseModel):
 
 # Draft classes that SGLang's EAGLE3 worker feeds with captured hidden states of a DeepSeek-style target.
 MHA_DRAFT, MLA_DRAFT = "LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM"
+
+
+def is_eagle3(config: Mapping[str, Any]) -> bool:
+    """Return True for a draft's config.json that names a class of EAGLE3."""
+    return not {MHA_DRAFT, MLA_DRAFT}.isdisjoint(config.get("architectures") or ())
 
 
 class LatentShape(BaseModel):

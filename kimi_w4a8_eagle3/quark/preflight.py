@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..base.errors import KimiError
+from ..base.files import read_json
 from . import target_checks
 from .config import (
     MHA_DRAFT,
@@ -26,7 +27,7 @@ from .config import (
     draft_shape,
     read_model_config,
 )
-from .safetensors_header import Checkpoint, TensorInfo, read_checkpoint, read_json
+from .safetensors_header import Checkpoint, TensorInfo, read_checkpoint
 from .target_checks import Findings, Problem, check_small_tensors, check_tower
 from .weight_format import INT4, MXFP4, WeightFormat
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import KimiError
-from ..base.files import regular
+from ..base.files import read_json
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -52,21 +52,6 @@ class Checkpoint:
         """Prefix of `layers.` in the text model's tensor names."""
         wrapped = any(name.startswith("language_model.") for name in self.tensors)
         return "language_model.model." if wrapped else "model."
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; raise KimiError for a missing or unreadable file and for other JSON."""
-    try:
-        content = json.loads(regular(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        remedy = "fetch the checkpoint again"
-        raise KimiError(f"{path.name} is missing", str(path), "a Hugging Face model directory", remedy) from None
-    except (OSError, ValueError, RecursionError) as error:
-        what = f"{path.name} cannot be read: {error}"
-        raise KimiError(what, str(path), "a JSON object", "fetch the file again") from error
-    if not isinstance(content, dict):
-        raise KimiError(f"{path.name} contains a JSON {type(content).__name__}", str(path), "a JSON object")
-    return content
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:

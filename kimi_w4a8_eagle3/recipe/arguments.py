@@ -1,19 +1,21 @@
-"""Engine arguments: their words on a command line, and the values that those of the packaged recipes can have.
+"""Engine arguments: their words on a command line, and the numbers that this package computes with.
 
-SGLang's parser has no ranges, its import takes seconds, and its choices include backends that this package cannot serve
-with. A test compares the values with the parsers of both releases. Other arguments are checked by the installed
-SGLang's parser (`sglang_plugin/check_arguments.py`).
+SGLang's own parser decides which arguments and values there are (`require_parsed`). Its import takes seconds, so it is
+asked only about what no packaged recipe has.
 """
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
 from typing import Any
 
 from ..base.errors import KimiError, UsageError
+from ..base.program import Program
 from ..base.toml import tomllib
 from .schema import ArgValue
 
@@ -35,6 +37,8 @@ def parse_setting(text: str) -> tuple[str, Any]:
     if not equals or not key:
         raise UsageError(f"cannot read the setting {text!r}", where="--set", expected="KEY=VALUE")
     key = key.strip() if "." in key else f"args.{canonical(key.strip())}"
+    if key.startswith("args.") and not value.strip():
+        raise UsageError(f"--{key.removeprefix('args.')} has no value", where="--set", expected="KEY=VALUE")
     return key, _parse_value(value.strip())
 
 
@@ -106,21 +110,27 @@ def _parse_value(text: str) -> Any:
         return text
 
 
-def number(args: Mapping[str, ArgValue], name: str, default: float) -> float:
-    """Return the engine argument `name` as a positive number; raise KimiError for anything else."""
+def number(args: Mapping[str, ArgValue], name: str, default: int, most: int = sys.maxsize) -> int:
+    """Return the engine argument `name` as a whole number from 1 to `most`; raise UsageError for anything else."""
+    text = str(args.get(name, default))
+    if not text.isdecimal() or not 1 <= int(text) <= most:
+        expected = "a whole number from 1" + (f" to {most}" if most < sys.maxsize else "")
+        raise UsageError(f"--{name} {text} is not a valid value", "engine arguments", expected)
+    return int(text)
+
+
+def fraction(args: Mapping[str, ArgValue], name: str, default: float) -> float:
+    """Return the engine argument `name` as a number between 0 and 1; raise UsageError for anything else."""
     value = args.get(name, default)
-    try:
-        found = float(str(value))
-    except ValueError:
-        found = 0.0
-    if found <= 0:
-        raise UsageError(f"--{name} {value} is not a valid value", "engine arguments", "a positive number")
-    return found
+    with suppress(ValueError):
+        if 0 < float(str(value)) < 1:
+            return float(str(value))
+    raise UsageError(f"--{name} {value} is not a valid value", "engine arguments", "a number between 0 and 1")
 
 
 def attention_tp(args: Mapping[str, ArgValue]) -> int:
     """Return the ranks over which attention is split: `tp-size`, divided by `dp-size` with DP attention."""
-    tp, dp = int(number(args, "tp-size", 1)), int(number(args, "dp-size", 1))
+    tp, dp = number(args, "tp-size", 1), number(args, "dp-size", 1)
     if args.get("enable-dp-attention") is not True:
         return tp
     if tp % dp:
@@ -133,101 +143,16 @@ def allows_code(name: str) -> bool:
     return len(name) > 1 and TRUST.startswith(name)
 
 
-@dataclass(frozen=True)
-class Values:
-    """The values that an argument can have, and these in words. choices: all of them, where they are names."""
-
-    expected: str
-    accepts: Callable[[Any], bool]
-    choices: tuple[str, ...] = ()
-
-
-def _number(kind: Callable[[str], float] = int, least: float = 1, most: float = math.inf, auto: bool = False) -> Values:
-    """Return the numbers from `least` to `most`. auto: "auto" is valid, too: this package computes the value."""
-
-    def accepts(value: Any) -> bool:
-        if value == "auto" or isinstance(value, bool | list):
-            return auto and value == "auto"
-        try:
-            return least <= kind(str(value)) <= most and math.isfinite(float(str(value)))
-        except ValueError:
-            return False
-
-    bounds = f">= {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
-    return Values(f"{'a whole number' if kind is int else 'a number'} {bounds}", accepts)
-
-
-def _choice(*names: str) -> Values:
-    return Values(", ".join(names), lambda value: value in names, names)
-
-
-def _text(pattern: str = r".*\S.*", expected: str = "a text") -> Values:
-    return Values(expected, lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None)
-
-
-def _is_numa(value: Any) -> bool:
-    """True for one node for each GPU of the machine; `check_numa_nodes` compares their number."""
-    nodes = value if isinstance(value, list) else [value]
-    return value == "auto" or (nodes != [] and all(map(_number(least=0).accepts, nodes)))
-
-
-_NUMA = Values("auto, or the NUMA node of each GPU, such as [0, 0, 0, 0, 1, 1, 1, 1]", _is_numa)
-FLAG = Values("true or false", lambda value: isinstance(value, bool))
-TEXT, COUNT = _text(), _number()
-VALUES: dict[str, Values] = {
-    "attention-backend": _choice("aiter", "triton", "wave", "torch_native", "flex_attention", "intel_amx"),
-    "base-gpu-id": _number(least=0),
-    "chunked-prefill-size": _number(least=-1),  # -1: whole prompts
-    "context-length": COUNT,
-    "cuda-graph-max-bs-decode": COUNT,
-    "device": _choice("cuda", "cpu"),
-    "disable-custom-all-reduce": FLAG,
-    "disable-radix-cache": FLAG,
-    "disable-shared-experts-fusion": FLAG,
-    "dp-size": COUNT,
-    "enable-cache-report": FLAG,
-    "enable-dp-attention": FLAG,
-    "enable-metrics": FLAG,
-    "enable-torch-compile": FLAG,
-    "host": _text(r"[^\s/]+", "an address, such as 127.0.0.1 or 0.0.0.0"),
-    "load-balance-method": _choice("auto", "round_robin", "total_requests", "total_tokens"),
-    "max-queued-requests": COUNT,
-    "max-running-requests": COUNT,
-    "max-total-tokens": COUNT,
-    "mem-fraction-static": _number(float, least=0.01, most=0.99, auto=True),
-    "model-path": TEXT,
-    "nnodes": COUNT,
-    "numa-node": _NUMA,
-    "port": _number(most=65535),
-    "reasoning-parser": _choice("kimi_k2"),
-    "revision": TEXT,
-    "served-model-name": TEXT,
-    "sleep-on-idle": FLAG,
-    "speculative-algorithm": _choice("EAGLE3", "EAGLE"),
-    "speculative-draft-model-path": TEXT,
-    "speculative-eagle-topk": COUNT,
-    "speculative-num-draft-tokens": COUNT,
-    "speculative-num-steps": _number(least=0),
-    "tool-call-parser": _choice("kimi_k2"),
-    "tp-size": _number(most=64),  # attention heads
-    "trust-remote-code": FLAG,
-    "watchdog-timeout": _number(float),
-}
-
-
-def check_values(args: Mapping[str, ArgValue]) -> None:
-    """Raise UsageError for the first value that its argument cannot have; `false` leaves an argument out."""
-    for name, value in args.items():
-        if value is False:
-            continue
-        accepted = name not in VALUES or VALUES[name].accepts(value)
-        if value == "" or (value is True and not accepted):
-            raise UsageError(f"--{name} has no value", where="engine arguments", expected=_expected(name))
-        if not accepted:
-            found = " ".join(map(str, value)) if isinstance(value, list) else value
-            raise UsageError(
-                f"--{name} {found} is not a valid value", where="engine arguments", expected=_expected(name)
-            )
+def require_parsed(args: Args) -> None:
+    """Raise UsageError for an argument or a value that the installed SGLang refuses, which would fail much later."""
+    if find_spec("sglang") is None:
+        return
+    final = {name: value for name, value in args.items() if value != "auto"}  # "auto" is this package's own value
+    program = Program("kimi_w4a8_eagle3.sglang_plugin.check_arguments", tuple(command_words(final)))
+    variables = {**os.environ, "TORCHDYNAMO_DISABLE": "1"}  # halves the time
+    done = subprocess.run(program.argv, env=variables, capture_output=True, text=True)
+    if done.returncode == 2:
+        raise UsageError(done.stderr.strip().splitlines()[-1], where="the installed SGLang's arguments")
 
 
 def check_numa_nodes(args: Args, gpus: int) -> None:
@@ -241,7 +166,3 @@ def check_numa_nodes(args: Args, gpus: int) -> None:
         where="engine arguments",
         expected="one NUMA node for each GPU of the machine that an engine uses, or auto",
     )
-
-
-def _expected(name: str) -> str:
-    return VALUES[name].expected if name in VALUES else "a value"

@@ -1,7 +1,7 @@
 """Rendering of a recipe into a server's exact command and environment, with a note for every difference.
 
 `load_recipe` reads and checks a TOML file (see `schema`), `resolve` applies the command line's overrides, and
-`Resolved.on` adds what depends on the machine (see `on_machine`). `prepare` does all three for `kimi-w4a8 serve`, which
+`Launch.on` adds what depends on the machine (see `on_machine`). `prepare` does all three for `kimi-w4a8 serve`, which
 prints or runs the resulting `Launch`.
 """
 
@@ -13,30 +13,30 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..base.errors import KimiError, UsageError
 from ..base.finding import Finding, Severity
 from ..base.http import http_url
 from ..base.installed import require_laptop
+from ..base.program import Command, Program, words
 from ..door.settings import DoorSettings, key_file_environment, read_door, without_keys
-from ..engine.process import Command, EngineServer, Program, words
 from ..gates import read_gates
 from ..machine.aiter_regime import Regime, installed_regime
 from ..machine.hardware import Gpu, Machine, gpu_by_name
+from ..quark.config import is_eagle3
 from .arguments import (
-    VALUES,
     Args,
     argument_groups,
     attention_tp,
     check_numa_nodes,
-    check_values,
     command_words,
     number,
     parse_arguments,
     parse_setting,
     show,
 )
+from .memory_plan import ModelCard
 from .on_machine import (
     Fault,
     apply_faults,
@@ -46,36 +46,42 @@ from .on_machine import (
     unmet_requirements,
     without_core_lists,
 )
-from .schema import ArgValue, Recipe, RecipeCheckpoint, load_recipe, recipe_names, with_settings
+from .schema import PLAIN, ArgValue, Recipe, RecipeCheckpoint, load_recipe, recipe_names, with_settings
 
 __all__ = [
-    "DEFAULT_PORT", "Launch", "Recipe", "Resolved", "load_recipe", "missing_gpus", "parse_arguments", "prepare",
+    "DEFAULT_PORT", "Launch", "Recipe", "load_recipe", "missing_gpus", "parse_arguments", "prepare",
     "recipe_names", "render", "resolve", "unmet_requirements", "with_settings"
 ]  # fmt: skip
 
+if TYPE_CHECKING:
+    from ..engine.process import EngineServer
+
 DEFAULT_PORT = 30000  # of SGLang
+_TYPED = ("host", "port", "served-model-name", "tp-size")  # this package reads them, or any text is right
 
 
 @dataclass(frozen=True)
 class Launch:
     """Server that can be started; its arguments become command-line words only when the process starts.
 
-    recipe: resolved, with the command line's overrides. args: final typed engine arguments. env: variables added to the
-    caller's environment. notes: one sentence for each difference from the published command and for each warning.
-    overrides: changes from the command line, as `--name value`. refused: known faults that prevent the start. machine:
-    the machine that the arguments fit. door: settings of the door in this environment. untested: True with an engine
-    argument that no packaged recipe has, so that only the installed SGLang can check it.
+    recipe: resolved, with the command line's overrides. args: final typed engine arguments. published: the recipe's
+    arguments before overrides and improvements. notes: one sentence for each difference from the published command and
+    for each warning. overrides: changes from the command line, as `--name value`. untested: True with an engine
+    argument or value that no packaged recipe of this name has, so that only the installed SGLang can check it. env:
+    variables added to the caller's environment. refused: known faults that prevent the start. machine: the machine that
+    the arguments fit. door: settings of the door in this environment.
     """
 
     recipe: Recipe
     args: Args
-    env: dict[str, str]
+    published: Args = field(default_factory=dict)
     notes: list[Finding] = field(default_factory=list)
     overrides: list[str] = field(default_factory=list)
+    untested: bool = False
+    env: dict[str, str] = field(default_factory=dict)
     refused: list[Fault] = field(default_factory=list)
     machine: Machine = field(default_factory=Machine)
     door: DoorSettings = field(default_factory=DoorSettings, repr=False)
-    untested: bool = False
 
     @property
     def name(self) -> str:
@@ -100,12 +106,12 @@ class Launch:
     @property
     def port(self) -> int:
         """Port of the engine; the engine's default unless set."""
-        return int(number(self.args, "port", DEFAULT_PORT))
+        return number(self.args, "port", DEFAULT_PORT, most=65535)
 
     @property
     def tensor_parallel(self) -> int:
         """GPUs per engine."""
-        return int(number(self.args, "tp-size", 1))
+        return number(self.args, "tp-size", 1)
 
     @property
     def acceptance(self) -> tuple[int | None, int, float]:
@@ -121,7 +127,7 @@ class Launch:
         """Tokens per verify step; None without speculation."""
         if "speculative-algorithm" not in self.args:
             return None
-        return int(number(self.args, "speculative-num-draft-tokens", 1))
+        return number(self.args, "speculative-num-draft-tokens", 1)
 
     @property
     def command(self) -> Command:
@@ -152,26 +158,13 @@ class Launch:
 
     def server(self, log_path: Path, name: str | None = None) -> EngineServer:
         """Return the engine's process, not started."""
+        from ..engine.process import EngineServer  # start-up: a dry run needs no processes
+
         return EngineServer(self.command, self.env, self.host, self.port, log_path, name or f"sglang ({self.name})")
 
     def with_args(self, **changes: ArgValue) -> Launch:
         """Return a copy with engine arguments replaced; `_` stands for the dash of a name."""
         return replace(self, args={**self.args, **{name.replace("_", "-"): value for name, value in changes.items()}})
-
-
-@dataclass(frozen=True)
-class Resolved:
-    """Recipe with the command line's overrides and engine arguments, before any change for a machine.
-
-    published: the recipe's arguments before overrides and improvements. untested: see `Launch`.
-    """
-
-    recipe: Recipe
-    args: Args
-    published: Args
-    notes: list[Finding]
-    overrides: list[str]
-    untested: bool
 
     def on(self, machine: Machine, gpu: Gpu | None = None, regime: Regime = Regime.UNKNOWN) -> Launch:
         """Return the launch on `machine`; see `render` for gpu and regime."""
@@ -184,7 +177,7 @@ class Resolved:
         cores, note = without_core_lists(args, recipe, machine)
         notes += note + [Finding(text, Severity.OVERRIDE) for text in self.overrides]
         env = {**recipe.environment, **cores}
-        return Launch(recipe, args, env, notes, self.overrides, refused, machine, untested=self.untested)
+        return replace(self, args=args, notes=notes, env=env, refused=refused, machine=machine)
 
     def faults(self, machine: Machine, gpu: Gpu | None = None) -> list[Fault]:
         """Return the known faults of this launch on `gpu`, the machine's GPU, or else the recipe's reference GPU."""
@@ -195,25 +188,50 @@ class Resolved:
         return concerning(self.args, environment, arch, machine.installed)
 
 
-def resolve(recipe: Recipe, settings: Sequence[str] = (), extra: Sequence[str] = ()) -> Resolved:
-    """Apply the command line's overrides: `settings` in the form of `--set`, `extra` as typed after `--`.
+def resolve(recipe: Recipe, settings: Sequence[str] = (), extra: Sequence[str] = ()) -> Launch:
+    """Return the launch before any change for a machine.
 
+    settings: overrides in the form of `--set`. extra: engine arguments as typed after `--`.
     Raises KimiError for a setting that no recipe has, and for a value that its engine argument cannot have.
     """
     published, notes = recipe.args, list[Finding]()
     changes = dict(parse_setting(text) for text in settings)
     changes |= {f"args.{name}": value for name, value in parse_arguments(extra).items()}
     recipe = with_settings(recipe, changes)
-    untested = not {*recipe.args, *recipe.improved_args} <= VALUES.keys()
     args = _assemble(recipe, notes)
     _improve(args, recipe, notes)
     if recipe.options.speculation == "off":
         notes.append(Finding("options.speculation is 'off': the draft and the --speculative-* arguments are removed"))
-    check_values(args)
-    ranks = int(number(args, "tp-size", 1)) // int(number(args, "nnodes", 1))
+    _check_draft(args, recipe)
+    number(args, "port", DEFAULT_PORT, most=65535)  # here, because a dry run connects to nothing
+    ranks = number(args, "tp-size", 1) // number(args, "nnodes", 1)
     check_numa_nodes(args, int(str(args.get("base-gpu-id", 0))) + ranks * recipe.options.replicas)
     shown = [show(key.removeprefix("args."), value) for key, value in changes.items()]
-    return Resolved(recipe, args, published, notes, shown, untested)
+    return Launch(recipe, args, published, notes, shown, _untested(recipe))
+
+
+def _untested(recipe: Recipe) -> bool:
+    """Return True with an engine argument that the packaged recipe of this name lacks, or has with another value."""
+    name = recipe.name.removesuffix(PLAIN)
+    known = _arguments(load_recipe(name)) if name in recipe_names() else {}
+    return any(name not in _TYPED and str(known.get(name)) != str(value) for name, value in _arguments(recipe).items())
+
+
+def _arguments(recipe: Recipe) -> Args:
+    return recipe.args | {name: change.value for name, change in recipe.improved_args.items()}
+
+
+def _check_draft(args: Args, recipe: Recipe) -> None:
+    """Raise UsageError for EAGLE with a draft of EAGLE3, which SGLang would load and then run on wrong inputs."""
+    if recipe.draft is None or args.get("speculative-algorithm") != "EAGLE":
+        return
+    path = str(args["speculative-draft-model-path"])
+    if is_eagle3(ModelCard.of(path, recipe.draft.revision, recipe.draft.card).config):
+        raise UsageError(
+            "--speculative-algorithm EAGLE does not fit this draft, which is an EAGLE3 draft",
+            where=path,
+            expected="--speculative-algorithm EAGLE3",
+        )
 
 
 def render(

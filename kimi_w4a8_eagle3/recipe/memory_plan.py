@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 from huggingface_hub import try_to_load_from_cache
 
 from ..base.errors import KimiError
+from ..base.files import read_json
 from ..base.installed import operator_dir
 from ..base.nearest import nearest
 from ..machine.aiter_regime import Regime
@@ -24,8 +26,7 @@ from ..machine.hardware import Gpu
 from ..machine.page_guard import KvShape, PagedKernel, kv_shape, paged_kernels
 from ..machine.pool import Budget, PoolDecision, decide
 from ..quark.config import draft_shape, is_packed_int4, quantization_of
-from ..quark.safetensors_header import read_json
-from .arguments import attention_tp, number
+from .arguments import attention_tp, fraction, number
 from .schema import ArgValue, Recipe
 
 # SGLang's own estimate of graph memory: 2 MiB per captured request, and 1.5 GiB for an MLA model's prefill graphs.
@@ -69,8 +70,11 @@ class ModelCard:
         return cls(name, table["config"], table["routed_expert_bits"], table["other_bits"], table.get("bits", {}))
 
     @classmethod
-    def of(cls, path: str, revision: str, name: str) -> ModelCard:
-        """Return the served model's card: config.json at `path` or in the Hub's cache, else the packaged card."""
+    def of(cls, path: str, revision: str, name: str | None) -> ModelCard:
+        """Return the served model's card: config.json at `path` or in the Hub's cache, else the packaged card.
+
+        Without a name the card is empty if there is no config.json.
+        """
         folder = Path(path).expanduser()
         if (folder / "config.json").is_file():
             return cls.from_directory(folder)
@@ -78,7 +82,7 @@ class ModelCard:
             cached = try_to_load_from_cache(path, "config.json", revision=revision)
             if isinstance(cached, str):
                 return cls.from_directory(Path(cached).parent)
-        return cls.packaged(name)
+        return cls.packaged(name) if name else cls(path, {}, 16, 16)
 
     @classmethod
     def from_directory(cls, path: Path) -> ModelCard:
@@ -185,8 +189,8 @@ def make_plan(
     if draft is None and recipe.draft is not None and recipe.draft.card is not None:
         path = str(args.get("speculative-draft-model-path", recipe.draft.repo))
         draft = ModelCard.of(path, recipe.draft.revision, recipe.draft.card)
-    tp = int(number(args, "tp-size", 1))
-    page_size = int(number(args, "page-size", 1))
+    tp = number(args, "tp-size", 1)
+    page_size = number(args, "page-size", 1)
     split = attention_tp(args)
     weights = target_weights(target, tp, split) | (draft_weights(draft, split) if draft else {})
     target_kv = kv_shape(target.config, split, _kv_bytes(args, "kv-cache-dtype"))
@@ -199,15 +203,15 @@ def make_plan(
     sizing = _sizing(budget, target, target_kv, draft_kv, args, recipe.environment)
     most = min(recipe.options.memory_ceiling, int((1 - sum(working.values()) / gpu.hbm_bytes) * 1000) / 1000)
     asked = args.get("mem-fraction-static", "auto")
-    ceiling = most if asked == "auto" else number(args, "mem-fraction-static", most)
+    ceiling = most if asked == "auto" else fraction(args, "mem-fraction-static", most)
     verdict = decide(budget, kernels, regime, ceiling, sizing)
     return MemoryPlan(recipe.name, gpu, tp, weights, target_kv, draft_kv, budget, sizing, kernels, verdict, working)
 
 
 def short_pool(plan: MemoryPlan, args: Mapping[str, ArgValue]) -> str | None:
     """Return a sentence if the pool cannot hold one request of the context length that the arguments set."""
-    context = int(number(args, "context-length", 1))
-    tokens = min(plan.tokens, int(number(args, "max-total-tokens", plan.tokens)))
+    context = number(args, "context-length", 1)
+    tokens = min(plan.tokens, number(args, "max-total-tokens", plan.tokens))
     if tokens >= context:
         return None
     return f"the KV pool of {tokens:,} tokens is smaller than one context of {context:,}; shorten context-length"
@@ -226,7 +230,7 @@ def _sizing(
     draft_layers = draft_kv.layers if draft_kv else 0
     cell = int(target_kv.bytes_per_token * (1 + draft_layers / target_kv.layers))
     text = target.config.get("text_config", target.config)
-    context = number(args, "context-length", text.get("max_position_embeddings", math.inf))
+    context = number(args, "context-length", text.get("max_position_embeddings", sys.maxsize))
     honored = environment.get(HONOR_FRACTION, "").lower() in ("1", "true", "yes", "y")
     scaled = args.get("attention-backend") == "aiter" and context > AITER_SCALE_CONTEXT and not honored
     weights = budget.weight_bytes + (PICTURE_CACHE_BYTES if target.config.get("vision_config") else 0)
@@ -234,13 +238,13 @@ def _sizing(
 
 
 def _working(args: Mapping[str, ArgValue], tp: int, config: Mapping[str, Any]) -> dict[str, int]:
-    requests = int(number(args, "cuda-graph-max-bs-decode", GRAPH_MAX_REQUESTS))
+    requests = number(args, "cuda-graph-max-bs-decode", GRAPH_MAX_REQUESTS)
     working = {"graphs": requests * GRAPH_BYTES_PER_REQUEST + GRAPH_BYTES_MLA_PREFILL}
     groups = tp // attention_tp(args)
     if groups > 1:
         working["graphs"] += requests * groups * GRAPH_BYTES_PER_REQUEST_AND_GROUP
     if "chunked-prefill-size" in args:
-        chunk = max(int(number(args, "chunked-prefill-size", 0)), 2048)
+        chunk = max(number(args, "chunked-prefill-size", 2048), 2048)
         fixed = ACTIVATION_BYTES + tp * ACTIVATION_BYTES_PER_RANK
         working["activations"] = chunk * ACTIVATION_BYTES_PER_TOKEN + fixed
     if config.get("vision_config"):

@@ -31,6 +31,15 @@ from .schema import ArgValue, Recipe
 
 LEAST_HBM = 0.95  # of what the recipe asks for: the driver keeps a few GiB for itself
 CORE_LISTS = "SGLANG_SET_CPU_AFFINITY"
+# Variables of a recipe's [env] by which it runs code of its own, or takes this package's away.
+_LOADERS = {
+    "LD_AUDIT": "which loads libraries into every process",
+    "LD_LIBRARY_PATH": "which replaces libraries of every process",
+    "LD_PRELOAD": "which loads libraries into every process",
+    "PYTHONHOME": "which replaces Python's own modules",
+    "PYTHONPATH": "which replaces Python modules of the engine",
+    "SGLANG_PLUGINS": "which chooses SGLang's plugins, and without this package's there is no door and no page guard",
+}
 
 
 def fit_to_machine(
@@ -55,7 +64,7 @@ def _derive_numa(args: Args, published_args: Args, machine: Machine) -> list[Fin
     if args.get("numa-node") != "auto":
         return []
     published = published_args.get("numa-node")
-    count = int(number(args, "tp-size", 1))
+    count = number(args, "tp-size", 1)
     nodes = machine.numa_nodes  # of all GPUs, because SGLang indexes the list by the GPU's number, not by the rank
     if nodes is not None:
         args["numa-node"] = nodes
@@ -79,7 +88,7 @@ def without_core_lists(
     them to their sockets. That is right only for an engine that has all GPUs of the node.
     """
     node = len(machine.devices) or recipe.hardware.gpus
-    ranks = int(number(args, "tp-size", 1)) // int(number(args, "nnodes", 1))
+    ranks = number(args, "tp-size", 1) // number(args, "nnodes", 1)
     if not recipe.hardware.gpus or ranks == node or CORE_LISTS in recipe.env:
         return {}, []
     reason = f"SGLang would spread {ranks} ranks over the cores of all {node} GPUs, which the base image asks for"
@@ -103,7 +112,7 @@ def _guard_memory(args: Args, recipe: Recipe, published_args: Args, gpu: Gpu | N
     plan = make_plan(recipe, args, gpu, regime)
     verdict = plan.verdict
     short = [Finding(text, Severity.WARN)] if (text := short_pool(plan, args)) else []
-    asked_tokens = int(number(args, "max-total-tokens", verdict.max_total_tokens))
+    asked_tokens = number(args, "max-total-tokens", verdict.max_total_tokens)
     args["max-total-tokens"] = min(asked_tokens, verdict.max_total_tokens)
     if asked == "auto":
         args["mem-fraction-static"] = verdict.fraction
@@ -137,6 +146,8 @@ def _warnings(args: Args, recipe: Recipe, machine: Machine) -> Iterator[str]:
         # A checkpoint that the command line replaced is not served.
         if checkpoint.repo in served and checkpoint.on_hub and not checkpoint.pinned:
             yield f"{checkpoint.repo} is loaded at the moving revision {checkpoint.revision!r}; pin a commit hash"
+    for name in sorted(recipe.env.keys() & _LOADERS.keys()):
+        yield f"the recipe sets {name}={recipe.env[name]}, {_LOADERS[name]}: a recipe is trusted as code"
     gates = read_gates(recipe.environment)
     yield from ignored_gates(gates, gates.moe_backend if gates.moe_backend != "auto" else OUR_BACKENDS[0])
     yield from unmet_requirements(recipe, machine)
@@ -165,8 +176,8 @@ def unmet_requirements(recipe: Recipe, machine: Machine) -> list[str]:
 
 def missing_gpus(recipe: Recipe, machine: Machine) -> str | None:
     """Return a sentence if all engines together need more GPUs than this machine, or without any the recipe's, has."""
-    count, tp = recipe.options.replicas, int(number(recipe.args, "tp-size", 1))
-    here = tp // int(number(recipe.args, "nnodes", 1))
+    count, tp = recipe.options.replicas, number(recipe.args, "tp-size", 1)
+    here = tp // number(recipe.args, "nnodes", 1)
     have, owner = (len(machine.devices), "this") if machine.devices else (recipe.hardware.gpus, "the recipe's")
     if count * here <= have:
         return None
@@ -178,7 +189,7 @@ def _unmet_layout(recipe: Recipe, machine: Machine) -> list[str]:
     """Return what is wrong with the engines on this machine: too few GPUs, or one of several across NUMA nodes."""
     if missing := missing_gpus(recipe, machine):
         return [missing]
-    count, tp = recipe.options.replicas, int(number(recipe.args, "tp-size", 1))
+    count, tp = recipe.options.replicas, number(recipe.args, "tp-size", 1)
     if count == 1:
         return []
     for engine in range(count):

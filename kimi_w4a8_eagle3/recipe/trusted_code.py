@@ -21,9 +21,8 @@ from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
 from ..base.errors import KimiError
-from ..base.files import write_atomic
+from ..base.files import read_json, write_atomic
 from ..base.finding import Finding
-from ..quark.safetensors_header import read_json
 from .arguments import TRUST, allows_code
 from .launch import Launch
 

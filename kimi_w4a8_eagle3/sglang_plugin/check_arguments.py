@@ -1,4 +1,4 @@
-"""Check an engine's argument words with SGLang's own parser, for `kimi-w4a8 serve --dry-run` with extra arguments.
+"""Check an engine's argument words with SGLang's own parser, for a launch that no packaged recipe is.
 
 Run it behind `run_module`: without that, SGLang cannot be imported on a machine that has no GPU. On a bad argument it
 exits with 2, and the last line of stderr says what is wrong.
@@ -25,9 +25,10 @@ def check(words: list[str]) -> None:
     """Exit with 2 when SGLang would refuse `words`."""
     parser = _Parser()
     ServerArgs.add_cli_args(parser)
-    unknown = [word for word in parser.parse_known_args(words)[1] if word.startswith("--")]
-    if unknown:
-        parser.error(f"there is no argument {unknown[0]}{nearest(unknown[0], parser._option_string_actions)}")
+    for word in parser.parse_known_args(words)[1][:1]:
+        if word.startswith("--"):
+            parser.error(f"there is no argument {word}{nearest(word, parser._option_string_actions)}")
+        parser.error(f"no argument takes the value {word!r}")
 
 
 if __name__ == "__main__":

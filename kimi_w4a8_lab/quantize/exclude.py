@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.files import write_atomic
-from kimi_w4a8_eagle3.quark.safetensors_header import read_json
+from kimi_w4a8_eagle3.base.files import read_json, write_atomic
 
 # Modules that an FP8 draft leaves unquantized, and patterns that match them under any prefix that vLLM adds.
 VLLM_PATTERNS = {"fc": "re:.*fc.*", "lm_head": "re:.*lm_head.*"}

@@ -11,10 +11,11 @@ from typing import Any
 from packaging.version import Version
 
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.files import read_json
 from kimi_w4a8_eagle3.base.installed import not_installed
 from kimi_w4a8_eagle3.base.next_step import pip_install
 from kimi_w4a8_eagle3.quark.config import MHA_DRAFT, MLA_DRAFT, is_packed_int4, quantization_of
-from kimi_w4a8_eagle3.quark.safetensors_header import Checkpoint, TensorInfo, read_checkpoint, read_json
+from kimi_w4a8_eagle3.quark.safetensors_header import Checkpoint, TensorInfo, read_checkpoint
 
 QUARK_MINIMUM = "0.13"
 INSTALL_QUARK = pip_install(f"amd-quark=={QUARK_MINIMUM}")

@@ -105,7 +105,7 @@ BAD |= {
     "serve ./args.toml --dry-run": "there is no argument --chunked-prefil-size; did you",
     "serve ./deep.toml --dry-run": DEEP,
     "bench chat --base-url http://127.0.0.1:1 --prompts-file deep.json": DEEP,
-    "serve -r tiny --dry-run -- eagle3 --port 1": "unexpected 'eagle3'",
+    "serve -r tiny --dry-run -- eagle3 --port 1": "two recipes were given",
     "plan agent --gpu mi325x --model .": "config.json lacks sizes: unsupported operand",
     "warm --tp 8 --ep 3": "--ep 3 does not divide --tp [8]",
     "draft collect box --from latin1.jsonl": "cannot read the requests: not UTF-8 text",

@@ -30,10 +30,10 @@ from kimi_w4a8_eagle3.doctor.probe import Process
 from kimi_w4a8_eagle3.doctor.runner import examine
 from kimi_w4a8_eagle3.machine.aiter_patches import PatchState, State
 from kimi_w4a8_eagle3.machine.aiter_regime import Regime
-from kimi_w4a8_eagle3.recipe.launch import Resolved, load_recipe, resolve, with_settings
+from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, resolve, with_settings
 
 
-def changed(recipe: str, settings: dict[str, object]) -> Resolved:
+def changed(recipe: str, settings: dict[str, object]) -> Launch:
     return resolve(with_settings(load_recipe(recipe), settings))
 
 
@@ -59,7 +59,7 @@ class Case:
     remedy: str = ""
     answers: dict[str, object] = field(default_factory=dict)
     files: dict[str, str | None] = field(default_factory=dict)
-    asked: Resolved = EAGLE3
+    asked: Launch = EAGLE3
 
 
 SWAPPED = {f"sys/bus/pci/devices/{pci}/numa_node": str(1 - at // 4) for at, pci in enumerate(PCI)}

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.variable import FALSE, TRUE
 from kimi_w4a8_eagle3.cli import app
-from kimi_w4a8_eagle3.door.settings import FALSE, TRUE
 from kimi_w4a8_eagle3.gates import BY_NAME, TABLE, ignored_gates, read_gates
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, recipe_names
 

@@ -27,22 +27,6 @@ def parse(arguments: list[str]) -> dict[str, object]:
     return {"unknown": unknown, "values": {name: repr(value) for name, value in vars(namespace).items()}}
 
 
-def described() -> dict[str, dict[str, object]]:
-    """Return type, choices and number of values of each argument."""
-    parser = Parser()
-    ServerArgs.add_cli_args(parser)
-    return {
-        option.removeprefix("--"): {
-            "type": getattr(action.type, "__name__", None),
-            "choices": list(action.choices or []),
-            "values": action.nargs,
-        }
-        for action in parser._actions
-        for option in action.option_strings
-    }
-
-
 if __name__ == "__main__":
     commands = json.loads(Path(sys.argv[1]).read_text())
-    answers = {name: parse(words) for name, words in commands.items()}
-    print(json.dumps({**answers, "described": described()}))
+    print(json.dumps({name: parse(words) for name, words in commands.items()}))

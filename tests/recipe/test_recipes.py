@@ -162,6 +162,14 @@ def test_other_spellings_of_an_argument_replace_it() -> None:
     assert "--tp" not in launch.argv and launch.model == "/models/x"
 
 
+def test_a_recipe_that_runs_code_of_its_own_is_named(tmp_path: Path) -> None:
+    env = '[env]\nLD_PRELOAD = "/x.so"\nSGLANG_PLUGINS = "none"\nOMP_NUM_THREADS = "2"'
+    mine = write(tmp_path, f'extends = "tiny"\nsummary = "s"\n{env}')
+    warned = [note.found for note in render(load_recipe(mine)).notes if "trusted as code" in note.found]
+    assert [re.findall(r"sets (\w+)=", text) for text in warned] == [["LD_PRELOAD"], ["SGLANG_PLUGINS"]]
+    assert not any("trusted as code" in note.found for name in SERVED for note in render(load_recipe(name)).notes)
+
+
 def test_a_folder_below_the_home_is_given_to_the_engine_whole() -> None:
     found = render(load_recipe("eagle3"), ["model.repo=~/kimi", "draft.repo=~/draft"], machine=NO_GPU)
     assert (found.model, found.draft) == (str(Path.home() / "kimi"), str(Path.home() / "draft"))

@@ -1,48 +1,66 @@
-"""Launches that are refused before a start: settings, values of arguments, options that do not fit."""
+"""Launches that are refused before a start: by this package's own rules, and by SGLang's parser."""
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
+from support.sglang_program import BOTH, found
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.machine.hardware import Machine, gpu_by_name
-from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
+from kimi_w4a8_eagle3.recipe.launch import load_recipe, render, resolve, with_settings
 
 NO_GPU = Machine()
 USAGE = [
-    ("tp-size=1000", "--tp-size 1000 is not a valid value.*a whole number from 1 to 64"),
-    ("tp-size=0", "--tp-size 0 is not"),
-    ("tp-size=[1, 2]", "--tp-size 1 2 is not"),
-    ("mem-fraction-static=1.2", "--mem-fraction-static 1.2 is not a valid value.*a number from 0.01 to 0.99"),
+    ("tp-size=0", "--tp-size 0 is not a valid value.*a whole number from 1"),
+    ("tp-size=[1, 2]", r"--tp-size \[1, 2\] is not"),
+    ("mem-fraction-static=1.2", "--mem-fraction-static 1.2 is not a valid value.*a number between 0 and 1"),
     ("max-total-tokens=-5", "--max-total-tokens -5 is not"),
     ("port=70000", "--port 70000 is not a valid value.*a whole number from 1 to 65535"),
-    ("port=auto", "--port auto is not"),
-    ("port=true", "--port has no value.*a whole number from 1"),
-    ("watchdog-timeout=abc", "--watchdog-timeout abc is not a valid value.*a number >= 1"),
-    ("watchdog-timeout=nan", "--watchdog-timeout nan is not"),
-    ("attention-backend=foo", "--attention-backend foo is not a valid value.*aiter, triton"),
-    ("tool-call-parser=zzz", "--tool-call-parser zzz is not a valid value.*kimi_k2"),
+    ("port=true", "--port True is not"),
     ("numa-node=[0,0]", "--numa-node 0 0 has 2 of 8 GPUs.*one NUMA node for each GPU"),
     ("numa-node=0", "--numa-node 0 has 1 of 8 GPUs"),
-    ('numa-node=["a"]', "--numa-node a is not"),
-    ("host=", "--host has no value.*an address"),
-    ("host=a b", "--host a b is not"),
-    ("dist-init-addr=", "--dist-init-addr has no value"),
-    ("enable-metrics=yes", "--enable-metrics yes is not a valid value.*true or false"),
+    ("host=", "--host has no value"),
+    (
+        "speculative-algorithm=EAGLE",
+        "does not fit this draft, which is an EAGLE3 draft.*kimi-k2.5-eagle3.*EAGLE3",
+    ),
     ("port", "cannot read the setting 'port'"),
     ("options.speculatio=x", "unknown key 'options.speculatio'; did you mean 'speculation'?"),
     ("hardwar.gpus=1", "unknown key 'hardwar'; did you mean 'hardware'?"),
     ("engine.x=1", "engine"),
-    ("router.polcy=random", "did you mean 'policy'"),
-    ("router.retry_max_retries=0", "greater than or equal to 1"),
 ]
-FAULT = 'options.accept_faults=["mla-page"]'
 MISFITS = [
-    ("eagle3", [FAULT], "no known fault is called 'mla-page'; did you mean 'mla-pages'"),
-    ("eagle3", ["tp-size=2"], "no room for the KV cache"),
+    ("eagle3", 'options.accept_faults=["mla-page"]', "no known fault is called 'mla-page'; did you mean 'mla-pages'"),
+    ("eagle3", "tp-size=2", "no room for the KV cache"),
+    ("tiny", "speculative-algorithm=EAGLE", "which is an EAGLE3 draft"),  # by the config.json in its folder
 ]
+PARSED = """
+import contextlib, io, json, sys
+from kimi_w4a8_eagle3.sglang_plugin.check_arguments import check
+
+def said(words):
+    with contextlib.redirect_stderr(io.StringIO()) as text:
+        try:
+            check(words)
+        except SystemExit as end:
+            assert end.code == 2
+    return text.getvalue().strip()
+
+print(json.dumps([said(["--model-path", "x", *words.split()]) for words in json.loads(sys.argv[1])]))
+"""
+REFUSED_BY_SGLANG = {
+    "--attention-backend foo": "argument --attention-backend: invalid choice: 'foo'",
+    "--tool-call-parser zzz": "argument --tool-call-parser: invalid choice: 'zzz'",
+    "--watchdog-timeout abc": "argument --watchdog-timeout: invalid float value: 'abc'",
+    "--numa-node a": "argument --numa-node: invalid int value: 'a'",
+    "--port": "argument --port: expected one argument",
+    "--enable-metrics yes": "no argument takes the value 'yes'",
+    "--watchdog-timeot 1": "there is no argument --watchdog-timeot; did you mean '--watchdog-timeout'?",
+    "--watchdog-timeout 60 --numa-node 0 0 1 1 --enable-metrics": "",
+}
 
 
 @pytest.mark.parametrize(("setting", "message"), USAGE)
@@ -52,16 +70,38 @@ def test_a_setting_that_cannot_be_is_a_usage_error(setting: str, message: str) -
     assert re.search(message, str(caught.value), re.DOTALL) and caught.value.exit_code == 2
 
 
-@pytest.mark.parametrize(("recipe", "settings", "message"), MISFITS)
-def test_what_does_not_fit_together_is_refused(recipe: str, settings: list[str], message: str) -> None:
+@pytest.mark.parametrize(("recipe", "setting", "message"), MISFITS)
+def test_what_does_not_fit_together_is_refused(recipe: str, setting: str, message: str) -> None:
     with pytest.raises(KimiError, match=message):
-        render(load_recipe(recipe), settings, machine=NO_GPU, gpu=gpu_by_name("mi300x"))
+        render(load_recipe(recipe), [setting], machine=NO_GPU, gpu=gpu_by_name("mi300x"))
+
+
+@BOTH
+def test_sglangs_own_parser_refuses_the_rest(newest: bool) -> None:
+    answers = found(PARSED, newest, json.dumps(list(REFUSED_BY_SGLANG)))
+    for (words, expected), answer in zip(REFUSED_BY_SGLANG.items(), answers, strict=True):
+        assert answer.startswith(expected) and bool(answer) == bool(expected), (words, answer)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "setting", "asked"),
+    [
+        ("agent", None, False),
+        ("agent:plain", "options.memory_ceiling=0.8", False),
+        ("agent", "port=1234", False),
+        ("agent", "max-running-requests=64", False),  # the recipe's own value
+        ("agent", "max-running-requests=65", True),
+        ("tiny", "watchdog-timeout=60", True),
+    ],
+)
+def test_sglangs_parser_is_asked_about_what_no_packaged_recipe_has(recipe: str, setting: str, asked: bool) -> None:
+    assert resolve(load_recipe(recipe), [setting] if setting else []).untested == asked
+    mine = with_settings(load_recipe(recipe), {}).model_copy(update={"name": "mine"})
+    assert resolve(mine, [setting] if setting else []).untested
 
 
 def test_a_numa_list_covers_the_gpus_of_every_engine() -> None:
     words = ["base-gpu-id=4", "numa-node=[0, 0, 0, 0]", "tp-size=4"]
     with pytest.raises(KimiError, match="has 4 of 8 GPUs"):
         render(load_recipe("eagle3"), words, machine=NO_GPU)
-    with pytest.raises(KimiError, match="has 4 of 8 GPUs"):
-        render(load_recipe("agent-2x4"), words[1:2], machine=NO_GPU)
     assert render(load_recipe("eagle3"), words[1:], machine=NO_GPU).args["numa-node"] == [0, 0, 0, 0]

@@ -83,7 +83,7 @@ def launch_of(model: str, *more: str, trust: bool = True, draft: str | None = No
         args["speculative-draft-model-path"] = draft
     if trust:
         args["trust-remote-code"] = True
-    return Launch(recipe, {**args, "port": 1, **parse_arguments(more)}, {"A": "1"})
+    return Launch(recipe, {**args, "port": 1, **parse_arguments(more)}, env={"A": "1"})
 
 
 def test_code_runs_when_all_its_files_were_accepted_and_the_engine_may_download_nothing(folder):

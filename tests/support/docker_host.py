@@ -25,10 +25,9 @@ from typer.testing import CliRunner
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.commands import serve as serve_command
-from kimi_w4a8_eagle3.fleet.checks import require_parsed
 from kimi_w4a8_eagle3.ops.endpoint import OpsServer
 from kimi_w4a8_eagle3.ops.replica_state import FleetView, Phase, ReplicaState
-from kimi_w4a8_eagle3.recipe.arguments import Args
+from kimi_w4a8_eagle3.recipe.arguments import Args, require_parsed
 
 LAUNCH = ROOT / "launch"
 RUN = LAUNCH / "docker-run.sh"

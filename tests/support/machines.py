@@ -17,7 +17,7 @@ from kimi_w4a8_eagle3.fetch.hub import HubUnreachable
 from kimi_w4a8_eagle3.machine.aiter_patches import PatchState, State
 from kimi_w4a8_eagle3.machine.aiter_regime import Regime
 from kimi_w4a8_eagle3.machine.hardware import BASE_RECORD
-from kimi_w4a8_eagle3.recipe.launch import Resolved, load_recipe, resolve
+from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, resolve
 
 GIB = 1 << 30
 COMMIT = "b" * 40
@@ -198,7 +198,7 @@ def remove(root: Path, path: str) -> None:
         target.unlink()
 
 
-def check(machine: Recorded, name: str, asked: Resolved = EAGLE3) -> Finding:
+def check(machine: Recorded, name: str, asked: Launch = EAGLE3) -> Finding:
     return next(result for result in examine(machine, asked).results if result.name == name)
 
 
@@ -206,7 +206,7 @@ def problems(report: Report) -> dict[str, str]:
     return {r.name: r.severity.value for r in report.results if r.severity.value in ("warn", "fail")}
 
 
-def fetch_pretended(machine: Recorded, asked: Resolved = EAGLE3) -> None:
+def fetch_pretended(machine: Recorded, asked: Launch = EAGLE3) -> None:
     """Every checkpoint of the recipe is in the cache, with one file, and was verified."""
     for checkpoint in asked.recipe.checkpoints:
         folder = cached(machine, checkpoint.repo, checkpoint.revision, {"w": 4})
