@@ -67,6 +67,7 @@ def test_an_engine_compares_its_experts_with_the_files(eagle3):
     assert "weights are compared with" in eagle3.log_path.read_text()
 
 
+@pytest.mark.slow
 def test_eagle3_changes_no_greedy_token(healthy):
     assert healthy.state == "pass", healthy.reasons
     assert healthy.accept_length > 1.5
@@ -151,6 +152,7 @@ def test_a_stream_whose_reader_drops_text_behind_a_marker_is_found(faulty):
         assert streamed(client, request) != right
 
 
+@pytest.mark.slow
 def test_sampled_verification_has_the_distribution_of_plain_decoding(healthy):
     assert healthy.sampling.tests and not healthy.sampling.ignores_temperature
     assert healthy.sampling.smallest > DRAWN_ANEW

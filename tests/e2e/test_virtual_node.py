@@ -1,7 +1,7 @@
 """SGLang's HIP path on the virtual node: drafts change no token in any layout.
 
 Two engines run on the node in each layout: one without drafts on its first GPUs, and one with drafts on its last.
-`make virtual-mi325x` runs all, because that takes minutes. `make test` serves one short batch.
+`make virtual-mi325x` runs all, because that takes minutes. `make test-all` serves one short batch.
 """
 
 from __future__ import annotations
@@ -152,6 +152,7 @@ def test_its_greedy_tokens_are_those_of_the_engine_on_a_cpu_but_for_rounding(
     assert len(parted) < len(PROMPTS)
 
 
+@pytest.mark.slow
 def test_it_answers_greedy_sampled_penalized_and_constrained_requests(tmp_path: Path) -> None:
     """A type that an operator refuses, a copy during a capture or a missing name would end the request or the start."""
     short = {"max_tokens": 8, "chat_template_kwargs": {"thinking": False}}
