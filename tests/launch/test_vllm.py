@@ -6,25 +6,23 @@ import json
 import os
 import shlex
 import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.repository import ROOT
 
 from kimi_w4a8_lab.speed import published
 
-HERE = Path(__file__).parent
 SCRIPT = ROOT / "launch/vllm.sh"
 DOCS = (ROOT / "docs/vllm.md").read_text()
 # The command of the docs for one concurrency of the published sweep.
 BENCH = shlex.split(DOCS[DOCS.index("    vllm bench serve") :].split("\n\n")[0].replace("\\\n", " "))
-TABLE = json.loads((HERE / "vllm_options.json").read_text())
-COMPAT = Path(sys.prefix) / "compat" / f"vllm-{TABLE['release']}"
+TABLE = json.loads(Path(__file__).with_name("vllm_options.json").read_text())  # read from the parser of vLLM 0.19.0
 KIMI, MINIMAX = "mi355x-kimi-mxfp4", "mi355x-minimax-m2.5"
 BF16, FP8 = f"{KIMI}-eagle3-bf16", f"{KIMI}-eagle3-fp8"
 NAMES = [KIMI, BF16, FP8, MINIMAX, f"{MINIMAX}-eagle3-bf16"]
+TAGS = ["v0.19.0", "v0.19.0", "nightly-fb1ac806c55a6dc96fe92261b80c8550e9c39d2f"]
+TAGS += ["nightly-4eafc729285e459a5fc96efd6f7b313b155cad48"] * 2
 
 # The card's launch of the FP8 draft, as facts to compare with.
 PUBLISHED = """
@@ -53,7 +51,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(*words: str, programs: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run(*words: str, programs: Path) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": f"{programs}:{os.environ['PATH']}", "HOME": "/home/somebody"}
     return subprocess.run([SCRIPT, *words], env=environment, capture_output=True, text=True)
 
@@ -75,56 +73,41 @@ def options(argv: list[str]) -> dict[str, list[str]]:
     return found
 
 
-def test_the_fp8_draft_has_the_published_command_and_environment(commands) -> None:
+def test_the_fp8_draft_has_the_published_command_and_the_bf16_draft_another_length(commands) -> None:
     published_words, (words, environment) = shlex.split(PUBLISHED), commands[FP8]
     assert words[:3] == published_words[:3] == ["vllm", "serve", "amd/Kimi-K2.5-MXFP4"]
-    assert options(words) == options(published_words) | {"host": ["127.0.0.1"]}
-    assert environment == PUBLISHED_ENV
-
-
-def test_the_bf16_draft_differs_in_length_and_image(commands, programs: Path) -> None:
-    fp8, bf16 = (options(commands[name][0]) for name in (FP8, BF16))
+    fp8, bf16 = options(words), options(commands[BF16][0])
+    assert fp8 == options(published_words) | {"host": ["127.0.0.1"]}
+    assert environment == commands[BF16][1] == PUBLISHED_ENV
     changed = {name: value for name, value in bf16.items() if fp8.get(name) != value}
     assert set(changed) == {"max-model-len", "speculative-config"} and changed["max-model-len"] == ["2248"]
     assert json.loads(changed["speculative-config"][0])["model"] == "lightseekorg/kimi-k2.5-eagle3"
-    assert commands[BF16][1] == commands[FP8][1]
 
 
-@pytest.mark.parametrize("base", [KIMI, MINIMAX])
-def test_the_baselines_differ_by_their_draft_alone(base: str, commands) -> None:
-    plain, drafted = (options(commands[name][0]) for name in (base, f"{base}-eagle3-bf16"))
-    assert "speculative-config" not in plain
-    assert {name: value for name, value in drafted.items() if name != "speculative-config"} == plain
-
-
-def test_minimax_is_expert_parallel_with_three_draft_tokens(commands) -> None:
-    found = options(commands[f"{MINIMAX}-eagle3-bf16"][0])
-    assert found["enable-expert-parallel"] == [] and found["tensor-parallel-size"] == ["4"]
-    table = json.loads(found["speculative-config"][0])
+def test_the_baselines_differ_by_their_draft_alone_and_minimax_is_expert_parallel(commands) -> None:
+    for base in (KIMI, MINIMAX):
+        plain, drafted = (options(commands[name][0]) for name in (base, f"{base}-eagle3-bf16"))
+        table = json.loads(drafted.pop("speculative-config")[0])
+        assert drafted == plain and "speculative-config" not in plain
+    assert drafted["enable-expert-parallel"] == [] and drafted["tensor-parallel-size"] == ["4"]
     assert (table["num_speculative_tokens"], table["draft_tensor_parallel_size"]) == (3, 1)
-    assert commands[MINIMAX][1] == {name: PUBLISHED_ENV[name] for name in commands[MINIMAX][1]}
-    assert len(commands[MINIMAX][1]) == 2
+    assert commands[MINIMAX][1].items() < PUBLISHED_ENV.items() and len(commands[MINIMAX][1]) == 2
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "bench"])
 def test_every_option_is_one_that_vllm_knows(name: str, commands) -> None:
-    check(options(commands[name][0][3:]), TABLE["serve"])
+    """Of the commands, and of the documented sweep."""
+    known = TABLE["bench serve" if name == "bench" else "serve"]
+    for option, values in options((BENCH if name == "bench" else commands[name][0])[3:]).items():
+        kind = known[option]
+        assert len(values) == (kind != "flag"), option
+        if isinstance(kind, list):
+            assert values[0] in kind, option
+        elif kind != "flag":
+            {"int": int, "float": float, "text": str, "json": json.loads}[kind](values[0])
 
 
-def test_every_option_of_the_documented_sweep_is_one_that_vllm_knows() -> None:
-    check(options(BENCH[3:]), TABLE["bench serve"])
-
-
-@pytest.mark.parametrize(
-    ("name", "tag"),
-    [
-        (KIMI, "v0.19.0"),
-        (BF16, "v0.19.0"),
-        (FP8, "nightly-fb1ac806c55a6dc96fe92261b80c8550e9c39d2f"),
-        (MINIMAX, "nightly-4eafc729285e459a5fc96efd6f7b313b155cad48"),
-        (f"{MINIMAX}-eagle3-bf16", "nightly-4eafc729285e459a5fc96efd6f7b313b155cad48"),
-    ],
-)
+@pytest.mark.parametrize(("name", "tag"), zip(NAMES, TAGS, strict=True))
 def test_the_container_runs_the_same_command_in_the_right_image(name: str, tag: str, commands, programs: Path) -> None:
     words, _ = json.loads(run(name, "--port", "9", programs=programs).stdout)
     at = words.index(f"vllm/vllm-openai-rocm:{tag}")
@@ -133,58 +116,10 @@ def test_the_container_runs_the_same_command_in_the_right_image(name: str, tag: 
     assert {"/dev/kfd", "/dev/dri", "/home/somebody/.cache/huggingface:/models"} <= set(words[:at])
 
 
-@pytest.mark.parametrize("words", [(), ("--here",), ("mi355x-kimi",), ("mi355x-kimi-mxfp4-eagle3",), ("--port", "1")])
-def test_another_name_ends_with_the_names_that_exist(words: tuple[str, ...], programs: Path) -> None:
-    done = run(*words, programs=programs)
-    assert done.returncode == 2 and done.stdout == ""
-    assert all(name in done.stderr for name in NAMES)
-
-
-def check(found: dict[str, list[str]], known: dict[str, Any]) -> None:
-    for name, values in found.items():
-        kind = known[name]
-        if kind == "flag":
-            assert values == [], name
-            continue
-        (value,) = values
-        if isinstance(kind, list):
-            assert value in kind, name
-        else:
-            {"int": int, "float": float, "text": str, "json": json.loads}[kind](value)
-
-
-@pytest.fixture(scope="module")
-def parsed(commands) -> dict[str, dict]:
-    if not COMPAT.is_dir():
-        pytest.skip(f"vLLM {TABLE['release']} is not in {COMPAT} (docs/vllm.md); its option table was used")
-    given = {name: words for name, (words, _) in commands.items()}
-    given["bench"] = BENCH
-    given["published bench"] = [*BENCH, "--use-chat-template"]  # as printed
-    given["misspelt"] = [*commands[FP8][0], "--max-modl-len", "1"]
-    environment = {**os.environ, "PYTHONPATH": str(COMPAT), "OMP_NUM_THREADS": "1", "VLLM_PLUGINS": ""}
-    done = subprocess.run(
-        [sys.executable, str(HERE / "vllm_parser.py")],
-        input=json.dumps(given),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def test_vllms_own_parser_accepts_every_command(parsed: dict[str, dict]) -> None:
-    for name in [*NAMES, "bench"]:
-        assert parsed[name].get("unknown") == [], (name, parsed[name])
-    values = parsed[FP8]["values"]
-    assert values["model_tag"] == "'amd/Kimi-K2.5-MXFP4'" and values["enable_prefix_caching"] == "False"
-    assert "'num_speculative_tokens': 6" in values["speculative_config"]
-
-
-def test_vllms_parser_refuses_mistakes_and_the_bench_command_as_printed(parsed: dict[str, dict]) -> None:
-    assert parsed["misspelt"]["unknown"] == ["--max-modl-len", "1"]
-    assert parsed["published bench"]["unknown"] == ["--use-chat-template"]
+def test_another_name_ends_with_the_names_that_exist(programs: Path) -> None:
+    for words in ((), ("--here",), ("mi355x-kimi",), ("--port", "1")):
+        done = run(*words, programs=programs)
+        assert (done.returncode, done.stdout) == (2, "") and all(name in done.stderr for name in NAMES)
 
 
 def test_the_documented_sweep_asks_for_lengths_that_fit_the_model_length() -> None:
