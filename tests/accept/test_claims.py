@@ -19,11 +19,8 @@ from kimi_w4a8_lab.accept.claims import CLAIMS, page, settled, write_bundle
 from kimi_w4a8_lab.accept.journal import AcceptResult, Figure, Stage, StageResult
 from kimi_w4a8_lab.accept.stages import FIRST, IMAGE, LOAD_MINUTES, ON_GPUS, AcceptRun, Sizes
 from kimi_w4a8_lab.base.verdict import Verdict
-from kimi_w4a8_lab.predict.machine_model import Cluster
-from kimi_w4a8_lab.predict.predict import calibrate, check, of_workload
 from kimi_w4a8_lab.report.page import write_page
 from kimi_w4a8_lab.speed.texts import Texts
-from kimi_w4a8_lab.speed.workloads import load_workload
 
 MI325X = Machine((Device("gfx942", 304, "0000:01:00.0", 0, 256 << 30),) * 8)
 PASSED = StageResult("well", figures=[Figure("TPOT median", 27.4, "ms", published=27.41)])
@@ -61,18 +58,6 @@ def test_the_first_hour_is_an_hour_with_loads_of_twenty_minutes_and_begins_with_
     names = [stage.name.partition(": ")[2] for stage in hour[1:]]
     assert names == ["start", "smoke", "tools", "streams", "con2", "con40", "lossless"]
     assert not [stage.name for stage in hour if stage.missing or not stage.minutes]
-
-
-@pytest.mark.parametrize("side", ["w4a8", "eagle3"])
-def test_a_prediction_is_that_of_kimi_bench_predict(side: str) -> None:
-    known = {(point.point, point.side, point.key): point.predicted for point in check(calibrate(Cluster()), Cluster())}
-    length = 3.93 if side == "eagle3" else None
-    found = of_workload(side, load_workload("con40"), 40, length, "tpot_median_ms")
-    assert found == pytest.approx(known["con40", side, "tpot_median_ms"])
-    assert of_workload("tiny", load_workload("tiny-con40"), 40, 3.0, "tpot_median_ms") is None
-
-
-def test_a_machine_with_eight_gpus_lacks_nothing_but_the_image() -> None:
     assert [stage.name for stage in stages(MI325X, *ON_GPUS) if stage.missing] == ["image"]
     assert f"{IMAGE}\n" in (ROOT / "Dockerfile").read_text().replace(" ", "\n")
 

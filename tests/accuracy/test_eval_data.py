@@ -36,11 +36,6 @@ def data(tmp_path):
     return tmp_path
 
 
-def test_good_files_are_read_by_split(data):
-    found = tasks.read_problems(data, SMALL)
-    assert [len(found["train"]), found["test"][1]] == [20, problem(101)]
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -30,13 +30,6 @@ def test_without_a_comparison_the_run_is_measured_and_not_judged(wrong):
     assert verdict.state is Verdict.MEASURED and "nothing to compare with" in verdict.reasons[-1]
 
 
-def test_the_accuracy_has_its_interval():
-    verdict = judge(run(wrong=range(79)))
-    flexible = verdict.accuracies[0]
-    assert (flexible.correct, flexible.answered) == (1240, N)
-    assert flexible.interval.low < 1240 / N < flexible.interval.high
-
-
 def test_failed_requests_leave_the_accuracy_alone_and_make_a_run_invalid_above_one_percent():
     few = [outcome(i, solved=False, status="failed", text="") if i < 13 else outcome(i) for i in range(N)]
     verdict = judge(few)
@@ -53,13 +46,6 @@ def test_cut_answers_count_towards_validity_and_are_scored():
     assert verdict.state == "invalid" and verdict.truncated == 20
     assert verdict.accuracies[0].correct == N - 20
     assert judge(cut, max_unusable=0.05).state == "measured"
-
-
-def test_answers_without_the_marker_are_counted():
-    answers = [outcome(i, strict=i >= 5, text="18" if i < 5 else "#### 18") for i in range(100)]
-    verdict = judge(answers)
-    assert verdict.without_marker == 5
-    assert [a.correct for a in verdict.accuracies] == [100, 95]
 
 
 @pytest.mark.parametrize(
@@ -96,10 +82,6 @@ def test_the_margin_separates_an_equal_server_from_one_that_lost_three_points(lo
     assert sum(p for p, v in zip(chances, shown, strict=True) if v is Verdict.PASS) == pytest.approx(passes, abs=0.005)
 
 
-def test_published_values_alone_judge_nothing():
-    assert judge(run(wrong=range(400)), [Reference("x", METRICS[0], 0.93, N, "s")]).state == "measured"
-
-
 def test_equal_runs_are_not_inferior_on_the_full_set_and_inconclusive_on_forty_problems():
     full = judge(run(wrong={1, 2}), baseline=run(wrong={1, 2}))
     assert full.state == "pass" and full.differing == []
@@ -132,38 +114,23 @@ def test_each_metric_is_compared_alone_with_the_power_of_its_observed_difference
         assert paired.needed == significance.problems_needed(seen, 0.01)
 
 
-def test_a_better_run_passes_and_the_worse_of_two_metrics_decides():
-    assert judge(run(), baseline=run(wrong=range(60))).state == "pass"
-    worse = {f"p{i}": {"strict": False} for i in range(60)}
-    verdict = judge(run(**worse), baseline=run())
-    assert [paired.verdict for paired in verdict.paired] == ["pass", "fail"] and verdict.state == "fail"
-
-
 def test_a_loss_within_the_margin_is_no_worse_even_when_it_is_significant():
     verdict = judge(run(wrong=range(6)), baseline=run())
     assert verdict.paired[0].mcnemar_p < 0.05 and verdict.state == "pass"
+    worse = judge(run(**{f"p{i}": {"strict": False} for i in range(60)}), baseline=run())
+    assert [paired.verdict for paired in worse.paired] == ["pass", "fail"] and worse.state == "fail"
 
 
 def test_problems_that_failed_in_one_run_are_not_compared():
     failed = [outcome(i, solved=False, status="failed") if i < 5 else outcome(i) for i in range(N)]
     assert judge(failed, baseline=run()).paired[0].n == N - 5
     assert judge(run(), baseline=failed).paired[0].n == N - 5
+    assert judge(run(n=3), baseline=[outcome(99)]).state == "invalid"
 
 
 def test_the_baseline_may_hold_the_problems_in_another_order_or_lack_some():
     verdict = judge(run(wrong={3}), baseline=list(reversed(run(wrong={3})))[:1000])
     assert verdict.paired[0].n == 1000 and verdict.paired[0].only_new == 0
-
-
-def test_runs_without_a_common_problem_are_invalid():
-    assert judge(run(n=3), baseline=[outcome(99)]).state == "invalid"
-
-
-def test_exactly_the_share_allowed_is_still_valid():
-    def answered(failed: int) -> list[ProblemOutcome]:
-        return [outcome(i, status="failed" if i < failed else "answered", text="") for i in range(100)]
-
-    assert judge(answered(1)).state == "measured" and judge(answered(2)).state == "invalid"
 
 
 def test_too_many_empty_answers_are_reported_and_decide_nothing():

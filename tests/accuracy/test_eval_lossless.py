@@ -33,23 +33,12 @@ def test_first_difference():
     assert first_difference((), (4,)) == 0
 
 
-def test_equal_texts_have_no_divergence():
-    assert one(tokens(7, 5, 9, top=TOP), tokens(7, 5, 9)) is None
-
-
 def test_another_candidate_of_the_reference_is_no_bug_and_has_its_gap():
+    assert one(tokens(7, 5, 9, top=TOP), tokens(7, 5, 9)) is None
     near = one(tokens(7, 5, 9, top=TOP), tokens(7, 6, 1))
     assert (near.position, near.reference_token, near.token) == (1, 5, 6) and near.gap == pytest.approx(0.06)
     far = one(tokens(7, 5, 9, top=TOP), tokens(8, 5, 9))
     assert far.position == 0 and far.gap == pytest.approx(2.3)
-
-
-def test_a_divergence_names_its_prompt():
-    same, parted = tokens(4), tokens(7, top=(((-3.0, 7), (-0.1, 8)),))
-    [found] = divergences(prompts(2), [same, parted], [same, tokens(8)], 40)
-    assert (found.prompt, found.kind, found.concurrency) == (1, prompts(2)[1].kind, 40)
-    with pytest.raises(ValueError, match="zip"):
-        divergences(prompts(2), [same, parted], [same], 40)
 
 
 def test_a_token_that_the_reference_never_considered_is_a_bug():
@@ -87,6 +76,8 @@ def test_samples_of_one_distribution_agree_and_of_two_do_not():
     matches = [sampled_match([draw(rng, a, 100)], [draw(rng, a, 100)], 1.0) for _ in range(60)]
     assert not any(m.differs or m.ignores_temperature for m in matches) and all(m.tests for m in matches)
     assert sum(m.smallest < 0.1 for m in matches) <= 12  # about 6 of 60 expected: the level is kept
+    same = sampled_match([[(1, 2, 3, 4)] * 50], [[(1, 2, 3, 4)] * 50], 1.0)
+    assert not same.tests and not same.differs and "did not vary" in str(same)
     other = sampled_match([draw(rng, a, 400)], [draw(rng, b, 400)], 1.0)
     assert other.differs and not other.ignores_temperature
 
@@ -98,11 +89,6 @@ def test_greedy_verification_is_recognised():
     assert match.differs and match.ignores_temperature
     as_it_should = [what for what, p in match.tests.items() if p >= comparison.ALPHA]
     assert as_it_should == ["prefix 0, token 1"]  # which comes from prefill
-
-
-def test_without_any_variation_there_is_nothing_to_say():
-    match = sampled_match([[(1, 2, 3, 4)] * 50], [[(1, 2, 3, 4)] * 50], 1.0)
-    assert not match.tests and not match.differs and "did not vary" in str(match)
 
 
 class Agreeing(dict):
@@ -214,10 +200,7 @@ def test_more_than_rounding_is_found_in_every_answer_or_in_a_few():
     assert not prefilled(noise, np.where(np.arange(96) < 5, 0.3, noise)).problems
     [worse] = prefilled(noise, noise, lost=0.1).problems
     assert "tokens below the prefill's best" in worse
-
-
-def test_without_any_rounding_differences_of_float32_are_none():
-    assert not prefilled(np.zeros(48), np.full(48, 1e-4)).problems
+    assert not prefilled(np.zeros(48), np.full(48, 1e-4)).problems  # float32
     assert prefilled(np.zeros(48), np.full(48, 2e-3)).problems
 
 

@@ -5,8 +5,6 @@ import math
 import numpy as np
 import pytest
 import scipy  # it imports `scipy.stats` at its first use, which takes a second
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kimi_w4a8_lab.accuracy import significance
 
@@ -28,27 +26,6 @@ def test_mcnemar_is_the_exact_binomial():
     assert significance.mcnemar_p(7, 2) == significance.mcnemar_p(2, 7) == pytest.approx(2 * (1 + 9 + 36) / 2**9)
 
 
-@given(st.integers(0, 60), st.integers(0, 60))
-def test_at_difference_zero_the_score_statistic_is_mcnemars(only_new, only_base):
-    n = 200
-    z = significance.paired_z(only_new, only_base, n, 0.0)
-    expected = (only_new - only_base) / math.sqrt(only_new + only_base) if only_new + only_base else 0.0
-    assert z == pytest.approx(expected, abs=1e-9)
-
-
-def test_without_any_spread_the_statistic_is_infinite_on_the_side_of_the_data():
-    assert significance.paired_z(0, 0, 10, 1.0) == -math.inf
-    assert significance.paired_z(0, 0, 10, -1.0) == math.inf
-
-
-@pytest.mark.parametrize("difference", [0.0002, 0.001, 0.2])
-def test_where_all_agree_the_hypothesis_has_the_least_spread_that_gives_its_difference(difference):
-    """Nobody but the worse side solves a problem alone: n of them with a share of `difference`."""
-    z = math.sqrt(50 * difference / (1 - difference))
-    assert significance.paired_z(0, 0, 50, -difference) == pytest.approx(z)
-    assert significance.paired_z(0, 0, 50, difference) == pytest.approx(-z)
-
-
 def brute_force_z(only_new, only_base, n, difference):
     """The score statistic with the restricted maximum of the likelihood found by search, not by formula."""
     same = n - only_new - only_base
@@ -64,7 +41,7 @@ def brute_force_z(only_new, only_base, n, difference):
     return (only_new - only_base - n * difference) / math.sqrt(variance)
 
 
-@pytest.mark.parametrize("counts", [(0, 1, 44), (3, 9, 200), (20, 31, 1319), (12, 0, 300)])
+@pytest.mark.parametrize("counts", [(0, 0, 50), (0, 1, 44), (3, 9, 200), (20, 31, 1319), (12, 0, 300)])
 @pytest.mark.parametrize("difference", [-0.05, -0.01, 0.02])
 def test_the_score_statistic_maximises_the_likelihood(counts, difference):
     assert significance.paired_z(*counts, difference) == pytest.approx(brute_force_z(*counts, difference), rel=1e-4)
@@ -96,15 +73,6 @@ def test_power_adds_up_the_chances_of_all_outcomes_that_pass(n, discordance, mar
     chance = scipy.stats.multinomial(n, shares).pmf([(new, base, n - new - base) for new, base in outcomes])
     passes = [significance.paired_z(new, base, n, -margin) >= critical for new, base in outcomes]
     assert significance.noninferiority_power(n, discordance, margin) == pytest.approx(chance @ passes, abs=1e-8)
-
-
-def test_a_statistic_on_the_critical_value_is_a_proof():
-    """With alpha 0.5 the critical value is 0, which the statistic meets exactly where b - c = -2: 2 % of 100."""
-    n, discordance = 100, 0.06
-    counts = np.arange(n + 1)
-    reached = scipy.stats.binom.sf(np.ceil((counts - 2) / 2) - 1, counts, 0.5)
-    expected = float(scipy.stats.binom.pmf(counts, n, discordance) @ reached)
-    assert significance.noninferiority_power(n, discordance, 0.02, alpha=0.5) == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize(("discordance", "margin"), [(0.03, 0.01), (1 / 301, 0.02), (0.2, 0.01), (0.02, 0.001)])
@@ -144,13 +112,3 @@ def test_same_distribution_is_scipys_chi_squared_with_rare_values_pooled():
     pooled = scipy.stats.chi2_contingency([[10, 10], [26, 14]], correction=False).pvalue
     assert significance.same_distribution_p(first, second) == pytest.approx(pooled)
     assert significance.same_distribution_p(["a"] * 50, ["a"] * 50) is None
-
-
-def test_two_samples_of_one_distribution_are_rejected_as_often_as_wanted():
-    rng = np.random.default_rng(2)
-    weights = np.array([0.5, 0.2, 0.1, 0.1, 0.05] + [0.01] * 5)
-    p_values = [
-        significance.same_distribution_p(list(rng.choice(10, 300, p=weights)), list(rng.choice(10, 300, p=weights)))
-        for _ in range(500)
-    ]
-    assert 0.02 < np.mean([p < 0.05 for p in p_values]) < 0.08

@@ -243,14 +243,6 @@ def test_an_interrupted_run_asks_nothing_twice(data, tmp_path, finished):
     assert {key: result[key] for key in keys} == {key: expected[key] for key in keys}
 
 
-def test_a_stream_that_ends_early_is_asked_again_and_then_counts_as_failed(data, tmp_path):
-    server = Server()
-    server.spoilt = lambda body: streamed(["{}"]) if body["messages"][0]["content"] == "case 0" else None
-    _, result = run(server, data, tmp_path, stream=True)
-    assert result["verdict"]["failed"] == 1
-    assert sum(body["messages"][0]["content"] == "case 0" for body in server.asked) == QUICK.attempts
-
-
 def test_prompt_counts_are_compared_one_by_one():
     body = {"messages": [{"role": "user", "content": "x" * 9}]}
     answers = [replace(_ANSWER, response={"usage": {"prompt_tokens": n}}) for n in (9, 9, 8)]

@@ -26,9 +26,6 @@ def test_a_seed_is_another_order_of_the_same_problems() -> None:
     assert problems(MOST, seed=5) != problems(MOST)
     assert {p.question for p in problems(MOST, seed=5)} == {p.question for p in problems(MOST)}
     assert problems(20, seed=5) == problems(40, seed=5)[:20]
-
-
-def test_more_problems_than_there_are() -> None:
     with pytest.raises(KimiError, match="1001 built-in problems"):
         problems(MOST + 1)
 
