@@ -1,35 +1,24 @@
 """The check before any weight is loaded: configs, headers and small tensors of a target and its draft.
 
-An EAGLE3 draft must fit its target: sizes, vocabulary map and the hidden states that it reads.
+It finds what would cost a long load, or would load and answer wrongly. Once weights are loaded, each rank compares all
+of them with the files (`sglang_plugin/model/load_check.py`).
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass, field, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from ..base.errors import KimiError
 from ..base.files import read_json
 from . import target_checks
-from .config import (
-    MHA_DRAFT,
-    MLA_DRAFT,
-    DraftShape,
-    LatentShape,
-    ModelConfig,
-    QuantizationConfig,
-    TextShape,
-    draft_shape,
-    read_model_config,
-)
-from .safetensors_header import Checkpoint, TensorInfo, read_checkpoint
-from .target_checks import Findings, Problem, check_small_tensors, check_tower
-from .weight_format import INT4, MXFP4, WeightFormat
+from .config import ModelConfig, draft_shape, read_model_config
+from .draft_checks import check_draft, installed_sglang, vocabulary_note
+from .problems import Problem
+from .safetensors_header import Checkpoint, read_checkpoint
+from .weight_format import INT4, MXFP4
 
 _SHOWN = 5
 
@@ -105,35 +94,28 @@ def _check_target(model_dir: Path, report: PreflightReport) -> ModelConfig | Non
     except KimiError as error:
         report.problems.append(Problem.of("config", error))
         return None
-    where = str(model_dir / "config.json")
-    weights = None
-    if (quantization := config.quantization) is None:
+    where = model_dir / "config.json"
+    quantization, weights = config.quantization, config.quantization.weight_format if config.quantization else None
+    findings = [target_checks.check_tensor_parallel(config.text, report.tp, where, weights or INT4)]
+    if quantization is None:
         report.weight_format = "not quantized"
-    elif weights := quantization.weight_format:
-        report.weight_format = {INT4: "Quark W4A8", MXFP4: "Quark MXFP4"}[weights]
-        report.problems += _check_w4a8(checkpoint, quantization, config.text, weights, where)
-        report.notes += target_checks.glob_notes(quantization)
-        report.notes += target_checks.block_notes(checkpoint, weights)
-    else:
+    elif weights is None:
         report.weight_format = f"{quantization.quant_method or 'unnamed quantization'}, not W4A8"
-        report.problems += target_checks.refused_format(quantization, where)
+        findings.append(target_checks.refused_format(quantization, where))
+    else:
+        report.weight_format = {INT4: "Quark W4A8", MXFP4: "Quark MXFP4"}[weights]
+        report.notes += target_checks.glob_notes(quantization)
+        findings.append(target_checks.check_config(quantization, config.text, weights, where))
+        if checkpoint.tensors:  # unreadable headers are reported already
+            findings.append(target_checks.check_experts(checkpoint, config.text, weights))
+            try:
+                findings.append(target_checks.check_excludes(checkpoint, quantization, weights, where))
+            except KimiError as error:
+                report.problems.append(Problem.of("excludes", replace(error, where=str(where))))
     if config.tower_layers is not None and checkpoint.tensors:
-        report.problems += check_tower(checkpoint, config.tower_layers)
-    report.problems += target_checks.check_tensor_parallel(config.text, report.tp, where, weights or INT4)
+        findings.append(target_checks.check_tower(checkpoint, config.tower_layers))
+    report.problems += [problem for found in findings for problem in found.problems()]
     return config
-
-
-def _check_w4a8(
-    checkpoint: Checkpoint, quantization: QuantizationConfig, text: TextShape, weights: WeightFormat, where: str
-) -> list[Problem]:
-    problems = target_checks.check_config(quantization, text, weights, where)
-    if not checkpoint.tensors:  # unreadable headers are reported already
-        return problems
-    problems += target_checks.check_experts(checkpoint, text, weights)
-    try:
-        return problems + target_checks.check_excludes(checkpoint, quantization, weights, where)
-    except KimiError as error:
-        return [*problems, Problem.of("excludes", replace(error, where=where))]
 
 
 def _check_draft(draft_dir: Path, target: ModelConfig, report: PreflightReport) -> None:
@@ -158,201 +140,7 @@ def _read_files(directory: Path, check: str, report: PreflightReport) -> Checkpo
         report.problems.append(Problem.of(check, error))
         return None
     checkpoint = read_checkpoint(directory)
-    problems, read = check_small_tensors(checkpoint)
+    problems, read = target_checks.check_small_tensors(checkpoint)
     report.small_tensors_read += read
     report.problems += [Problem.of(check, error) for error in checkpoint.problems] + problems
     return checkpoint
-
-
-_OTHER_DRAFT = "use the draft that was trained for this target"
-
-
-def captured_layers(draft: DraftShape, target: TextShape) -> list[int]:
-    """Return the layers of the target whose *incoming* hidden state SGLang captures for this draft.
-
-    Without a list in the draft's `eagle_config` these are 2, the middle and the third last. A list that begins with 1
-    is shifted by one, because SGLang reads it as "the output of layer i".
-    """
-    ids = draft.eagle_config.eagle_aux_hidden_state_layer_ids
-    layers = target.num_hidden_layers
-    if ids is None:
-        return [2, layers // 2, layers - 3]
-    return [i + 1 for i in ids] if ids and ids[0] == 1 else list(ids)
-
-
-def check_draft(
-    draft: DraftShape, checkpoint: Checkpoint, target: TextShape, tp: int, sglang: Path | None = None
-) -> list[Problem]:
-    """Report everything that would make the draft fail to load, or load and never get a token accepted.
-
-    sglang: folder of the SGLang that will serve the draft; None skips the check for SGLang's class.
-    """
-    findings = Findings("draft")
-    config = checkpoint.directory / "config.json"
-    if not {MHA_DRAFT, MLA_DRAFT} & set(draft.architectures):
-        found = ", ".join(draft.architectures) or "none"
-        findings.add(f"draft architecture is {found}", config, f"{MHA_DRAFT} or {MLA_DRAFT}", _OTHER_DRAFT)
-        return findings.problems()
-    if draft.mla and sglang is not None and not _serves(sglang, MLA_DRAFT):
-        found, newer = f"the installed SGLang has no {MLA_DRAFT}", "install a newer SGLang, or use an MHA draft"
-        findings.add(found, sglang, "the class that serves an MLA draft", newer)
-        return findings.problems()
-    layers = captured_layers(draft, target)
-    _check_captured(layers, target, config, findings)
-    _check_sizes(draft, target, tp, config, findings)
-    _check_vocabulary(draft, target, config, findings)
-    _check_tensors(draft, checkpoint, target, len(layers), findings)
-    _check_vocabulary_map(draft, checkpoint, target, findings)
-    return findings.problems()
-
-
-def _check_captured(layers: list[int], target: TextShape, config: Path, findings: Findings) -> None:
-    last = target.num_hidden_layers - 1
-    if layers != sorted(set(layers)) or not layers or not 0 <= layers[0] <= layers[-1] <= last:
-        found = f"captured layers {layers} (eagle_aux_hidden_state_layer_ids) do not fit a target of {last + 1} layers"
-        expected = f"ascending, different layers between 0 and {last}: the target emits each once and in layer order"
-        findings.add(found, config, expected, _OTHER_DRAFT)
-
-
-def _check_sizes(draft: DraftShape, target: TextShape, tp: int, config: Path, findings: Findings) -> None:
-    width = "target_hidden_size" if draft.target_hidden_size else "hidden_size"
-    for name, found, wanted in (
-        (width, draft.target_hidden_size or draft.hidden_size, target.hidden_size),
-        ("vocab_size", draft.vocab_size, target.vocab_size),
-    ):
-        if found != wanted:
-            findings.add(f"draft {name} is {found}", config, f"the target's {wanted}", _OTHER_DRAFT)
-    kv_heads = tp if draft.mla else draft.num_key_value_heads or draft.num_attention_heads  # latents are not split
-    if draft.num_attention_heads % tp or (kv_heads % tp and tp % kv_heads):
-        what = f"TP {tp} does not divide the draft's {draft.num_attention_heads} attention or {kv_heads} KV heads"
-        findings.add(what, config, "a tensor-parallel size that divides both", "choose another --tp")
-
-
-def _check_vocabulary(draft: DraftShape, target: TextShape, config: Path, findings: Findings) -> None:
-    """Check the draft's vocabulary by its config alone."""
-    size = draft.draft_vocab_size
-    if not draft.mla and not draft.names_vocabulary:
-        expected = "the rows of its lm_head, or null for the target's lm_head: SGLang reads the field"
-        findings.add("draft has no draft_vocab_size", config, expected, "add it to the draft's config.json")
-    if size is not None and size > target.vocab_size:
-        expected = f"at most the target's {target.vocab_size}"
-        findings.add(f"draft_vocab_size is {size}", config, expected, _OTHER_DRAFT)
-    elif size is not None and size < target.vocab_size and draft.tie_word_embeddings:
-        found = f"draft proposes {size} tokens with tie_word_embeddings: its head would be the target's embedding"
-        findings.add(found, config, f"an lm_head of its own with {size} rows: none would be accepted", _OTHER_DRAFT)
-
-
-def vocabulary_note(draft: DraftShape, target: TextShape) -> list[str]:
-    """Return one sentence about a draft that cannot propose every token of the target, or nothing."""
-    size = draft.draft_vocab_size
-    if size is None or size >= target.vocab_size:
-        return []
-    return [
-        f"the draft proposes {size:,} of the target's {target.vocab_size:,} tokens: text of other tokens gains no "
-        "speed, and with --speculative-use-rejection-sampling SGLang ends after loading"
-    ]
-
-
-def _check_tensors(
-    draft: DraftShape, checkpoint: Checkpoint, target: TextShape, num_captured: int, findings: Findings
-) -> None:
-    hidden = draft.hidden_size
-    shapes: dict[str, tuple[int, ...]] = {
-        "fc.weight": (hidden, num_captured * target.hidden_size),
-        "norm.weight": (hidden,),
-        "embed_tokens.weight": (target.vocab_size, hidden),
-    }
-    if draft.fc_norm:
-        shapes |= {f"fc_norm.{number}.weight": (target.hidden_size,) for number in range(num_captured)}
-    if draft.draft_vocab_size and not draft.tie_word_embeddings:
-        shapes["lm_head.weight"] = (draft.draft_vocab_size, hidden)
-    if draft.mla:
-        shapes |= _mla_layer(draft, draft.mla)
-    for name, shape in shapes.items():
-        tensor = _find(checkpoint, name)
-        if tensor is not None and tensor.shape != shape:
-            found = f"draft {name} has shape {list(tensor.shape)}"
-            findings.add(found, tensor.file, str(list(shape)), _OTHER_DRAFT, tensor.name)
-        # The embedding may be absent: SGLang shares the target's.
-        if tensor is None and name != "embed_tokens.weight" and checkpoint.tensors and not checkpoint.unread:
-            findings.add(f"draft has no {name}", checkpoint.directory, f"shape {list(shape)}", _OTHER_DRAFT)
-    head = _find(checkpoint, "lm_head.weight")
-    if head is not None and not draft.draft_vocab_size and draft.names_vocabulary and not draft.mla:
-        found = "draft has an lm_head, which SGLang replaces by the target's: its draft_vocab_size is null"
-        findings.add(found, head.file, f'"draft_vocab_size": {head.shape[0]}', "correct its config.json", head.name)
-    if draft.mla:
-        _check_mla_names(draft, checkpoint, set(shapes), findings)
-
-
-def _mla_layer(draft: DraftShape, mla: LatentShape) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the layer; queries and latents read [embedding, state], twice the hidden size."""
-    hidden, heads, inter = draft.hidden_size, draft.num_attention_heads, draft.intermediate_size or 0
-    shapes: dict[str, tuple[int, ...]] = {
-        "input_layernorm": (hidden,),
-        "hidden_norm": (hidden,),
-        "self_attn.q_a_proj": (mla.q_lora_rank, 2 * hidden),
-        "self_attn.q_a_layernorm": (mla.q_lora_rank,),
-        "self_attn.q_b_proj": (heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim), mla.q_lora_rank),
-        "self_attn.kv_a_proj_with_mqa": (mla.kv_lora_rank + mla.qk_rope_head_dim, 2 * hidden),
-        "self_attn.kv_a_layernorm": (mla.kv_lora_rank,),
-        "self_attn.kv_b_proj": (heads * (mla.qk_nope_head_dim + mla.v_head_dim), mla.kv_lora_rank),
-        "self_attn.o_proj": (hidden, heads * mla.v_head_dim),
-        "post_attention_layernorm": (hidden,),
-        "mlp.gate_proj": (inter, hidden),
-        "mlp.up_proj": (inter, hidden),
-        "mlp.down_proj": (hidden, inter),
-    }
-    return {f"midlayer.{name}.weight": shape for name, shape in shapes.items()}
-
-
-def _check_mla_names(draft: DraftShape, checkpoint: Checkpoint, known: set[str], findings: Findings) -> None:
-    """Report names that SGLang's class would skip with a log line, and a kv_b_proj that is not in 16 or 32 bits."""
-    for tensor in checkpoint.tensors.values():
-        name = tensor.name.replace("layers.0.", "midlayer.")
-        if name not in known and name.rpartition(".")[2] not in ("d2t", "t2d"):
-            asked = " (its config does not enable fc_norm)" if name.startswith("fc_norm.") and not draft.fc_norm else ""
-            found = f"draft has weights that {MLA_DRAFT} does not load{asked}"
-            expected = "names of the layer, fc, norm and lm_head alone"
-            findings.add(found, tensor.file, expected, _OTHER_DRAFT, tensor.name)
-        elif "kv_b_proj" in name and tensor.dtype not in ("BF16", "F16", "F32"):
-            found = f"draft's kv_b_proj is {tensor.dtype}"
-            findings.add(found, tensor.file, "BF16: SGLang splits it as it is", "use the BF16 draft", tensor.name)
-
-
-def _check_vocabulary_map(draft: DraftShape, checkpoint: Checkpoint, target: TextShape, findings: Findings) -> None:
-    """Check the map d2t of a smaller vocabulary: `d2t[i] + i` is the target's token for the draft's token i."""
-    size = draft.draft_vocab_size or draft.vocab_size
-    d2t = _find(checkpoint, "d2t")
-    if d2t is None:
-        if size != target.vocab_size and checkpoint.tensors and not checkpoint.unread:
-            expected = f"d2t: [{size}] offsets into the target's {target.vocab_size} tokens"
-            findings.add("draft has no vocabulary map d2t", checkpoint.directory, expected, _OTHER_DRAFT)
-        return
-    if d2t.shape != (size,) or d2t.dtype not in ("I64", "I32"):
-        found = f"vocabulary map d2t is {d2t.dtype} {list(d2t.shape)}"
-        findings.add(found, d2t.file, f"I64 [{size}]", _OTHER_DRAFT, d2t.name)
-        return
-    dtype = "<i8" if d2t.dtype == "I64" else "<i4"
-    tokens = np.fromfile(d2t.file, dtype=dtype, count=size, offset=d2t.start) + np.arange(size)
-    outside = int(((tokens < 0) | (tokens >= target.vocab_size)).sum())
-    repeated = size - len(np.unique(tokens))
-    if outside or repeated:
-        counts = f"({outside} of {size} tokens outside, {repeated} repeated)"
-        found = f"vocabulary map d2t is not a map into the target's vocabulary {counts}"
-        findings.add(found, d2t.file, f"{size} different tokens below {target.vocab_size}", _OTHER_DRAFT, d2t.name)
-
-
-def _find(checkpoint: Checkpoint, name: str) -> TensorInfo | None:
-    """Return the tensor with this name or with another one that SGLang's loaders accept for it."""
-    names = (name, f"model.{name}", name.replace("midlayer.", "layers.0."))
-    return next((tensor for known in names if (tensor := checkpoint.tensors.get(known)) is not None), None)
-
-
-def installed_sglang() -> Path | None:
-    """Return the folder of the installed SGLang, found without importing it."""
-    spec = find_spec("sglang")
-    return Path(spec.origin).parent if spec is not None and spec.origin else None
-
-
-def _serves(sglang: Path, name: str) -> bool:
-    return any(f"class {name}(" in file.read_text() for file in sglang.glob("srt/models/*eagle3*.py"))

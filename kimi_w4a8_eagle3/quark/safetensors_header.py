@@ -8,7 +8,6 @@ gigabytes takes seconds.
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,7 +68,8 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     except OSError as error:
         raise KimiError(f"{path.name} cannot be read: {error.strerror}", str(path), "a readable file") from error
     except SafetensorError as error:
-        raise _broken(path, str(error)) from error
+        expected = "a header of JSON, and as many bytes of data as it says"
+        raise KimiError(f"{path.name} is truncated or malformed: {error}", str(path), expected, _FETCH) from error
     return {
         name: TensorInfo(name, entry["dtype"], tuple(entry["shape"]), path, begin + first, end - first)
         for name, entry in entries.items()
@@ -86,28 +86,11 @@ def _parse(path: Path) -> tuple[int, dict[str, dict[str, Any]]]:
     return 8 + length, entries
 
 
-def _broken(path: Path, reason: str) -> KimiError:
-    """Return the message for a file that the library refuses."""
-    size = path.stat().st_size
-    with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError, MemoryError, OverflowError):
-        begin, entries = _parse(path)
-        needed = begin + max(entry["data_offsets"][1] for entry in entries.values())
-        if needed > size:
-            found = f"{path.name} is truncated: {size:,} bytes, its header needs {needed:,}"
-            return KimiError(found, str(path), f"{needed:,} bytes", _FETCH)
-    return KimiError(
-        f"{path.name} has a malformed safetensors header: {reason}",
-        str(path),
-        "8 bytes of header length, then JSON with dtype, shape and data_offsets of each tensor",
-        _FETCH,
-    )
-
-
 def read_checkpoint(directory: Path) -> Checkpoint:
     """Read the headers of all shards of a directory and check them against the index; collect problems, raise none.
 
-    Reported are: no safetensors at all, an unreadable index, shards that are missing, truncated or malformed, tensors
-    that the index places in a shard without them, and files whose tensors no index entry names.
+    Reported are: no safetensors at all, an unreadable index, shards that are missing, truncated or malformed, and
+    tensors that the index places in a shard without them.
     """
     checkpoint = Checkpoint(directory)
     try:
@@ -130,8 +113,6 @@ def read_checkpoint(directory: Path) -> Checkpoint:
         elif name not in headers[shard]:
             found, expected = f"tensor {name} is not in {shard}", f"the tensor, as {INDEX_NAME} says"
             checkpoint.problems.append(KimiError(found, str(directory / shard), expected, _FETCH))
-    if index is not None:
-        _check_unlisted(directory, set(index.values()), checkpoint)
     return checkpoint
 
 
@@ -151,30 +132,7 @@ def _read_index(directory: Path) -> dict[str, str] | None:
     weight_map = read_json(path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise KimiError(f"{INDEX_NAME} has no weight_map", str(path), "a map from tensor to shard", _FETCH)
-    one_tensor = {shard if isinstance(shard, str) else repr(shard): name for name, shard in weight_map.items()}
-    for name, shard in ((name, weight_map[name]) for name in one_tensor.values()):
+    for name, shard in weight_map.items():
         if not isinstance(shard, str) or Path(shard).name != shard or "\0" in shard:
             raise KimiError(f"{INDEX_NAME} places {name} in {shard!r}", str(path), "a file name beside the index")
     return weight_map
-
-
-def _check_unlisted(directory: Path, named: set[str], checkpoint: Checkpoint) -> None:
-    """Report files that the index does not name, unless they only repeat tensors: the others would not load."""
-    for path in sorted(directory.glob("*.safetensors")):
-        if path.name in named:
-            continue
-        try:
-            unlisted = [name for name in read_header(path) if name not in checkpoint.tensors]
-        except KimiError as error:
-            checkpoint.problems.append(error)
-            continue
-        if unlisted:
-            checkpoint.problems.append(
-                KimiError(
-                    f"shard {path.name} is missing from {INDEX_NAME}: {len(unlisted)} of its tensors would not be "
-                    f"loaded, the first is {unlisted[0]}",
-                    str(directory / INDEX_NAME),
-                    "every shard of the directory in the weight_map",
-                    "fetch the index again, or remove the file if it belongs to another checkpoint",
-                )
-            )

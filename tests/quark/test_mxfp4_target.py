@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,18 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from support.kimi_checkpoint import HIDDEN, INTER, edit_json, edit_tensor, read_shards, rewrite
+from support.kimi_checkpoint import HIDDEN, INTER, edit_json, edit_tensor, read_shards
 from support.quantizing import import_quark
 
-from kimi_w4a8_eagle3.quark.packing import MAX_SHIFT, dequantized
+from kimi_w4a8_eagle3.quark.packing import dequantized
 from kimi_w4a8_eagle3.quark.preflight import preflight
-from kimi_w4a8_eagle3.quark.target_checks import EXACT_SPAN
 from kimi_w4a8_eagle3.quark.weight_format import MXFP4
 from kimi_w4a8_lab.quantize.quantize import KIMI_EXCLUDE, quantize_w4a8
 
 LAYER = "language_model.model.layers.2"
 GATE = f"{LAYER}.mlp.experts.1.gate_proj.weight"
-EXPERT_CODES = re.compile(r"\.experts\.\d+\.\w+\.weight$")
 Change = Callable[[Path], None]
 
 
@@ -68,45 +65,6 @@ def weight(**fields: Any) -> Change:
         config["quantization_config"]["global_quant_config"]["weight"].update(fields)
 
     return lambda target: edit_json(target / "config.json", edit)
-
-
-def every_expert(change: Callable[[torch.Tensor], torch.Tensor]) -> Change:
-    def edit(tensors: dict[str, torch.Tensor]) -> None:
-        tensors.update({name: change(t) for name, t in tensors.items() if EXPERT_CODES.search(name)})
-
-    return lambda target: rewrite(target, edit)
-
-
-@pytest.mark.parametrize(
-    ("change", "noted"),
-    [
-        (
-            tensor(f"{GATE}_scale", lambda scale: scale.index_fill(1, torch.tensor([0]), 254)),
-            ["span", "is 254, 2**127"],
-        ),
-        (every_expert(lambda codes: codes & 0x99 | codes >> 1 & 0x33), [" have no code of 4 or 6: "]),
-        (every_expert(lambda codes: codes & 0x77 | codes << 1 & 0x88), ["have no counterpart of the other sign"]),
-    ],
-    ids=["scales", "halved", "signs"],
-)
-def test_blocks_that_no_trained_weights_have_are_noted(target: Path, change: Change, noted: list[str]) -> None:
-    change(target)
-    notes = preflight(target).notes
-    assert len(notes) == len(noted) and EXACT_SPAN == MAX_SHIFT
-    assert all(part in note for part, note in zip(noted, notes, strict=True)), notes
-
-
-def test_a_block_of_zeros_spans_nothing(target: Path) -> None:
-    """Quark gives it the least scale."""
-    tensor(GATE, lambda codes: codes.index_fill(1, torch.arange(16), 0))(target)
-    tensor(f"{GATE}_scale", lambda scale: scale.index_fill(1, torch.tensor([0]), 0))(target)
-    report = preflight(target)
-    assert report.ok and report.notes == []
-
-
-def test_the_order_of_nibbles_shows_in_no_statistic_of_the_blocks(target: Path) -> None:
-    every_expert(lambda codes: codes << 4 | codes >> 4)(target)
-    assert preflight(target).notes == []
 
 
 def quantization(**fields: Any) -> Change:

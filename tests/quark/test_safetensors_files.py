@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -42,10 +41,9 @@ def test_header_agrees_with_the_library(quark_target: Path) -> None:
 
 def test_truncated_shard(target: Path) -> None:
     path = target / SHARD
-    size = path.stat().st_size
     path.write_bytes(path.read_bytes()[:-1])
     (message,) = problems(target)
-    assert message == f"{SHARD} is truncated: {size - 1:,} bytes, its header needs {size:,}"
+    assert message.startswith(f"{SHARD} is truncated or malformed: ")
 
 
 @given(cut=st.integers(0, 3000))
@@ -54,7 +52,7 @@ def test_a_file_cut_anywhere_is_one_clear_error(tmp_path_factory: pytest.TempPat
     data = save({"a": torch.zeros(3), "b": torch.zeros(2, 300)})
     path = tmp_path_factory.mktemp("cut") / "model.safetensors"
     path.write_bytes(data[: min(cut, len(data) - 1)])
-    with pytest.raises(KimiError, match=r"truncated|malformed"):
+    with pytest.raises(KimiError, match="truncated or malformed"):
         read_header(path)
 
 
@@ -74,7 +72,7 @@ def test_a_file_cut_anywhere_is_one_clear_error(tmp_path_factory: pytest.TempPat
 def test_malformed_header(target: Path, data: bytes, found: str) -> None:
     (target / SHARD).write_bytes(data)
     (message,) = problems(target)
-    assert message.startswith(f"{SHARD} has a malformed safetensors header") and found in message
+    assert message.startswith(f"{SHARD} is truncated or malformed") and found in message
 
 
 def places(first: list[int], second: list[int]) -> str:
@@ -108,7 +106,7 @@ MALFORMED = {
 @pytest.mark.parametrize(("header", "size"), MALFORMED.values(), ids=MALFORMED)
 def test_entries_that_do_not_describe_the_file(tmp_path: Path, header: str, size: int) -> None:
     (tmp_path / "x.safetensors").write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(size))
-    with pytest.raises(KimiError, match=r"x\.safetensors has a malformed safetensors header"):
+    with pytest.raises(KimiError, match=r"x\.safetensors is truncated or malformed"):
         read_header(tmp_path / "x.safetensors")
 
 
@@ -123,17 +121,6 @@ def test_tensor_missing_from_its_shard(target: Path) -> None:
 
     edit_json(target / INDEX, misplace)
     assert problems(target) == [f"tensor language_model.model.extra.weight is not in {SHARD}"]
-
-
-def test_shard_missing_from_the_index(target: Path) -> None:
-    save_file({"language_model.model.layers.9.x": torch.zeros(1)}, target / "model-00003-of-00003.safetensors")
-    (message,) = problems(target)
-    assert message.startswith(f"shard model-00003-of-00003.safetensors is missing from {INDEX}: 1 of its tensors")
-
-
-def test_a_file_that_repeats_tensors_is_harmless(target: Path) -> None:
-    shutil.copy(target / SHARD, target / "consolidated.safetensors")
-    assert problems(target) == []
 
 
 @pytest.mark.parametrize(
