@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -243,7 +243,7 @@ class AcceptRun:
             for row in RunFolder[AccuracyResult].open(folder, AccuracyResult).result.verdict.accuracies
             if row.answered
         ]
-        return replace(_evaluated(folder), figures=figures)
+        return _evaluated(folder, figures=figures)
 
     def _lossless(self, recipe: Recipe) -> StageResult:
         """Compare the running engine with the second start, the same recipe without its draft.
@@ -257,7 +257,7 @@ class AcceptRun:
         folder, report = lossless.run(reference, target, plan, self.console, release=self.stop)
         figures = [Figure("accept length", report.accept_length or 0.0, "tokens")]
         figures += [Figure("sampling, smallest p", report.sampling.smallest, "")] if report.sampling else []
-        return replace(_evaluated(folder), figures=figures)
+        return _evaluated(folder, figures=figures)
 
 
 def _variants(recipes: Sequence[Recipe]) -> Iterator[tuple[str, str, dict[str, str]]]:
@@ -282,7 +282,7 @@ def _misread(body: Mapping[str, Any], answer: Answer, thinks: bool) -> str:
     return f"{how}: answer {text[:40]!r}, thinking {thinking[:40]!r}, ended by {answer.finish_reason}"
 
 
-def _evaluated(folder: Path, *details: str) -> StageResult:
+def _evaluated(folder: Path, *details: str, figures: Sequence[Figure] = ()) -> StageResult:
     """Write an evaluation's page and return its verdict with details, by default its reasons.
 
     Raises KimiError for a run that failed or is invalid.
@@ -292,4 +292,4 @@ def _evaluated(folder: Path, *details: str) -> StageResult:
     path, found = write_page(page, folder), "; ".join(details or (words.text for words in page.verdicts))
     if verdict in (Verdict.FAIL, Verdict.INVALID):
         raise KimiError(f"{verdict}: {found}", where=str(folder), remedy=f"open {path}")
-    return StageResult(f"{found} ({folder.name})", verdict)
+    return StageResult(f"{found} ({folder.name})", verdict, figures=list(figures))

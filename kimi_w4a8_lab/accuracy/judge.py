@@ -119,18 +119,13 @@ def _compare(pairs: Sequence[tuple[ProblemOutcome, ProblemOutcome]], metric: str
     # One pair is added to the observed ones, so that identical runs do not promise certainty.
     discordance = (only_new + only_base + 1) / (n + 1)
     return Paired(
-        metric=metric,
-        n=n,
-        both=table.count((True, True)),
-        only_new=only_new,
-        only_base=only_base,
-        neither=table.count((False, False)),
+        metric, n, table.count((True, True)), only_new, only_base, table.count((False, False)),
         difference=significance.paired_interval(only_new, only_base, n),
         mcnemar_p=significance.mcnemar_p(only_new, only_base),
         margin=margin,
         power=significance.noninferiority_power(n, discordance, margin),
         needed=significance.problems_needed(discordance, margin),
-    )
+    )  # fmt: skip
 
 
 def _difference(new: ProblemOutcome, base: ProblemOutcome) -> Differing:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
+
+from pydantic import BaseModel, Field, ValidationError
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 
 from ..base.data_file import lines
+from ..base.first_error import first_error
 from .recorder import CHAT, COMPLETIONS
 
 METRICS = ("flexible-extract", "strict-match")
 MARKER = "####"
 Problems = dict[str, list[dict[str, str]]]  # by split; each with `question` and `answer`
+
+
+class _Problem(BaseModel):
+    question: str = Field(pattern=r"\S")
+    answer: str = Field(pattern=rf"{MARKER}\s*\S[^#]*$")
 
 
 @dataclass(frozen=True)
@@ -80,16 +87,7 @@ def read_problems(folder: Path, task: Task = GSM8K) -> Problems:
 
 def _problem(path: Path, number: int, line: str) -> dict[str, str]:
     try:
-        problem = json.loads(line)
-        question, answer = problem["question"], problem["answer"]
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        what = f"no {error}" if isinstance(error, KeyError) else str(error)
-        raise KimiError(
-            f"line {number} is not a problem: {what}", where=str(path), expected='{"question": ..., "answer": ...}'
-        ) from None
-    marked = isinstance(answer, str) and answer.rpartition(MARKER)[1] and answer.rpartition(MARKER)[2].strip()
-    if not (isinstance(question, str) and question.strip() and marked):
-        raise KimiError(
-            f"line {number} has no question or no answer", where=str(path), expected="an answer that ends with `#### N`"
-        )
-    return {"question": question, "answer": answer}
+        return _Problem.model_validate_json(line).model_dump()
+    except ValidationError as error:
+        expected = '{"question": "...", "answer": "... #### N"}'
+        raise KimiError(f"line {number} is not a problem: {first_error(error)}", str(path), expected) from None

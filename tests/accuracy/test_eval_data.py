@@ -39,11 +39,11 @@ def data(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ({"question": "q"}, "line 3 is not a problem: no 'answer'"),
-        ({"question": "q", "answer": "12"}, "line 3 has no question or no answer"),
-        ({"question": "q", "answer": "work ####  "}, "line 3 has no question or no answer"),
-        ({"question": " ", "answer": "#### 1"}, "line 3 has no question or no answer"),
-        ('{"question": "cut', "line 3 is not a problem: Unterminated"),
+        ({"question": "q"}, "line 3 is not a problem: answer: Field required"),
+        ({"question": "q", "answer": "12"}, "line 3 is not a problem: answer: String should match"),
+        ({"question": "q", "answer": "work ####  "}, "line 3 is not a problem: answer: String"),
+        ({"question": " ", "answer": "#### 1"}, "line 3 is not a problem: question: String"),
+        ('{"question": "cut', "line 3 is not a problem: Invalid JSON"),
         ("[]", "line 3 is not a problem"),
     ],
 )
