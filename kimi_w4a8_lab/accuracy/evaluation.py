@@ -60,8 +60,8 @@ class Evaluation:
 
     def finish(self, kind: type[EvalResult], verdict: Conclusion, **facts: Any) -> Path:
         """Write result.json and return the folder."""
-        server = {"configuration": self.server.name, "model": self.server.model}
-        self.run.save(kind(verdict=verdict, requests=self.recorder.counts, **server, **facts))
+        facts |= {"configuration": self.server.name, "model": self.server.model, "requests": self.recorder.counts}
+        self.run.save(kind(verdict=verdict, **facts))
         return self.run.folder
 
 

@@ -20,7 +20,16 @@ from ..base.request_progress import request_progress
 from ..base.run_folder import RunFolder
 from ..base.server_under_test import Server, Target
 from ..base.verdict import Verdict
-from .comparison import SAMPLED, Samples, against_prefill, divergences, matched, sampled_match
+from .comparison import (
+    SAMPLED,
+    Match,
+    Samples,
+    SamplingMatch,
+    against_prefill,
+    divergences,
+    matched,
+    sampled_match,
+)
 from .prompts import Prompt, prompts
 from .results import LosslessReport, LosslessResult
 from .tokens import Prefill, TokenClient, Tokens
@@ -142,7 +151,8 @@ def compare(asked: list[Prompt], expected: Answers, found: Answers, plan: Lossle
         report.reasons += map(str, [one for one in report.divergences if one.gap is not None][:_MAX_LISTED])
         own = f"{greedy.own} of {greedy.prompts} of the reference's own answers depend on the concurrency"
         report.reasons.append(f"for comparison: {own}")
-    for match in (*filter(None, [report.sampling]), *drawn):
+    judged: list[Match | SamplingMatch] = [*([report.sampling] if report.sampling else []), *drawn]
+    for match in judged:
         report.conclude(Verdict.FAIL if match.differs else Verdict.MEASURED, str(match))
     return report
 
