@@ -63,16 +63,6 @@ def test_many_missing_tensors_are_one_counted_problem(target: Path) -> None:
     assert problem.message.endswith("and 57 more")
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("suffix", ["_scale", "_scale_2"])
-def test_scale_that_is_not_finite(target: Path, value: float, suffix: str) -> None:
-    edit_tensor(target, GATE + suffix, last(value))
-    problem = only_problem(target)
-    total = INTER if suffix == "_scale_2" else 1
-    assert problem.found == f"NaN or Inf in 1 of {total} values"
-    assert problem.tensors == (GATE + suffix,) and problem.where == str(target / SHARD)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(), (1,)])
 def test_scale_shapes_that_are_accepted(target: Path, shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -159,7 +149,6 @@ NAN = torch.tensor(float("nan"), dtype=torch.bfloat16)
         ),
         ([config(lambda q: q["exclude"].append("re:("))], "exclude pattern is not a regular expression"),
         ([config(lambda q: q["export"].update(pack_method="order"))], "pack_method is 'order'"),
-        ([config(lambda q: q["export"].update(pack_method=None))], "pack_method is None"),
     ],
 )
 def test_one_mistake_is_one_problem(target: Path, changes: list[Callable[[Path], None]], message: str) -> None:
@@ -194,9 +183,7 @@ def test_globs_in_the_exclude_list_count_as_the_loader_reads_them(target: Path) 
 
 def test_k_that_is_not_a_multiple_of_eight(target: Path) -> None:
     edit_json(target / "config.json", lambda found: found["text_config"].update(moe_intermediate_size=36))
-    messages = [p.found for p in preflight(target).problems]
-    assert "K = moe_intermediate_size = 36 is not a multiple of 8" in messages
-    assert "weight is I32 [32, 8]" in messages  # and every expert has other shapes than this config says
+    assert "K = moe_intermediate_size = 36 is not a multiple of 8" in [p.found for p in preflight(target).problems]
 
 
 @pytest.mark.parametrize(
@@ -213,16 +200,6 @@ def test_tensor_parallel_size(target: Path, tp: int, messages: list[str]) -> Non
     problems = preflight(target, tp=tp).problems
     assert len(problems) == len(messages)
     assert all(message in problem.found for message, problem in zip(messages, problems, strict=True))
-
-
-def test_several_problems_are_listed_together(target: Path) -> None:
-    edit_json(target / "config.json", lambda c: c["quantization_config"]["export"].update(pack_method="order"))
-    edit_tensor(target, f"{GATE}_scale_2", lambda _: None)
-    report = preflight(target, tp=8)
-    with pytest.raises(KimiError) as caught:
-        report.raise_for_problems()
-    text = str(caught.value)
-    assert "4 problems" in text and "pack_method" in text and GATE in text and "TP 8" in text
 
 
 @pytest.mark.parametrize(("draft", "where"), [(None, "model"), ("draft", "model, draft draft")])
@@ -294,11 +271,3 @@ def test_a_tower_whose_weights_are_missing(tmp_path: Path, suffix: str, count: i
     assert problem.found == "weight of the vision tower is missing" and problem.count == count
     edit_json(folder / "config.json", lambda config: config.update(language_model_only=True))
     assert preflight(folder).ok
-
-
-def test_a_tower_that_is_quantized(tmp_path: Path) -> None:
-    folder = seeing(tmp_path / "seeing")
-    name = "vision_tower.encoder.blocks.0.wqkv.weight"
-    edit_tensor(folder, name, lambda _: torch.zeros(72, 3, dtype=torch.int32))
-    problem = only_problem(folder)
-    assert problem.found == "excluded layer is quantized (I32)" and problem.tensors == (name,)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -62,10 +61,7 @@ def test_a_file_cut_anywhere_is_one_clear_error(tmp_path_factory: pytest.TempPat
         (b"", "header too small"),
         (b"version https://git-lfs.github.com/spec/v1\n", "header too large"),  # a Git LFS pointer instead of the file
         ((1 << 40).to_bytes(8, "little") + b"{}", "header too large"),
-        ((60).to_bytes(8, "little") + b"{}", "invalid header length"),
         ((5).to_bytes(8, "little") + b"{....", "invalid JSON"),
-        ((2).to_bytes(8, "little") + b"[]", "invalid type"),
-        ((9).to_bytes(8, "little") + b'{"a": {}}', "missing field"),
         ((500_000).to_bytes(8, "little") + b'{"a":' * 100_000, "recursion limit"),
     ],
 )
@@ -73,41 +69,6 @@ def test_malformed_header(target: Path, data: bytes, found: str) -> None:
     (target / SHARD).write_bytes(data)
     (message,) = problems(target)
     assert message.startswith(f"{SHARD} is truncated or malformed") and found in message
-
-
-def places(first: list[int], second: list[int]) -> str:
-    entries = {name: {"dtype": "F32", "shape": [2], "data_offsets": o} for name, o in (("a", first), ("b", second))}
-    return json.dumps(entries)
-
-
-ENTRIES = [
-    {"dtype": "F32", "shape": [2], "data_offsets": [0, 7]},
-    {"dtype": "F32", "shape": [2], "data_offsets": [8, 0]},
-    {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]},
-    {"dtype": "F31", "shape": [2], "data_offsets": [0, 8]},
-    {"dtype": "F32", "shape": 2, "data_offsets": [0, 8]},
-    {"dtype": ["F32"], "shape": [2], "data_offsets": [0, 8]},
-    {"dtype": "F32", "shape": [2]},
-    {"dtype": "F32", "shape": [1 << 62, 1 << 62], "data_offsets": [0, 8]},
-    "F32",
-    None,
-]
-FLOAT = '"a": {"dtype": "F32", "shape": [1], "data_offsets": [%d, %d]}'
-MALFORMED = {
-    **{f"entry {number}": (json.dumps({"a": entry}), 8) for number, entry in enumerate(ENTRIES)},
-    "overlap": (places([0, 8], [4, 12]), 12),
-    "gap": (places([0, 8], [12, 20]), 20),
-    "the same place": (places([0, 8], [0, 8]), 8),
-    "bytes after the last": (places([0, 8], [8, 16]), 17),
-    "a name twice": (f"{{{FLOAT % (0, 4)}, {FLOAT % (4, 8)}}}", 8),
-}
-
-
-@pytest.mark.parametrize(("header", "size"), MALFORMED.values(), ids=MALFORMED)
-def test_entries_that_do_not_describe_the_file(tmp_path: Path, header: str, size: int) -> None:
-    (tmp_path / "x.safetensors").write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(size))
-    with pytest.raises(KimiError, match=r"x\.safetensors is truncated or malformed"):
-        read_header(tmp_path / "x.safetensors")
 
 
 def test_missing_shard_is_the_only_problem(target: Path) -> None:
