@@ -22,10 +22,10 @@ from rich.console import Console
 from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT
 from kimi_w4a8_eagle3.engine.client import Refused
 from kimi_w4a8_eagle3.engine.metrics import read_once
-from kimi_w4a8_lab.accuracy.comparison import first_difference
+from kimi_w4a8_lab.accuracy.comparison import Difference, first_difference
 from kimi_w4a8_lab.accuracy.problems import problems
 from kimi_w4a8_lab.accuracy.prompts import prompts
-from kimi_w4a8_lab.accuracy.results import Difference, ExactReport, ExactResult
+from kimi_w4a8_lab.accuracy.results import ExactReport, ExactResult
 from kimi_w4a8_lab.accuracy.tokens import TokenClient, Tokens
 from kimi_w4a8_lab.base.run_folder import RunFolder
 from kimi_w4a8_lab.base.server_under_test import Target

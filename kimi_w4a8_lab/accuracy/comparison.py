@@ -28,26 +28,25 @@ Samples = list[tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Divergence:
-    """First difference of a greedy answer. A token is None where its text ended and the other did not.
+class Difference:
+    """First difference of an answer from the reference's, at token `position` (None: at the end of the text).
 
-    gap: nats by which the reference preferred its own token; None when the other token is not among its candidates,
-    which proves a fault. A large gap proves none.
+    gap: nats by which the reference of a greedy answer preferred its own token; None when the other token is not among
+    its candidates, which proves a fault. A large gap proves none.
     """
 
-    prompt: int
-    kind: str
+    side: str
     concurrency: int
-    position: int
-    reference_token: int | None
-    token: int | None
-    gap: float | None
+    request: int
+    kind: str
+    position: int | None
+    what: str
+    gap: float | None = None
 
     def __str__(self) -> str:
-        gap = "BUG, it is not among the reference's candidates" if self.gap is None else f"gap {self.gap:.4f}"
+        place = "the end" if self.position is None else f"token {self.position}"
         return (
-            f"prompt {self.prompt} ({self.kind}) at concurrency {self.concurrency}: token {self.position} is "
-            f"{self.token} instead of {self.reference_token}: {gap}"
+            f"{self.side}, concurrency {self.concurrency}, request {self.request} ({self.kind}): {place}: {self.what}"
         )
 
 
@@ -59,11 +58,11 @@ def first_difference(a: Sequence[object], b: Sequence[object]) -> int | None:
     return None if len(a) == len(b) else min(len(a), len(b))
 
 
-def divergences(
-    prompts: Sequence[Prompt], reference: Sequence[Tokens], found: Sequence[Tokens], concurrency: int
-) -> list[Divergence]:
+def greedy_differences(
+    prompts: Sequence[Prompt], reference: Sequence[Tokens], found: Sequence[Tokens], side: str, concurrency: int
+) -> list[Difference]:
     """Return the first differences, prompt by prompt; `reference` carries top logprobs."""
-    parted = []
+    differing = []
     for number, (prompt, expected, actual) in enumerate(zip(prompts, reference, found, strict=True)):
         position = first_difference(expected.ids, actual.ids)
         if position is None:
@@ -72,8 +71,10 @@ def divergences(
         candidates = expected.top[position] if position < len(expected.top) else ()
         logprobs = {token: logprob for logprob, token in candidates}
         gap = logprobs[wanted] - logprobs[got] if wanted in logprobs and got in logprobs else None
-        parted.append(Divergence(number, prompt.kind, concurrency, position, wanted, got, gap))
-    return parted
+        why = "BUG, it is not among the reference's candidates" if gap is None else f"gap {gap:.4f}"
+        what = f"{got} instead of {wanted}: {why}"
+        differing.append(Difference(side, concurrency, number, prompt.kind, position, what, gap))
+    return differing
 
 
 @dataclass(frozen=True)

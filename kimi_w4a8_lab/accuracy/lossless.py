@@ -26,7 +26,7 @@ from .comparison import (
     Samples,
     SamplingMatch,
     against_prefill,
-    divergences,
+    greedy_differences,
     matched,
     sampled_match,
 )
@@ -133,7 +133,11 @@ def compare(asked: list[Prompt], expected: Answers, found: Answers, plan: Lossle
     """Return the verdict on two servers' answers to the same prompts."""
     sides = expected.given[GREEDY], found.given[GREEDY]
     report = LosslessReport(
-        divergences=[one for level in sides[0] for one in divergences(asked, sides[0][level], sides[1][level], level)],
+        differences=[
+            difference
+            for level in plan.concurrencies
+            for difference in greedy_differences(asked, sides[0][level], sides[1][level], found.server.name, level)
+        ],
         matches=[matched(kind, expected.given[kind], found.given[kind]) for kind in expected.given],
         accept_length=found.accept_length,
         prefill=against_prefill(expected.texts, found.texts, expected.prefills),
@@ -147,8 +151,8 @@ def compare(asked: list[Prompt], expected: Answers, found: Answers, plan: Lossle
         report.conclude(Verdict.INVALID, f"{found.server.name} does not speculate, so nothing was tested")
     else:
         _judge_greedy(report, found, plan)
-    if report.divergences:
-        report.reasons += map(str, [one for one in report.divergences if one.gap is not None][:_MAX_LISTED])
+    if report.differences:
+        report.reasons += map(str, [one for one in report.differences if one.gap is not None][:_MAX_LISTED])
         own = f"{greedy.own} of {greedy.prompts} of the reference's own answers depend on the concurrency"
         report.reasons.append(f"for comparison: {own}")
     judged: list[Match | SamplingMatch] = [*([report.sampling] if report.sampling else []), *drawn]
@@ -160,7 +164,7 @@ def compare(asked: list[Prompt], expected: Answers, found: Answers, plan: Lossle
 def _judge_greedy(report: LosslessReport, found: Answers, plan: LosslessPlan) -> None:
     """Fail if greedy answers are not the model's own."""
     greedy, late = report.matches[0], sum(found.late)
-    bugs = [divergence for divergence in report.divergences if divergence.gap is None]
+    bugs = [difference for difference in report.differences if difference.gap is None]
     problems = list(report.prefill.problems)
     if 2 * late > len(found.late):
         problems.append(f"{late} of {len(found.late)} answers continue past their stop string")

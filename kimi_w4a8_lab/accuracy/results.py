@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from kimi_w4a8_eagle3.base.finding import Finding
 
 from ..base.verdict import Verdict
-from .comparison import Divergence, Match, PrefillMatch, SamplingMatch
+from .comparison import Difference, Match, PrefillMatch, SamplingMatch
 from .significance import ShareInterval
 from .tasks import MARKER
 
@@ -168,28 +168,10 @@ class LosslessReport(Conclusion):
     """Conclusion with the comparisons that led to it. matches: greedy answers first, then seeded and penalized ones."""
 
     prefill: PrefillMatch
-    divergences: list[Divergence] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
     matches: list[Match] = field(default_factory=list)
     accept_length: float | None = None
     sampling: SamplingMatch | None = None
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Answer that differs from the expected one, first at token `position` (None: at the end of the text)."""
-
-    side: str
-    concurrency: int
-    request: int
-    kind: str
-    position: int | None
-    what: str
-
-    def __str__(self) -> str:
-        place = "the end" if self.position is None else f"token {self.position}"
-        return (
-            f"{self.side}, concurrency {self.concurrency}, request {self.request} ({self.kind}): {place}: {self.what}"
-        )
 
 
 @dataclass

@@ -60,8 +60,6 @@ def _sections(result: EvalResult) -> Iterator[Section]:
     if isinstance(result, ExactResult):
         counts = [{"server": label, **done} for label, done in result.verdict.seen.items()]
         yield Section("What the servers did", tables=[_table(counts)])
-        table = Table(_DIFFERENCE, [list(map(str, asdict(one).values())) for one in result.verdict.differences])
-        yield Section("Answers that differ", tables=[table], closed=True)
     solved = [
         [pair.metric, *map(str, (pair.both, pair.only_new, pair.only_base, pair.neither)),
          format(pair.difference, "+"), f"{pair.mcnemar_p:.3g}", f"{pair.power:.3g}"]
@@ -79,9 +77,9 @@ def _sections(result: EvalResult) -> Iterator[Section]:
         for one in judged.differing
     ]
     yield Section("Problems that only one side solves", tables=[Table(_DIFFERING, unlike)], closed=True)
-    if isinstance(result, LosslessResult) and result.verdict.divergences:
-        parted = "\n".join(map(str, result.verdict.divergences))
-        yield Section("First differences of greedy answers", listings=[("all of them", parted)])
+    if isinstance(result, (LosslessResult, ExactResult)):
+        table = Table(_DIFFERENCE, [list(map(str, asdict(one).values()))[:6] for one in result.verdict.differences])
+        yield Section("Answers that differ", tables=[table], closed=True)
 
 
 def _accuracy(found: Accuracy, references: Sequence[AgainstReference]) -> Iterator[list[str | Words]]:

@@ -71,7 +71,7 @@ def test_an_engine_compares_its_experts_with_the_files(eagle3):
 def test_eagle3_changes_no_greedy_token(healthy):
     assert healthy.state == "pass", healthy.reasons
     assert healthy.accept_length > 1.5
-    assert healthy.divergences == [] and {(m.differing, m.own) for m in healthy.matches} == {(0, 0)}
+    assert healthy.differences == [] and {(m.differing, m.own) for m in healthy.matches} == {(0, 0)}
     assert [(m.further, m.nearer, m.beyond) for m in healthy.prefill.measures] == [(0, 0, 0)] * 2  # no rounding here
 
 
@@ -82,7 +82,7 @@ def test_a_verify_step_that_accepts_everything_is_found(plain, faulty, tmp_path)
     report = compared(plain, server, tmp_path, prompts=3, max_tokens=24, samples=0)
     assert report.state == "fail"
     assert report.accept_length > 3.5  # it looks splendid
-    assert {divergence.concurrency for divergence in report.divergences} == {1, 8, 40}
+    assert {difference.concurrency for difference in report.differences} == {1, 8, 40}
     assert report.prefill.not_best > 9 and "not the argmax of the logits" in report.reasons[0]
 
 

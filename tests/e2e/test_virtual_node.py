@@ -19,7 +19,7 @@ from support.virtual_servers import virtual_server
 
 from kimi_w4a8_eagle3.base.releases import SGLANG_NEWEST
 from kimi_w4a8_eagle3.engine.process import EngineServer
-from kimi_w4a8_lab.accuracy.comparison import divergences
+from kimi_w4a8_lab.accuracy.comparison import greedy_differences
 from kimi_w4a8_lab.accuracy.problems import problems
 from kimi_w4a8_lab.accuracy.prompts import Prompt
 from kimi_w4a8_lab.accuracy.tokens import TokenClient, Tokens
@@ -147,7 +147,7 @@ def test_what_the_requests_ask_for_happens(found: Found) -> None:
 def test_its_greedy_tokens_are_those_of_the_engine_on_a_cpu_but_for_rounding(
     found: Found, eagle3: EngineServer
 ) -> None:
-    parted = divergences(PROMPTS, greedy_tokens(eagle3), found.greedy, 1)
+    parted = greedy_differences(PROMPTS, greedy_tokens(eagle3), found.greedy, "node", 1)
     assert [str(one) for one in parted if one.gap is None or one.gap > ROUNDING] == []
     assert len(parted) < len(PROMPTS)
 
