@@ -16,7 +16,6 @@ from kimi_w4a8_eagle3.chat.calculator import declaration
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_lab.accuracy import comparison, lossless, smoke
-from kimi_w4a8_lab.accuracy.problems import problems
 from kimi_w4a8_lab.accuracy.prompts import prompts
 from kimi_w4a8_lab.accuracy.results import LosslessReport
 from kimi_w4a8_lab.accuracy.tokens import TokenClient, Tokens
@@ -142,8 +141,12 @@ def test_the_wrong_hidden_state_changes_no_answer_but_smoke_sees_the_accept_leng
 @pytest.mark.slow
 def test_a_stream_whose_reader_drops_text_behind_a_marker_is_found(faulty):
     """The comparison of `test_agent_streams`, on a server with that fault and without."""
-    (server, named), [problem] = faulty, problems(1, seed=33)
-    request = {"messages": [{"role": "user", "content": problem.question}], "tools": [declaration()], "max_tokens": 64}
+    server, named = faulty
+    question = (
+        "For each hour of work Zoe gets 5 dollars. Zoe works 5 hours on Sunday and 2 hours on Tuesday. "
+        "How many dollars does Zoe earn?"
+    )
+    request = {"messages": [{"role": "user", "content": question}], "tools": [declaration()], "max_tokens": 64}
     with stock_client(server.base_url) as client:
         named.write_text("")
         right = whole(client, request)
