@@ -90,16 +90,15 @@ def test_a_source_distribution_builds_the_same_wheel(wheel: Path, tmp_path: Path
         assert sorted(one.namelist()) == sorted(two.namelist())
 
 
-def test_the_wheel_holds_nothing_that_only_proves(wheel: Path) -> None:
+def test_the_wheel_holds_recipes_cards_its_version_and_types_and_nothing_that_only_proves(
+    wheel: Path, installed: Path
+) -> None:
     with zipfile.ZipFile(wheel) as packed:
         names = packed.namelist()
     assert not [name for name in names if name.startswith(("proof/", "tests/")) or "/prometheus/tests/" in name]
     assert not [name for name in names if "laptop" in name and name != "kimi_w4a8_eagle3/base/installed.py"]
     assert not [name for name in names if name.endswith(".safetensors")]
     assert not [name for name in names if "/_operator/" in name and name.endswith((".py", "Dockerfile"))]
-
-
-def test_the_wheel_holds_recipes_cards_its_version_and_its_types(installed: Path) -> None:
     (metadata,) = installed.glob("*.dist-info/METADATA")
     assert f"\nVersion: {kimi_w4a8_eagle3.__version__}\n" in metadata.read_text()
     package = installed / "kimi_w4a8_eagle3"
