@@ -9,7 +9,6 @@ prefill_cost, 1 / the share of the peaks that prefill reaches.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -161,23 +160,13 @@ def _mla_passes(cluster: Cluster) -> float:
     return max(cluster.shapes.heads / cluster.attention_tp / MLA_HEADS, 1.0)
 
 
-def decode_bytes(
-    requests: int,
-    tokens_each: float,
-    context: float,
-    precision: Precision,
-    cluster: Cluster,
-    fullest: float | None = None,
-) -> float:
-    """Return the bytes of weights, touched experts and KV that one decode pass reads on a GPU.
-
-    fullest: requests of the fullest group, if the groups of DP attention are not equal.
-    """
+def decode_bytes(requests: int, tokens_each: float, context: float, precision: Precision, cluster: Cluster) -> float:
+    """Return the bytes of weights, touched experts and KV that one decode pass reads on a GPU."""
     s, tokens = cluster.shapes, requests * tokens_each
     # MLA keeps one latent vector per token, replicated on every GPU. AITER's kernel reads it once for all tokens of a
     # request, but its matrix work takes about as long as one reading for each (docs/perf/machine-model.md). With one
     # reading alone the model falls 22% short of the published ITL.
-    own = (fullest or cluster.in_a_group(requests)) * tokens_each
+    own = cluster.in_a_group(requests) * tokens_each
     passes = own * _mla_passes(cluster)
     kv_bytes = passes * context * s.layers * (s.kv_rank + s.rope) * BF16_BYTES
     expert = expert_weights(s, cluster.tp)
@@ -185,21 +174,14 @@ def decode_bytes(
     return fixed_weights(s, cluster.tp, cluster.attention_tp) * BF16_BYTES + touched + kv_bytes
 
 
-def decode_step(
-    requests: int,
-    tokens_each: int,
-    context: float,
-    precision: Precision,
-    cluster: Cluster,
-    fullest: float | None = None,
-) -> Terms:
+def decode_step(requests: int, tokens_each: int, context: float, precision: Precision, cluster: Cluster) -> Terms:
     """Return the cost of one target pass over `tokens_each` new tokens of each request (1: plain decode)."""
     s, tokens = cluster.shapes, requests * tokens_each
     expert = expert_weights(s, cluster.tp)
-    own = (fullest or cluster.in_a_group(requests)) * tokens_each
+    own = cluster.in_a_group(requests) * tokens_each
     projections = s.layers * attention_weights(s, cluster.attention_tp)
     products = own * projections + tokens * (fixed_weights(s, cluster.tp, cluster.attention_tp) - projections)
-    memory = decode_bytes(requests, tokens_each, context, precision, cluster, fullest) / cluster.bandwidth
+    memory = decode_bytes(requests, tokens_each, context, precision, cluster) / cluster.bandwidth
     attention = own * context * s.layers * s.heads / cluster.attention_tp * 2 * (2 * s.kv_rank + s.rope)
     compute = (products * 2 + attention) / BF16_OPS + tokens * s.top_k * expert * 2 * s.moe_layers / precision.ops
     return np.array([s.layers, memory + compute, 0.0])
@@ -213,50 +195,40 @@ def _step_weights(cluster: Cluster) -> float:
     return attention + (3 * s.hidden * s.draft_inner + 3 * s.hidden * s.hidden + s.vocab * s.hidden) / tp
 
 
-def draft_bytes(requests: int, context: float, cluster: Cluster, fullest: float | None = None) -> float:
+def draft_bytes(requests: int, context: float, cluster: Cluster) -> float:
     """Return the bytes that one draft step reads on a GPU: weights with the output head, and KV, in BF16."""
     shapes = cluster.shapes
     row = 2 * shapes.draft_kv_heads / cluster.attention_tp * shapes.draft_head_dim
     if not row:
         row = _mla_passes(cluster) * (shapes.kv_rank + shapes.rope)
-    kv = (fullest or cluster.in_a_group(requests)) * context * row
+    kv = cluster.in_a_group(requests) * context * row
     return (_step_weights(cluster) + kv) * BF16_BYTES
 
 
-def draft_step(requests: int, context: float, cluster: Cluster, fullest: float | None = None) -> Terms:
+def draft_step(requests: int, context: float, cluster: Cluster) -> Terms:
     """Return the cost of one step of the one-layer draft with its output head, in BF16."""
-    memory = draft_bytes(requests, context, cluster, fullest) / cluster.bandwidth
-    compute = (fullest or cluster.in_a_group(requests)) * _step_weights(cluster) * 2 / BF16_OPS
+    memory = draft_bytes(requests, context, cluster) / cluster.bandwidth
+    compute = cluster.in_a_group(requests) * _step_weights(cluster) * 2 / BF16_OPS
     return np.array([1.0, memory + compute, 0.0])
 
 
-def speculative_step(
-    requests: int, steps: int, context: float, precision: Precision, cluster: Cluster, fullest: float | None = None
-) -> Terms:
+def speculative_step(requests: int, steps: int, context: float, precision: Precision, cluster: Cluster) -> Terms:
     """Return the cost of a verify step and its draft steps; 0 steps are plain decoding."""
-    verify = decode_step(requests, steps + 1, context, precision, cluster, fullest)
-    return verify + steps * draft_step(requests, context, cluster, fullest) if steps else verify
+    verify = decode_step(requests, steps + 1, context, precision, cluster)
+    return verify + steps * draft_step(requests, context, cluster) if steps else verify
 
 
 def prefill(tokens: int, precision: Precision, cluster: Cluster, together: int = 1) -> Terms:
-    """Return the cost of one prompt. With DP attention each group prefills one of `together` prompts in a pass."""
-    prompts = min(together, cluster.groups)
-    return prefill_pass([[(tokens, 0)]] * prompts, precision, cluster) / prompts
+    """Return the cost of one prompt: matrix products, attention, and two all-reduces per layer.
 
-
-def prefill_pass(groups: Sequence[Sequence[tuple[float, float]]], precision: Precision, cluster: Cluster) -> Terms:
-    """Return the cost of a pass over prompts, by group of GPUs (new tokens, tokens before them) of each prompt.
-
-    It has matrix products, attention over the past, and two all-reduces per layer. With DP attention the group with the
-    most work decides the attention's time. SGLang then gathers by an all-reduce, too, because groups of unequal prompts
-    are not padded.
+    With DP attention each group prefills one of `together` prompts in a pass. SGLang then gathers by an all-reduce,
+    too, because groups of unequal prompts are not padded.
     """
-    s, tokens = cluster.shapes, sum(new for group in groups for new, _ in group)
-    head = s.vocab * s.hidden / cluster.tp
+    s, prompts = cluster.shapes, min(together, cluster.groups)
     projections = s.layers * attention_weights(s, cluster.attention_tp)
-    rest = fixed_weights(s, cluster.tp, cluster.attention_tp) - head - projections
-    experts = tokens * s.top_k * expert_weights(s, cluster.tp) * 2 * s.moe_layers / precision.ops
+    rest = fixed_weights(s, cluster.tp, cluster.attention_tp) - s.vocab * s.hidden / cluster.tp - projections
+    experts = prompts * tokens * s.top_k * expert_weights(s, cluster.tp) * 2 * s.moe_layers / precision.ops
     score = s.layers * s.heads / cluster.attention_tp * 2 * (s.nope + s.rope + s.v_head)
-    own = max(sum(new * (2 * projections + (past + new / 2) * score) for new, past in group) for group in groups)
-    reduced = cluster.all_reduce_s(2 * s.layers * tokens * s.hidden * BF16_BYTES)
-    return np.array([0.0, 0.0, (tokens * rest * 2 + own) / BF16_OPS + experts + reduced])
+    own = tokens * (2 * projections + tokens / 2 * score)
+    reduced = cluster.all_reduce_s(2 * s.layers * prompts * tokens * s.hidden * BF16_BYTES)
+    return np.array([0.0, 0.0, (prompts * tokens * rest * 2 + own) / BF16_OPS + experts + reduced]) / prompts

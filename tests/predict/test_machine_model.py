@@ -1,8 +1,6 @@
-"""The machine model against published figures and the memory plan; its steps with cached tokens and in groups."""
+"""The machine model against published figures and the memory plan, and its layouts."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -31,7 +29,6 @@ from kimi_w4a8_lab.predict.predict import (
     median_chunk,
     predict,
 )
-from kimi_w4a8_lab.predict.step_time import KimiStepTime
 
 CLUSTER = Cluster()
 FIT = calibrate(CLUSTER)
@@ -45,15 +42,6 @@ def test_a_layout_has_the_pool_of_the_memory_plan_and_can_be_served() -> None:
         many = layout("agent", *settings)
         assert (many.name, many.cluster.groups, many.chunk) == (f"TP 8, DP {count}", count, 16384 // count)
         assert many.kv_tokens > one.kv_tokens and render(load_recipe("agent"), settings).refused == []
-
-
-def test_a_cold_prompt_takes_the_time_of_the_fitted_model() -> None:
-    step, load = KimiStepTime(FIT, Cluster()), Load(40, steps=3, accept_length=2.7)
-    alone = predict(replace(load, concurrency=1), "ttft_median_ms", FIT, Cluster())
-    assert step.prefill([[(10240, 0)]]) * 1000 == pytest.approx(alone)
-    context = 10240 + 256
-    verify = step.decode([(40, 40 * context)]) * 1000 / median_chunk(2.7, 3)
-    assert verify == pytest.approx(predict(load, "itl_median_ms", FIT, Cluster()))
 
 
 @pytest.mark.parametrize(("accept_length", "size"), [(3.93, 4), (2.69, 4), (2.3, 3), (1.6, 2), (1.1, 1)])
@@ -73,17 +61,14 @@ def test_weights_have_the_price_of_the_recipes_checkpoint() -> None:
     assert {PRECISIONS[recipe.name].bytes_per_weight for recipe in recipes} == {0.5}
 
 
-def test_cached_tokens_save_time_and_short_prompts_still_read_the_weights() -> None:
-    step = KimiStepTime(FIT, Cluster())
-    whole, rest, short = step.prefill([[(65536, 0)]]), step.prefill([[(512, 65024)]]), step.prefill([[(1, 0)]])
-    assert rest < whole / 20 and 0.005 < short < step.prefill([[(2000, 0)]])
-
-
 def test_dp_attention_splits_requests_and_their_kv() -> None:
-    tp, dp = KimiStepTime(FIT, Cluster()), KimiStepTime(FIT, Cluster(groups=8))
-    context = 64 * 65536
-    assert dp.decode([(8, context / 8)] * 8) < tp.decode([(64, context)])  # heads are computed 16 at once
-    assert dp.prefill([[(8192, 0)], *[[]] * 7]) > tp.prefill([[(8192, 0)]])  # a single prompt has one GPU's attention
+    groups = Cluster(groups=8)
+    itl, ttft = (
+        [predict(Load(count, length), key, FIT, cluster) for cluster in (CLUSTER, groups)]
+        for count, length, key in ((64, 65536, "itl_median_ms"), (1, 8192, "ttft_median_ms"))
+    )
+    assert itl[1] < itl[0]  # heads are computed 16 at once
+    assert ttft[1] > ttft[0]  # a single prompt has one GPU's attention
 
 
 def test_the_model_meets_its_calibration_and_comes_near_the_rest() -> None:
