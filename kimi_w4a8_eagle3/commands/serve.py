@@ -82,17 +82,17 @@ def serve(
     if dry_run:
         _show(launch, as_json)
         return
-    checks = {"preflight": not no_preflight, "hardware": not any_hardware}
-    raise typer.Exit(_start(launch, ops_host, ops_port, drain_timeout, runs, **checks))
+    options = {"ops_host": ops_host, "ops_port": ops_port, "drain_timeout_s": drain_timeout, "runs": runs}
+    raise typer.Exit(_start(launch, preflight=not no_preflight, hardware=not any_hardware, **options))
 
 
-def _start(launch: Launch, *options: Any, **checks: bool) -> int:
-    """Serve until the end, and return the exit code; options: the first fields of `ServeOptions`."""
+def _start(launch: Launch, **options: Any) -> int:
+    """Serve until the end, and return the exit code; options: the fields of `ServeOptions`."""
     # Start-up: a dry run needs no supervisor.
     from ..fleet.checks import ServeOptions, ready_to_serve
     from ..fleet.serve import serve_foreground
 
-    asked = ServeOptions(*options, **checks)
+    asked = ServeOptions(**options)
     launch = ready_to_serve(launch, asked)
     if sys.stdout.isatty():  # run.json has the command
         _print_notes(launch)

@@ -13,9 +13,20 @@ import faulthandler
 import multiprocessing
 import os
 import signal
+from importlib import import_module
 
 from ..base.errors import or_end
 from . import hooks
+
+_EVERYWHERE = (  # what each process of an engine registers
+    "upkeep.metrics_hook", "decoding.exact_sampling", "decoding.kept_thinking", "memory.page_guard_hook",
+    "model.load_check", "model.quark_config", "upkeep.failing_outputs", "upkeep.failing_requests",
+    "upkeep.grammar_cache", "upkeep.local_store", "upkeep.nan_logits", "upkeep.pulse_hook", "upkeep.shared_memory",
+)  # fmt: skip
+_HTTP = (  # what the process with the HTTP server registers, too
+    "http.answer_parsers", "http.chat_contract", "http.large_requests", "http.messages_contract",
+    "http.responses_contract", "upkeep.orphans",
+)  # fmt: skip
 
 
 @or_end("the plugin cannot be installed")
@@ -27,49 +38,23 @@ def register() -> None:
     # SGLang's import order: on a CPU `run_module` runs before the first import of sglang
     from sglang.srt.plugins.hook_registry import HookRegistry
 
-    # Start-up: programs that need only one of these import this package, too.
-    from .decoding import exact_sampling, kept_thinking
-    from .memory import page_guard_hook
-    from .model import load_check, quark_config
-    from .upkeep import (
-        failing_outputs,
-        failing_requests,
-        full_disk,
-        grammar_cache,
-        local_store,
-        metrics_hook,
-        nan_logits,
-        orphans,
-        pulse_hook,
-        shared_memory,
-    )
+    from .upkeep import full_disk, orphans  # start-up: programs that need only one of these import this package, too
 
     orphans.end_with_parent()
     full_disk.install()
-    parts = (
-        exact_sampling, failing_outputs, failing_requests, grammar_cache, kept_thinking, load_check,
-        local_store, nan_logits, page_guard_hook, pulse_hook, quark_config, shared_memory,
-    )  # fmt: skip
-    features = [metrics_hook.ENGINE, metrics_hook.REQUESTS, *(part.FEATURE for part in parts)]
+    features = [feature for name in _EVERYWHERE for feature in _features_of(name)]
     if multiprocessing.parent_process() is None:  # schedulers and detokenizers do not need the HTTP server's imports
-        # SGLang's import order: its parsers and HTTP server
-        from .http import (
-            answer_parsers,
-            chat_contract,
-            collect_hook,
-            door,
-            large_requests,
-            messages_contract,
-            responses_contract,
-        )  # fmt: skip
+        from .http import answer_parsers, collect_hook, door  # SGLang's import order: its parsers and HTTP server
 
         answer_parsers.install()
-        http_parts = (
-            answer_parsers, chat_contract, large_requests, messages_contract, orphans, responses_contract,
-        )  # fmt: skip
-        features += [part.FEATURE for part in http_parts]
+        features += [feature for name in _HTTP for feature in _features_of(name)]
         features += [collect_hook.FEATURE] if os.environ.get(collect_hook.VARIABLE) else []
-        features += door.features()  # last: it imports the HTTP server, which reads the environment at its import
+        features += door.features()  # last: its targets import the HTTP server, which reads the environment then
     hooks.register(HookRegistry, features)
     # The watchdog sends SIGUSR1 to a hanging process, which then prints its stacks into the engine's log.
     faulthandler.register(signal.SIGUSR1, file=2)
+
+
+def _features_of(name: str) -> list[hooks.Feature]:
+    module = import_module(f"{__name__}.{name}")  # start-up: see `register`
+    return [value for value in vars(module).values() if isinstance(value, hooks.Feature)]

@@ -232,35 +232,3 @@ def test_callers_that_leave_keep_no_place(monkeypatch: pytest.MonkeyPatch) -> No
 
     assert asyncio.run(scenario()) == [None, b"well", None, b""]
     assert counted == 1
-
-
-def test_an_answer_is_reused_for_twenty_times_as_long_as_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, took, computations = 1024.0, 1 / 64, 0  # sums are exact
-    monkeypatch.setattr(computed, "time", SimpleNamespace(monotonic=lambda: now))
-
-    async def app(*_: Any) -> None:
-        nonlocal now, computations
-        now += took
-        computations += 1
-
-    answers = Computed(app)
-
-    async def counted(later_s: float, query: bytes = b"") -> int:
-        nonlocal now
-        now += later_s
-        for _ in range(2):  # timers that are due come after what the loop had to do already
-            await asyncio.sleep(0)
-        scope = {"method": "GET", "headers": [], "query_string": query}
-        await answers.answer("/v1/loads", scope, AsyncMock())
-        return computations
-
-    async def scenario() -> list[int]:
-        nonlocal now, took
-        asyncio.get_running_loop().time = lambda: now  # type: ignore[method-assign]
-        found = [await counted(later_s) for later_s in (0.0, 0.25, 0.0625)]
-        took = 10.0
-        found += [await counted(later_s) for later_s in (1.0, 0.9375, 0.0625)]  # at most a second
-        took, now = 1 / 64, now + 2
-        return found + [await counted(0.5, b"%d" % number) for number in range(32)]  # an old answer takes no place
-
-    assert asyncio.run(scenario()) == [1, 1, 2, 3, 3, 4, *range(5, 37)]

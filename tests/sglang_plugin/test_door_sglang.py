@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
-import pytest
 from support.sglang_program import BOTH, VERSIONS, found, run
 
 PROGRAM = """
@@ -228,18 +225,6 @@ def test_nothing_is_served_if_any_part_of_the_door_is_missing() -> None:
     assert {said.pop(name) for name in healthy} == {"went on"}
     assert len(said) == 14
     assert {name: line for name, line in said.items() if not line.startswith("kimi-w4a8: ")} == {}
-
-
-@pytest.mark.slow
-def test_in_the_c_locale_there_is_a_door_or_no_server() -> None:
-    """Import the door's modules in the C locale, where a file read without an encoding can fail, as in torch 2.13."""
-    locale = {"LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    done = run(PROGRAM, **locale, KIMI_ADMIN_KEY="k" * 8, new=True)
-    if done.returncode == 0:
-        assert json.loads(done.stdout.splitlines()[-1])["outermost"] == "Door"
-    else:
-        assert (done.returncode, done.stdout) == (1, "")
-        assert "kimi-w4a8: the plugin cannot be installed, so nothing is served: UnicodeDecodeError" in done.stderr
 
 
 def test_a_misspelt_setting_ends_the_process_with_its_reason() -> None:

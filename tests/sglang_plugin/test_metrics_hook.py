@@ -98,15 +98,6 @@ def test_only_a_whole_answer_of_two_tokens_or_more_has_a_time_per_token(
     assert registry.get_sample_value(name, labels) == expected
 
 
-def test_a_release_with_its_own_time_per_token_keeps_it(collector: SimpleNamespace) -> None:
-    newer = SimpleNamespace(**vars(collector), histogram_request_time_per_output_token=object())
-    del newer.kimi_tpot
-    newer._counter_cls = partial(Counter, registry=CollectorRegistry())
-    define_request_metrics(None, newer)
-    count(newer)
-    assert not hasattr(newer, "kimi_tpot")
-
-
 def test_a_metric_that_fails_does_not_end_the_engine(caplog: pytest.LogCaptureFixture) -> None:
     emit_constants(None, SimpleNamespace(), max_total_num_tokens=5)  # no labels: an attribute error inside
     assert "a metric of kimi-w4a8-eagle3 failed" in caplog.text

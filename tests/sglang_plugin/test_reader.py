@@ -7,7 +7,6 @@ way, long ones in 300. A token is what Kimi's tokenizer makes one of: each marke
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -120,16 +119,6 @@ print(json.dumps({"said": said}))
 """
 
 
-# SGLang's own readers again.
-OWN_CALLS = """
-from sglang.srt.function_call.function_call_parser import FunctionCallParser as F
-from sglang.srt.function_call.kimik2_detector import KimiK2Detector
-F.ToolCallParserEnum["kimi_k2"] = KimiK2Detector
-"""
-OWN_THINKING = """
-from sglang.srt.parser.reasoning_parser import KimiK2Detector, ReasoningParser
-ReasoningParser.DetectorMap["kimi_k2"] = KimiK2Detector
-"""
 # Ours with faults; the first is that of `support.wrong_answers`.
 _READER = "from kimi_w4a8_eagle3.chat import reader\nR = reader.Reader\n"
 FAULTS = {
@@ -153,9 +142,9 @@ R._words = words""",
 }
 
 
-def read(newest: bool, first: str = "", names: Collection[str] = ANSWERS) -> dict[str, Any]:
-    answers = json.dumps({name: ANSWERS[name][0] for name in names})
-    return found(first + READ.replace("ANSWERS", repr(answers)), newest)
+def read(newest: bool) -> dict[str, Any]:
+    answers = json.dumps({name: tokens for name, (tokens, *_) in ANSWERS.items()})
+    return found(READ.replace("ANSWERS", repr(answers)), newest)
 
 
 @BOTH
@@ -178,27 +167,6 @@ def test_without_tools_an_answer_has_no_marker_and_loses_nothing_else(newest: bo
     texts = [f"I</think>a{S}{B}search:0{A}{A1}{X}{E}b", f"I{B}</think><think>"]
     got = found(UNDECLARED.replace("TEXTS", repr(json.dumps(texts))), newest)
     assert got["said"] == [["I", f"asearch:0{A1}b"], ["I", "<think>"]]
-
-
-@BOTH
-def test_sglangs_own_reader_loses_calls(newest: bool) -> None:
-    """A failure of this test means that SGLang fixed a bug and our reader can shrink."""
-    wrong = ["cut in the arguments", "the second is cut", "text after", "no arguments", "a bare name"]
-    parted = ["a marker in the arguments", "spaces"]
-    got = read(newest, OWN_CALLS, [*wrong, *parted, "one call"])
-    right = {name: [*ANSWERS[name][1:4]] for name in got}
-    lost = {name for name in got if got[name]["whole"][:3] != right[name]}
-    torn = {name for name in got if [call[:3] for call in got[name]["streamed"]] != [right[name]]}
-    assert set(wrong) <= lost and set(parted) <= torn
-    assert "one call" not in lost | torn  # the harness reads it right
-
-
-@BOTH
-def test_sglangs_own_reader_opens_thinking_anew(newest: bool) -> None:
-    """A failure of this test means that SGLang fixed a bug and our reader can shrink."""
-    got = read(newest, OWN_THINKING, ["thinking in the arguments", "thinking after a call", "one call"])
-    torn = {name for name in got if got[name]["streamed"] != [[*ANSWERS[name][1:]]]}
-    assert torn == {"thinking in the arguments", "thinking after a call"}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
