@@ -82,16 +82,15 @@ def test_ports_are_those_of_the_recipe_and_every_service_and_policy_meets_one(
     port = int(load_recipe(environment(objects, engine)["RECIPE"]).args["port"])
     assert {one["name"]: one["containerPort"] for one in engine["ports"]} == {"api": port, "ops": port + 1}
     assert option(command_lines(objects, engine)[0], "--ops-port") == str(port + 1)
-    for workload in workloads(objects):
-        ports = {one["name"]: one["containerPort"] for one in served(workload)["ports"]}
-        labels = pod_of(workload)["metadata"]["labels"].items()
-        for service in of_kind(objects, "Service").values():
-            if service["spec"]["selector"].items() <= labels:
-                assert {ports.get(one["targetPort"]) for one in service["spec"]["ports"]} <= set(ports.values())
-        for policy in of_kind(objects, "NetworkPolicy").values():
-            if policy["spec"]["podSelector"]["matchLabels"].items() <= labels:
-                allowed = {one["port"] for rule in policy["spec"]["ingress"] for one in rule["ports"]}
-                assert allowed <= set(ports.values())
+    for service in of_kind(objects, "Service").values():
+        (workload,) = selected(objects, service["spec"]["selector"])
+        assert {one["targetPort"] for one in service["spec"]["ports"]} <= {
+            one["name"] for one in served(workload)["ports"]
+        }
+    for policy in of_kind(objects, "NetworkPolicy").values():
+        (workload,) = selected(objects, policy["spec"]["podSelector"]["matchLabels"])
+        allowed = {one["port"] for rule in policy["spec"]["ingress"] for one in rule["ports"]}
+        assert allowed <= {one["containerPort"] for one in served(workload)["ports"]}
 
 
 def test_a_headless_service_lists_the_engines_that_are_ready(objects: list[Manifest]) -> None:
@@ -137,23 +136,19 @@ def test_a_pod_may_finish_what_it_has_begun(objects: list[Manifest], engine: Man
     assert grace >= served_for + END_OF_PROCESSES_S
 
 
-def test_every_mount_has_a_volume_and_every_volume_a_mount(objects: list[Manifest]) -> None:
-    for workload in workloads(objects):
-        pod = pod_of(workload)
-        volumes = [volume["name"] for volume in pod["spec"].get("volumes", [])]
-        volumes += [claim["metadata"]["name"] for claim in workload["spec"].get("volumeClaimTemplates", [])]
-        mounts = {mount["name"] for part in containers(pod) for mount in part["volumeMounts"]}
-        assert mounts == set(volumes) and len(volumes) == len(set(volumes))
-
-
 def image_environment() -> dict[str, str]:
     """Return the variables that the image's last ENV instruction sets."""
     instruction = re.findall(r"^ENV ((?:.*\\\n)*.*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)[-1]
     return dict(word.split("=", 1) for word in shlex.split(instruction.replace("\\\n", " ")))
 
 
-def test_what_is_written_is_mounted(engine: Manifest) -> None:
+def test_what_is_written_is_mounted(objects: list[Manifest], engine: Manifest) -> None:
     """With a read-only root file system; the folders are those of the Dockerfile, /tmp and shared memory."""
+    for workload in workloads(objects):
+        volumes = [volume["name"] for volume in pod_of(workload)["spec"].get("volumes", [])]
+        volumes += [claim["metadata"]["name"] for claim in workload["spec"].get("volumeClaimTemplates", [])]
+        mounts = {mount["name"] for part in containers(pod_of(workload)) for mount in part["volumeMounts"]}
+        assert mounts == set(volumes) and len(volumes) == len(set(volumes))
     assert {"/home/kimi", "/runs", "/tmp", "/dev/shm"} <= writable(engine)
     modules = image_environment()["HF_MODULES_CACHE"]  # transformers copies a checkpoint's own code there
     assert any(Path(modules).is_relative_to(folder) for folder in writable(engine))
@@ -175,9 +170,6 @@ def test_pods_have_the_least_rights(objects: list[Manifest]) -> None:
             rights = part["securityContext"]
             assert rights["readOnlyRootFilesystem"] and rights["allowPrivilegeEscalation"] is False
             assert rights["capabilities"]["drop"] == ["ALL"] and "privileged" not in rights
-
-
-def test_capabilities_are_added_only_where_the_namespace_says_so(objects: list[Manifest]) -> None:
     parts = [part for workload in workloads(objects) for part in containers(pod_of(workload))]
     added = [name for part in parts for name in part["securityContext"]["capabilities"].get("add", [])]
     labels = of_kind(objects, "Namespace")["kimi"]["metadata"]["labels"]
