@@ -58,6 +58,12 @@ def test_files_and_functions_are_short() -> None:
     assert long == []
 
 
+def test_modules_of_tests_have_names_of_their_own() -> None:
+    """pytest imports them by name alone, and refuses a second one where the whole suite runs."""
+    names = [Path(name).name for name in PYTHON if name.startswith("tests/")]
+    assert [name for name in set(names) - {"conftest.py"} if names.count(name) > 1] == []
+
+
 def test_few_folders_import_sglang() -> None:
     assert [name for name, text in PYTHON.items() if SGLANG.search(text) and not name.startswith(OF_SGLANG)] == []
 

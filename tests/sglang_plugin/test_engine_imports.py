@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from support.sglang_program import environment
 
+pytestmark = pytest.mark.slow  # two imports of SGLang that no other test shares
 LIST = Path(__file__).with_name("engine_imports.txt")
 KERNELS = "kimi_w4a8_eagle3.moe.flydsl.kernels"
 PROGRAM = """
