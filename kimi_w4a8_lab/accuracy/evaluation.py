@@ -18,13 +18,11 @@ from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT, RECORD
 from ..base.request_progress import request_progress
 from ..base.run_folder import RunFolder
 from ..base.server_under_test import Server, Target
-from .recorder import REQUESTS, Answer, Patience, Recorder
+from .recorder import REQUESTS, Answer, JsonBody, Patience, Recorder
 from .results import Conclusion, EvalResult
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-
-JsonBody = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)

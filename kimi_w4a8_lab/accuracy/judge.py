@@ -9,7 +9,7 @@ from kimi_w4a8_eagle3.base.installed import operator_dir
 
 from ..base.verdict import Verdict
 from . import significance
-from .results import Accuracy, AgainstReference, Differing, Judgement, Paired, ProblemOutcome, Reference, not_worse
+from .results import Accuracy, AgainstReference, Judgement, Paired, ProblemOutcome, Reference, not_worse
 from .tasks import METRICS
 
 _WORDS = {Verdict.PASS: "not worse", Verdict.FAIL: "worse", Verdict.INCONCLUSIVE: "undecided, the interval allows both"}
@@ -128,7 +128,8 @@ def _compare(pairs: Sequence[tuple[ProblemOutcome, ProblemOutcome]], metric: str
     )  # fmt: skip
 
 
-def _difference(new: ProblemOutcome, base: ProblemOutcome) -> Differing:
-    """Return a problem that only one of two configurations solves in at least one metric."""
-    solved_by = {m: "new" if new.correct[m] else "baseline" for m in new.correct if new.correct[m] != base.correct[m]}
-    return Differing(new.id, new.question, new.target, solved_by, new.text, base.text)
+def _difference(new: ProblemOutcome, base: ProblemOutcome) -> list[str]:
+    """Return a row of `Judgement.differing`."""
+    sides = {metric: "new" if new.correct[metric] else "baseline" for metric in METRICS}
+    solved_by = [f"{metric}: {side}" for metric, side in sides.items() if new.correct[metric] != base.correct[metric]]
+    return [str(new.id), new.question, new.target, ", ".join(solved_by), new.text, base.text]

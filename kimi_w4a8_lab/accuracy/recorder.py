@@ -28,6 +28,7 @@ from kimi_w4a8_eagle3.engine.reply import Reply, events
 
 from ..base.first_error import first_error
 
+JsonBody = dict[str, Any]
 REQUESTS = "requests.jsonl"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 _RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})

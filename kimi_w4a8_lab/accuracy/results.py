@@ -15,6 +15,7 @@ from .significance import ShareInterval
 from .tasks import MARKER
 
 CALLS = "tool_calls"
+DIFFERING = ("problem", "question", "answer", "solved by", "this run", "baseline")
 Status = Literal["answered", "truncated", "failed"]
 
 
@@ -99,18 +100,6 @@ def not_worse(difference: ShareInterval, margin: float) -> Verdict:
     return Verdict.FAIL if difference.high < 0 else Verdict.INCONCLUSIVE
 
 
-@dataclass(frozen=True)
-class Differing:
-    """Problem that only one of two configurations solves in at least one metric. new, base: their answers."""
-
-    id: int
-    question: str
-    target: str
-    solved_by: dict[str, str]
-    new: str
-    base: str
-
-
 @dataclass
 class Conclusion:
     """Verdict of a run. `reasons` explains `state`, which is MEASURED until a finding judges it."""
@@ -131,7 +120,10 @@ class Conclusion:
 
 @dataclass
 class Judgement(Conclusion):
-    """Conclusion with the accuracies and comparisons that led to it."""
+    """Conclusion with the accuracies and comparisons that led to it.
+
+    differing: problems that only one side solves in at least one metric, with both answers, by the columns DIFFERING.
+    """
 
     problems: int = 0
     failed: int = 0
@@ -141,7 +133,7 @@ class Judgement(Conclusion):
     accuracies: list[Accuracy] = field(default_factory=list)
     references: list[AgainstReference] = field(default_factory=list)
     paired: list[Paired] = field(default_factory=list)
-    differing: list[Differing] = field(default_factory=list)
+    differing: list[list[str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

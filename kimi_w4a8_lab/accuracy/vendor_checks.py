@@ -19,10 +19,8 @@ from kimi_w4a8_eagle3.base.installed import operator_dir
 from kimi_w4a8_eagle3.base.next_step import pip_install
 
 from ..base.data_file import require_trusted_tokenizer
-from .recorder import Answer
+from .recorder import Answer, JsonBody
 from .tool_scores import message_of, wrong
-
-JsonBody = dict[str, Any]
 
 _MODES = ({"thinking": True}, {"thinking": False})
 _ACCEPTED: tuple[JsonBody, ...] = (

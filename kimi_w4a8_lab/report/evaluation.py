@@ -13,6 +13,7 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.finding import Finding
 
 from ..accuracy.results import (
+    DIFFERING,
     Accuracy,
     AccuracyResult,
     AgainstReference,
@@ -37,7 +38,6 @@ _ACCURACIES = ("metric", "solved", "measured [95%]", "published [95%]", "by", "d
 _SOLVED = ("both solve", "only this run", "only the baseline", "neither")
 _CHECKS = ("check", "found", "wanted", "result")
 _PAIRED = ("metric", *_SOLVED, "difference [90%]", "McNemar p", "power")
-_DIFFERING = ("problem", "question", "answer", "solved by", "this run", "baseline")
 _DIFFERENCE = ("server", "concurrency", "request", "kind", "token", "what differs")
 
 
@@ -72,11 +72,7 @@ def _sections(result: EvalResult) -> Iterator[Section]:
         ]
         table = Table(("what is wrong", "the calls"), wrong)
         yield Section("Calls that do not fit their schema", tables=[table], closed=True)
-    unlike = [
-        [str(one.id), one.question, one.target, ", ".join(map(": ".join, one.solved_by.items())), one.new, one.base]
-        for one in judged.differing
-    ]
-    yield Section("Problems that only one side solves", tables=[Table(_DIFFERING, unlike)], closed=True)
+    yield Section("Problems that only one side solves", tables=[Table(DIFFERING, judged.differing)], closed=True)
     if isinstance(result, (LosslessResult, ExactResult)):
         table = Table(_DIFFERENCE, [list(map(str, asdict(one).values()))[:6] for one in result.verdict.differences])
         yield Section("Answers that differ", tables=[table], closed=True)

@@ -19,7 +19,6 @@ from kimi_w4a8_lab.accuracy.results import (
     Accuracy,
     AgainstReference,
     Conclusion,
-    Differing,
     Judgement,
     Reference,
     SmokeResult,
@@ -101,7 +100,7 @@ def test_the_page_escapes_answers_and_loads_no_outside_file(tmp_path):
     verdict = Judgement(
         Verdict.FAIL, ["worse"], references=[AgainstReference(reference, apart, Verdict.FAIL)],
         accuracies=[Accuracy("strict-match", 9, 10, ShareInterval(0.9, 0.85, 0.95))],
-        differing=[Differing(3, nasty, "4", {"strict-match": "new"}, nasty, "")],
+        differing=[["3", nasty, "4", "strict-match: new", nasty, ""]],
     )  # fmt: skip
     result = accuracy_result(verdict, "eagle3", task="GSM8K", judged_against="w4a8")
     record = {"started": "2026-11-22T12:00:00", "versions": {"sglang": "0.5.23"}, "git_commit": "0123456789abcdef"}

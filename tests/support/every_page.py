@@ -17,7 +17,7 @@ from typing import Any
 from kimi_w4a8_eagle3.engine.client import Generation
 from kimi_w4a8_lab.accept import claims
 from kimi_w4a8_lab.accept.journal import AcceptResult, Figure, StageResult
-from kimi_w4a8_lab.accuracy.results import Accuracy, AccuracyResult, Differing, Judgement, Paired
+from kimi_w4a8_lab.accuracy.results import Accuracy, AccuracyResult, Judgement, Paired
 from kimi_w4a8_lab.accuracy.significance import ShareInterval
 from kimi_w4a8_lab.base.verdict import Verdict
 from kimi_w4a8_lab.report import evaluation, measured
@@ -99,7 +99,7 @@ def evaluation_page(run: Path) -> Page:
     verdict = Judgement(
         Verdict.PASS, ["not worse"], problems=500, paired=[paired],
         accuracies=[Accuracy("strict-match", 487, 500, ShareInterval(0.974, 0.956, 0.985))],
-        differing=[Differing(3, LONG, "24", {"strict-match": "new"}, LONG, "")],
+        differing=[["3", LONG, "24", "strict-match: new", LONG, ""]],
     )  # fmt: skip
     return evaluation.page(run, accuracy_result(verdict, f"tiny {HOSTILE}"))
 
