@@ -18,7 +18,7 @@ from ..engine import startup_check
 from ..engine.client import EngineClient
 from ..fleet.checks import weights_digest
 from ..quark.preflight import PreflightReport, preflight
-from ..quark.problems import Problem
+from ..quark.target_checks import Problem
 from ..recipe.trusted_code import Source, untrusted
 from .options import KEY_FILE
 

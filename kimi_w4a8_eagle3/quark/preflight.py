@@ -1,23 +1,26 @@
 """The check before any weight is loaded: configs, headers and small tensors of a target and its draft.
 
 It finds what would cost a long load, or would load and answer wrongly. Once weights are loaded, each rank compares all
-of them with the files (`sglang_plugin/model/load_check.py`).
+of them with the files (`sglang_plugin/model/load_check.py`). A draft that does not fit its target fails only after the
+target was loaded, or it loads and none of its tokens is accepted.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ..base.errors import KimiError
 from ..base.files import read_json
 from . import target_checks
-from .config import ModelConfig, draft_shape, read_model_config
-from .draft_checks import check_draft, installed_sglang, vocabulary_note
-from .problems import Problem
-from .safetensors_header import Checkpoint, read_checkpoint
+from .config import MHA_DRAFT, MLA_DRAFT, DraftShape, ModelConfig, TextShape, draft_shape, read_model_config
+from .safetensors_header import Checkpoint, TensorInfo, read_checkpoint
+from .target_checks import Findings, Problem
 from .weight_format import INT4, MXFP4
 
 _SHOWN = 5
@@ -144,3 +147,154 @@ def _read_files(directory: Path, check: str, report: PreflightReport) -> Checkpo
     report.small_tensors_read += read
     report.problems += [Problem.of(check, error) for error in checkpoint.problems] + problems
     return checkpoint
+
+
+_MLA_LAYER = (
+    "input_layernorm", "hidden_norm", "post_attention_layernorm", "self_attn.q_a_proj", "self_attn.q_a_layernorm",
+    "self_attn.q_b_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.kv_a_layernorm", "self_attn.kv_b_proj",
+    "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
+)  # fmt: skip
+
+
+def captured_layers(draft: DraftShape, target: TextShape) -> list[int]:
+    """Return the layers of the target whose *incoming* hidden state SGLang captures for this draft.
+
+    Without a list in the draft's `eagle_config` these are 2, the middle and the third last. A list that begins with 1
+    is shifted by one, because SGLang reads it as "the output of layer i".
+    """
+    ids = draft.eagle_config.eagle_aux_hidden_state_layer_ids
+    layers = target.num_hidden_layers
+    if ids is None:
+        return [2, layers // 2, layers - 3]
+    return [i + 1 for i in ids] if ids and ids[0] == 1 else list(ids)
+
+
+def check_draft(
+    draft: DraftShape, checkpoint: Checkpoint, target: TextShape, tp: int, sglang: Path | None = None
+) -> list[Problem]:
+    """Report everything that would make the draft fail to load, or load and never get a token accepted.
+
+    sglang: folder of the SGLang that will serve the draft; None skips the check for SGLang's class.
+    """
+    findings = Findings("draft", checkpoint.directory / "config.json", "use the draft that was trained for this target")
+    if not {MHA_DRAFT, MLA_DRAFT} & set(draft.architectures):
+        found = ", ".join(draft.architectures) or "none"
+        findings.add(f"draft architecture is {found}", f"{MHA_DRAFT} or {MLA_DRAFT}")
+        return findings.problems()
+    models = sglang.glob("srt/models/*eagle3*.py") if draft.mla and sglang else ()
+    if draft.mla and sglang and not any(f"class {MLA_DRAFT}(" in file.read_text() for file in models):
+        found, remedy = f"the installed SGLang has no {MLA_DRAFT}", "install a newer SGLang, or use an MHA draft"
+        findings.add(found, "the class that serves an MLA draft", remedy=remedy)
+        return findings.problems()
+    captured, last = captured_layers(draft, target), target.num_hidden_layers - 1
+    if captured != sorted(set(captured)) or not captured or not 0 <= captured[0] <= captured[-1] <= last:
+        found = (
+            f"captured layers {captured} (eagle_aux_hidden_state_layer_ids) do not fit a target of {last + 1} layers"
+        )
+        findings.add(found, f"ascending, different layers between 0 and {last}: the target emits each once, in order")
+    _check_config(draft, target, tp, findings)
+    if checkpoint.tensors and not checkpoint.unread:
+        _check_tensors(draft, checkpoint, target, len(captured), findings)
+        _check_vocabulary_map(draft, checkpoint, target, findings)
+    return findings.problems()
+
+
+def _check_config(draft: DraftShape, target: TextShape, tp: int, findings: Findings) -> None:
+    size, width = draft.draft_vocab_size, draft.target_hidden_size or draft.hidden_size
+    if width != target.hidden_size:
+        name = "target_hidden_size" if draft.target_hidden_size else "hidden_size"
+        findings.add(f"draft {name} is {width}", f"the target's {target.hidden_size}")
+    if draft.vocab_size != target.vocab_size:
+        findings.add(f"draft vocab_size is {draft.vocab_size}", f"the target's {target.vocab_size}")
+    kv_heads = tp if draft.mla else draft.num_key_value_heads or draft.num_attention_heads  # latents are not split
+    if draft.num_attention_heads % tp or (kv_heads % tp and tp % kv_heads):
+        what = f"TP {tp} does not divide the draft's {draft.num_attention_heads} attention or {kv_heads} KV heads"
+        findings.add(what, "a tensor-parallel size that divides both", remedy="choose another --tp")
+    if not draft.mla and not draft.names_vocabulary:
+        expected = "the rows of its lm_head, or null for the target's lm_head: SGLang reads the field"
+        findings.add("draft has no draft_vocab_size", expected, remedy="add it to the draft's config.json")
+    if size is not None and size > target.vocab_size:
+        findings.add(f"draft_vocab_size is {size}", f"at most the target's {target.vocab_size}")
+    elif size is not None and size < target.vocab_size and draft.tie_word_embeddings:
+        found = f"draft proposes {size} tokens with tie_word_embeddings: its head would be the target's embedding"
+        findings.add(found, f"an lm_head of its own with {size} rows: none would be accepted")
+
+
+def vocabulary_note(draft: DraftShape, target: TextShape) -> list[str]:
+    """Return one sentence about a draft that cannot propose every token of the target, or nothing."""
+    size = draft.draft_vocab_size or target.vocab_size
+    note = (
+        f"the draft proposes {size:,} of the target's {target.vocab_size:,} tokens: text of other tokens gains no "
+        "speed, and with --speculative-use-rejection-sampling SGLang ends after loading"
+    )
+    return [note] if size < target.vocab_size else []
+
+
+def _check_tensors(
+    draft: DraftShape, checkpoint: Checkpoint, target: TextShape, captured: int, findings: Findings
+) -> None:
+    hidden = draft.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {
+        "fc.weight": (hidden, captured * target.hidden_size),
+        "norm.weight": (hidden,),
+        "embed_tokens.weight": (target.vocab_size, hidden),
+    }
+    if draft.fc_norm:
+        shapes |= {f"fc_norm.{number}.weight": (target.hidden_size,) for number in range(captured)}
+    if draft.draft_vocab_size and not draft.tie_word_embeddings:
+        shapes["lm_head.weight"] = (draft.draft_vocab_size, hidden)
+    layer = [f"midlayer.{name}.weight" for name in _MLA_LAYER] if draft.mla else []
+    for name in (*shapes, *layer):
+        tensor = _find(checkpoint, name)
+        # The embedding may be absent: SGLang shares the target's.
+        if tensor is None and name != "embed_tokens.weight":
+            findings.add(f"draft has no {name}", "all weights of its class")
+        elif tensor is not None and tensor.shape != shapes.get(name, tensor.shape):
+            findings.add(f"draft {name} has shape {list(tensor.shape)}", str(list(shapes[name])), tensor)
+    head = _find(checkpoint, "lm_head.weight")
+    if head is not None and not draft.draft_vocab_size and draft.names_vocabulary and not draft.mla:
+        found = "draft has an lm_head, which SGLang replaces by the target's: its draft_vocab_size is null"
+        findings.add(found, f'"draft_vocab_size": {head.shape[0]}', head, "correct its config.json")
+    for tensor in checkpoint.tensors.values() if draft.mla else ():
+        name = tensor.name.replace("layers.0.", "midlayer.")
+        if name not in (*shapes, *layer, "d2t", "t2d", "model.d2t", "model.t2d"):
+            asked = " (its config does not enable fc_norm)" if name.startswith("fc_norm.") else ""
+            found = f"draft has weights that {MLA_DRAFT} does not load{asked}"
+            findings.add(found, "names of the layer, fc, norm and lm_head alone", tensor)
+        elif "kv_b_proj" in name and tensor.dtype not in ("BF16", "F16", "F32"):
+            found = f"draft's kv_b_proj is {tensor.dtype}"
+            findings.add(found, "BF16: SGLang splits it as it is", tensor, "use the BF16 draft")
+
+
+def _check_vocabulary_map(draft: DraftShape, checkpoint: Checkpoint, target: TextShape, findings: Findings) -> None:
+    """Check the map d2t of a smaller vocabulary: `d2t[i] + i` is the target's token for the draft's token i."""
+    size = draft.draft_vocab_size or draft.vocab_size
+    d2t = _find(checkpoint, "d2t")
+    if d2t is None:
+        if size != target.vocab_size:
+            found = "draft has no vocabulary map d2t"
+            findings.add(found, f"d2t: [{size}] offsets into the target's {target.vocab_size} tokens")
+        return
+    if d2t.shape != (size,) or d2t.dtype not in ("I64", "I32"):
+        findings.add(f"vocabulary map d2t is {d2t.dtype} {list(d2t.shape)}", f"I64 [{size}]", d2t)
+        return
+    dtype = "<i8" if d2t.dtype == "I64" else "<i4"
+    tokens = np.fromfile(d2t.file, dtype=dtype, count=size, offset=d2t.start) + np.arange(size)
+    outside = int(((tokens < 0) | (tokens >= target.vocab_size)).sum())
+    repeated = size - len(np.unique(tokens))
+    if outside or repeated:
+        counts = f"({outside} of {size} tokens outside, {repeated} repeated)"
+        found = f"vocabulary map d2t is not a map into the target's vocabulary {counts}"
+        findings.add(found, f"{size} different tokens below {target.vocab_size}", d2t)
+
+
+def _find(checkpoint: Checkpoint, name: str) -> TensorInfo | None:
+    """Return the tensor with this name or with another one that SGLang's loaders accept for it."""
+    names = (name, f"model.{name}", name.replace("midlayer.", "layers.0."))
+    return next((tensor for known in names if (tensor := checkpoint.tensors.get(known)) is not None), None)
+
+
+def installed_sglang() -> Path | None:
+    """Return the folder of the installed SGLang, found without importing it."""
+    spec = find_spec("sglang")
+    return Path(spec.origin).parent if spec is not None and spec.origin else None

@@ -16,7 +16,7 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.files import read_json
 from kimi_w4a8_eagle3.fleet.checks import weights_digest
 from kimi_w4a8_eagle3.quark.config import TextShape, draft_shape, read_model_config
-from kimi_w4a8_eagle3.quark.draft_checks import captured_layers, check_draft
+from kimi_w4a8_eagle3.quark.preflight import captured_layers, check_draft
 from kimi_w4a8_eagle3.quark.safetensors_header import read_checkpoint
 
 from .eagle3 import Draft, DraftSizes

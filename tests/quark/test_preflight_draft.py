@@ -12,8 +12,7 @@ import torch
 from support.kimi_checkpoint import CAPTURED, DRAFT, HIDDEN, LAYERS, TEXT, VOCAB, edit_json, rewrite
 
 from kimi_w4a8_eagle3.quark.config import DraftShape, TextShape, draft_shape, read_model_config
-from kimi_w4a8_eagle3.quark.draft_checks import captured_layers, check_draft, installed_sglang
-from kimi_w4a8_eagle3.quark.preflight import preflight
+from kimi_w4a8_eagle3.quark.preflight import captured_layers, check_draft, installed_sglang, preflight
 from kimi_w4a8_eagle3.quark.safetensors_header import read_checkpoint
 
 KV_B = "midlayer.self_attn.kv_b_proj.weight"

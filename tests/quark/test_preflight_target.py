@@ -17,7 +17,7 @@ from support.kimi_checkpoint import EXPERTS, HIDDEN, INTER, LAYERS, edit_json, e
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.quark.preflight import PreflightReport, preflight
-from kimi_w4a8_eagle3.quark.problems import Problem
+from kimi_w4a8_eagle3.quark.target_checks import Problem
 
 PREFIX = "language_model.model.layers"
 GATE = f"{PREFIX}.1.mlp.experts.2.gate_proj.weight"
