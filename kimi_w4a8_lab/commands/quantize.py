@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import typer
 from rich.console import Console
@@ -23,13 +22,6 @@ from .groups import expanded
 app = typer.Typer(
     name="quantize", help="Quantize a target or a draft with AMD Quark, shard by shard.", no_args_is_help=True
 )
-
-
-class Format(str, Enum):
-    """Values of --format."""
-
-    INT4 = "int4"
-    MXFP4 = "mxfp4"
 
 
 SOURCE = typer.Argument(..., metavar="SRC", help="Folder of the checkpoint to quantize.")
@@ -51,7 +43,7 @@ class Job:
 def w4a8_target(
     source: Path = SOURCE,
     destination: Path = DESTINATION,
-    weights: Format = typer.Option(Format.INT4, "--format", help="Format of the experts' weights."),
+    weights: Literal["int4", "mxfp4"] = typer.Option("int4", "--format", help="Format of the experts' weights."),
     exclude: list[str] = typer.Option([], "--exclude", help="Layers not to quantize, instead of the published list."),
     *,
     job: Job,
@@ -66,10 +58,10 @@ def w4a8_target(
     sources.require_target(config, checkpoint, patterns, optional=sources.VISION)
 
     def quantize(folder: Path, result: Path) -> None:
-        stored = MXFP4 if weights == Format.MXFP4 else INT4
+        stored = MXFP4 if weights == "mxfp4" else INT4
         quantize_w4a8(folder, result, weights=stored, exclude=patterns, device=job.device, verbose=job.verbose)
 
-    settings = {"format": weights.value, "exclude": patterns, "quark": version, "device": job.device}
+    settings = {"format": weights, "exclude": patterns, "quark": version, "device": job.device}
     _run(checkpoint, destination, quantize, settings)
 
 
