@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from support.sglang_program import BOTH, found
 
-from kimi_w4a8_eagle3.door.admission import cores, threads_of
-from kimi_w4a8_eagle3.sglang_plugin.upkeep import grammar_cache
-
 KEPT = """
 import json
 from sglang.srt.constrained.base_grammar_backend import InvalidGrammarObject
@@ -45,10 +42,6 @@ def test_the_oldest_grammars_are_forgotten(newest: bool) -> None:
     assert answer["again"] == [False, True]
     assert answer["compiler"] == 256 * 2**20  # -1 is SGLang's own, no limit
     assert answer["timed_out"] == [False, True]
-
-
-def test_half_of_the_cores_are_left_to_others() -> None:
-    assert grammar_cache.bound_compiler("info")[1]["max_threads"] == threads_of(cores())
 
 
 COMPACT = """

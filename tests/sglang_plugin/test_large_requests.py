@@ -11,8 +11,6 @@ from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
-from pydantic import BaseModel
-from starlette.responses import Response
 
 from kimi_w4a8_eagle3.door.alive import WaitingClient
 from kimi_w4a8_eagle3.door.large import large_request
@@ -22,7 +20,6 @@ from kimi_w4a8_eagle3.sglang_plugin.http.door import generate_request
 from kimi_w4a8_eagle3.sglang_plugin.http.large_requests import (
     begin,
     check_schema,
-    encode_tokens,
     in_event_loop,
     tokenize,
 )
@@ -69,23 +66,6 @@ def run(large: bool, fail: str = "") -> Any:
 def test_a_large_request_begins_in_a_thread_and_its_answers_come_in_the_event_loop() -> None:
     assert run(large=True) == [False, True, (0, True), (1, True), False]
     assert run(large=False) == [True, True, (0, True), (1, True), True]
-
-
-@pytest.mark.parametrize(("large", "encoded"), [(True, True), (False, False)])
-def test_the_tokens_of_a_large_request_are_encoded_in_the_thread(large: bool, encoded: bool) -> None:
-    class Tokens(BaseModel):
-        tokens: list[int]
-
-    async def tokens(said: object) -> object:
-        return said
-
-    async def request(said: object) -> Any:
-        large_request.set(places() if large else None)
-        return await begin(encode_tokens, tokens, said)
-
-    assert isinstance(answer := asyncio.run(request(Tokens(tokens=[1, 2]))), Response) == encoded
-    assert not encoded or (answer.body, answer.media_type) == (b'{"tokens":[1,2]}', "application/json")
-    assert asyncio.run(request(refusal := Response("wrong", 400))) is refusal
 
 
 @pytest.mark.parametrize("pictures", [True, False])
