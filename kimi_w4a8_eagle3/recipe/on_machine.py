@@ -146,9 +146,10 @@ def _warnings(args: Args, recipe: Recipe, machine: Machine) -> Iterator[str]:
         # A checkpoint that the command line replaced is not served.
         if checkpoint.repo in served and checkpoint.on_hub and not checkpoint.pinned:
             yield f"{checkpoint.repo} is loaded at the moving revision {checkpoint.revision!r}; pin a commit hash"
-    for name in sorted(recipe.env.keys() & _LOADERS.keys()):
-        yield f"the recipe sets {name}={recipe.env[name]}, {_LOADERS[name]}: a recipe is trusted as code"
-    gates = read_gates(recipe.environment)
+    environment = recipe.environment
+    for name in sorted(environment.keys() & _LOADERS.keys()):
+        yield f"the recipe sets {name}={environment[name]}, {_LOADERS[name]}: a recipe is trusted as code"
+    gates = read_gates(environment)
     yield from ignored_gates(gates, gates.moe_backend if gates.moe_backend != "auto" else OUR_BACKENDS[0])
     yield from unmet_requirements(recipe, machine)
     if recipe.hardware.gpus and machine.base_problem:

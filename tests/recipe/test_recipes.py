@@ -158,7 +158,8 @@ def test_other_spellings_of_an_argument_replace_it() -> None:
 
 
 def test_a_recipe_that_runs_code_of_its_own_is_named(tmp_path: Path) -> None:
-    env = '[env]\nLD_PRELOAD = "/x.so"\nSGLANG_PLUGINS = "none"\nOMP_NUM_THREADS = "2"'
+    env = '[env]\nLD_PRELOAD = "/x.so"\nOMP_NUM_THREADS = "2"\n'
+    env += '[improve."env.SGLANG_PLUGINS"]\nvalue = "none"\nwhy = "as a stranger likes it"'
     mine = write(tmp_path, f'extends = "tiny"\nsummary = "s"\n{env}')
     warned = [note.found for note in render(load_recipe(mine)).notes if "trusted as code" in note.found]
     assert [re.findall(r"sets (\w+)=", text) for text in warned] == [["LD_PRELOAD"], ["SGLANG_PLUGINS"]]
