@@ -7,9 +7,7 @@ counters that every finished request adds to. The door reuses an answer of /metr
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
-from typing import TypeVar
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.prometheus import Reading
@@ -24,8 +22,7 @@ _NAMES = (
     "sglang:num_retracted_requests_total",
 )
 _TIMEOUT_S = 10.0
-Answer = TypeVar("Answer")
-_STILL_S, _STILL_TRIES, _COUNTED_S = 1.1, 5, 10.0
+_STILL_S, _STILL_TRIES = 1.1, 5
 
 
 @dataclass(frozen=True)
@@ -90,13 +87,3 @@ def counted(url: str, requests: float, most_s: float) -> Counters:
     while (found := scrape(url)).requests < requests and time.monotonic() < end:
         time.sleep(0.1)
     return found
-
-
-def accepted(
-    url: str, draft_tokens: int, ask: Callable[[], Sequence[Answer]]
-) -> tuple[Sequence[Answer], Acceptance | None]:
-    """Return the answers and their acceptance by the counters, which no other client may move meanwhile."""
-    before = still(url)
-    answers = ask()
-    after = counted(url, before.requests + len(answers), _COUNTED_S)
-    return answers, acceptance_from_counters(after.since(before), draft_tokens)

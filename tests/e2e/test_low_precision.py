@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from support.acceptance import accepted
 from support.quantizing import quantized
 from support.tiny_servers import running, started, tiny_launch
 
@@ -13,7 +14,6 @@ from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.metrics import Acceptance
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_lab.accuracy.problems import problems
-from kimi_w4a8_lab.base.counters import accepted
 from kimi_w4a8_laptop import tiny
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from support.acceptance import accepted
 from support.kimi_checkpoint import seeing
 from support.large import check_large_requests
 from support.pictures import asking_about
@@ -25,7 +26,6 @@ from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.metrics import read_once
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_lab.accuracy.problems import parse_answer, problems
-from kimi_w4a8_lab.base.counters import accepted
 from kimi_w4a8_lab.draft.collected import read_requests
 from kimi_w4a8_laptop import tiny
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from support.acceptance import accepted
 from support.reduced_draft import write_reduced_draft
 from support.sampled import BODIES, QUESTIONS, REQUESTS, answers
 from support.tiny_servers import started, tiny_launch
@@ -17,7 +18,6 @@ from kimi_w4a8_eagle3.engine.metrics import acceptance_from_histograms, read_onc
 from kimi_w4a8_eagle3.quark.preflight import preflight
 from kimi_w4a8_lab.accuracy.problems import problems
 from kimi_w4a8_lab.accuracy.tokens import TokenClient, Tokens
-from kimi_w4a8_lab.base.counters import accepted
 from kimi_w4a8_laptop import exact, tiny
 
 pytestmark = pytest.mark.server
