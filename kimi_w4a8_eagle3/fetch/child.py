@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 from huggingface_hub import snapshot_download
@@ -12,6 +13,7 @@ from .hub import explain, quiet_hub
 
 def main() -> None:
     repo, revision, cache, jobs = sys.argv[1:]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
     quiet_hub()
     try:
         snapshot_download(repo, revision=revision, cache_dir=cache, max_workers=int(jobs))
