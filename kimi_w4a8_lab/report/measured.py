@@ -9,6 +9,7 @@ from importlib.util import find_spec
 import numpy as np
 
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.installed import not_installed
 
 from ..predict.predict import of_workload
 from ..speed import published
@@ -32,7 +33,13 @@ def page(analysis: Analysis, charts: bool = True) -> Page:
             remedy="read the problem in each result.json and measure again",
         )
     by_shape = shapes.shapes(analysis)
-    lead, *others = _pictures(analysis, by_shape) if charts and find_spec("matplotlib") else [None]
+    drawable = find_spec("matplotlib") is not None
+    pictures = _pictures(analysis, by_shape) if charts and drawable else []
+    lacking = (
+        []
+        if drawable or not charts
+        else [f"No charts: {(error := not_installed(['matplotlib'])).what}. {error.remedy}"]
+    )
     first, *verdict = verdicts(analysis)
     about = "Kimi-K2.5 W4A8 with EAGLE3, benchmark. On " + "; ".join(
         f"{_machine(run)}: {run.name} ({run.record['started']})" for run in analysis.runs
@@ -40,14 +47,15 @@ def page(analysis: Analysis, charts: bool = True) -> Page:
     sections = [
         Section("Measured, published, predicted", _INTERVALS, tables=figure_tables(analysis, _HEADLINE)),
         Section("Shapes", _SHAPES, tables=[shapes.table(by_shape)]),
-        Section("Other figures", pictures=[picture for picture in others[:-1] if picture]),
-        Section("Acceptance", _ACCEPTANCE, [picture for picture in others[-1:] if picture], [acceptance(analysis)]),
+        Section("Other figures", pictures=pictures[1:-1]),
+        Section("Acceptance", _ACCEPTANCE, pictures[-1:], [acceptance(analysis)]),
         Section("Published accept lengths", _CURVES, tables=[_references(analysis)], closed=True),
         Section("Conversations by turn", tables=turn_tables(analysis)),
         Section("All figures", _INTERVALS, tables=figure_tables(analysis, METRICS), closed=True),
         *(_environment(run) for run in analysis.runs),
     ]
-    return Page(first.text, verdict, about, lead, notes(analysis), sections, first.tone)
+    lead = pictures[0] if pictures else None
+    return Page(first.text, verdict, about, lead, [*notes(analysis), *lacking], sections, first.tone)
 
 
 def _pictures(analysis: Analysis, by_shape: Sequence[shapes.Shape]) -> list[Picture]:

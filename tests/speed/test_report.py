@@ -14,6 +14,7 @@ from kimi_w4a8_eagle3.base.run_dir import RECORD
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.engine.process import free_port
 from kimi_w4a8_lab.base.server_under_test import Target
+from kimi_w4a8_lab.report import measured
 from kimi_w4a8_lab.report.analysis import Analysis
 from kimi_w4a8_lab.report.measured import page, verdicts
 from kimi_w4a8_lab.report.page import Table, write_page
@@ -63,6 +64,14 @@ def test_a_side_alone_is_shown_beside_published_and_predicted_figures(copies: Co
     other = page(Analysis([run])).sections[0].tables[0].filled()
     assert "published" in other.columns and "predicted" not in other.columns
     assert tpot["figure"] == "TPOT median" and tpot["published"] == "27.79 ms" and tpot["predicted"].endswith(" ms")
+
+
+def test_a_page_without_matplotlib_has_its_tables_and_names_what_is_missing(
+    copies: Copies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measured, "find_spec", lambda _: None)
+    shown = page(Analysis([copies("a", "w4a8")]))
+    assert shown.chart is None and "'.[bench]'" in shown.notes[-1] and shown.sections[0].filled
 
 
 def test_empty_columns_are_not_shown() -> None:
