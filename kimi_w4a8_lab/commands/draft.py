@@ -55,6 +55,7 @@ class Of:
         return launch
 
     def conversations(self, folder: Path) -> list[Collected]:
+        _require_collection(folder)
         return collected.read_collected(folder, self.longest, self.kinds)[-self.most :]
 
 
