@@ -33,13 +33,11 @@ def page(analysis: Analysis, charts: bool = True) -> Page:
             remedy="read the problem in each result.json and measure again",
         )
     by_shape = shapes.shapes(analysis)
-    drawable = find_spec("matplotlib") is not None
-    pictures = _pictures(analysis, by_shape) if charts and drawable else []
-    lacking = (
-        []
-        if drawable or not charts
-        else [f"No charts: {(error := not_installed(['matplotlib'])).what}. {error.remedy}"]
-    )
+    pictures, remarks = list[Picture](), notes(analysis)
+    if charts and find_spec("matplotlib"):
+        pictures = _pictures(analysis, by_shape)
+    elif charts:
+        remarks.append(f"No charts: {(missing := not_installed(['matplotlib'])).what}. {missing.remedy}")
     first, *verdict = verdicts(analysis)
     about = "Kimi-K2.5 W4A8 with EAGLE3, benchmark. On " + "; ".join(
         f"{_machine(run)}: {run.name} ({run.record['started']})" for run in analysis.runs
@@ -55,7 +53,7 @@ def page(analysis: Analysis, charts: bool = True) -> Page:
         *(_environment(run) for run in analysis.runs),
     ]
     lead = pictures[0] if pictures else None
-    return Page(first.text, verdict, about, lead, [*notes(analysis), *lacking], sections, first.tone)
+    return Page(first.text, verdict, about, lead, remarks, sections, first.tone)
 
 
 def _pictures(analysis: Analysis, by_shape: Sequence[shapes.Shape]) -> list[Picture]:
