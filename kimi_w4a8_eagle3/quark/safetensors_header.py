@@ -10,14 +10,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ..base.errors import KimiError
 from ..base.files import read_json
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
-_MAX_HEADER = 100_000_000  # the library's limit
 _FETCH = "fetch the file again (`kimi-w4a8 fetch`)"
 
 
@@ -61,8 +59,9 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     from safetensors import SafetensorError, safe_open  # optional: safetensors
 
     try:
-        with safe_open(path, framework="np"):  # validates the file
-            begin, entries = _parse(path)
+        with safe_open(path, framework="np"), path.open("rb") as file:  # the library has validated the file then
+            length = int.from_bytes(file.read(8), "little")
+            entries = json.loads(file.read(length))
     except FileNotFoundError:
         raise KimiError(f"{path.name} is missing", str(path), "a safetensors file", _FETCH) from None
     except OSError as error:
@@ -70,20 +69,12 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     except SafetensorError as error:
         expected = "a header of JSON, and as many bytes of data as it says"
         raise KimiError(f"{path.name} is truncated or malformed: {error}", str(path), expected, _FETCH) from error
+    entries.pop("__metadata__", None)
     return {
-        name: TensorInfo(name, entry["dtype"], tuple(entry["shape"]), path, begin + first, end - first)
+        name: TensorInfo(name, entry["dtype"], tuple(entry["shape"]), path, 8 + length + first, end - first)
         for name, entry in entries.items()
         for first, end in (entry["data_offsets"],)
     }
-
-
-def _parse(path: Path) -> tuple[int, dict[str, dict[str, Any]]]:
-    """Return the position of the first byte of data, and the entries of the header."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        entries = json.loads(file.read(min(length, _MAX_HEADER)))
-    entries.pop("__metadata__", None)
-    return 8 + length, entries
 
 
 def read_checkpoint(directory: Path) -> Checkpoint:

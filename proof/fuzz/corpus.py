@@ -1,6 +1,6 @@
 """The attacks that once got through, by the numbers of the groups in which they were reported; they are sent first.
 
-Group 3, a hostile Hub, is no request to an engine: tests/fetch has it.
+Group 3, a hostile Hub, is no request to an engine.
 """
 
 from __future__ import annotations

@@ -198,6 +198,7 @@ def serve(**arguments):
 SERVING = {
     "several workers": (dict(tokenizer_worker_num=2), contextlib.nullcontext()),
     "a second door": (dict(grpc_port=1), contextlib.nullcontext()),
+    "another HTTP server": (dict(enable_http2=True), contextlib.nullcontext()),
     "a key of SGLang's own": (dict(admin_api_key="x"), contextlib.nullcontext()),
     "no models": ({}, mock.patch.object(door, "request_models", fail)),
     "no rules": ({}, mock.patch.object(door, "RequestRules", fail)),
@@ -223,7 +224,7 @@ def test_nothing_is_served_if_any_part_of_the_door_is_missing() -> None:
     said = found(BROKEN)
     healthy = {name for name in said if name.startswith("nothing, ")}
     assert {said.pop(name) for name in healthy} == {"went on"}
-    assert len(said) == 14
+    assert len(said) == 15
     assert {name: line for name, line in said.items() if not line.startswith("kimi-w4a8: ")} == {}
 
 

@@ -84,6 +84,8 @@ def _stand_in_front(server_args: ServerArgs, tokenizer_manager: TokenizerManager
         raise _beyond_reach(f"--tokenizer-worker-num {number} serves HTTP from processes that the door cannot reach")
     if getattr(server_args, "grpc_port", None) is not None:
         raise _beyond_reach("--grpc-port opens a second port that the door does not guard")
+    if getattr(server_args, "enable_http2", False):
+        raise _beyond_reach("--enable-http2 serves by Granian, whose connections the door does not bound")
     if getattr(server_args, "api_key", None) or getattr(server_args, "admin_api_key", None):
         raise KimiError(
             "SGLang was given a key of its own, which it writes into its log",
