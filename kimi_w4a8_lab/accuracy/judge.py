@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 from kimi_w4a8_eagle3.base.installed import operator_dir
 
 from ..base.verdict import Verdict
 from . import significance
-from .results import Accuracy, AgainstReference, Judgement, Paired, ProblemOutcome, Reference, not_worse
+from .results import Accuracy, Judgement, Paired, ProblemOutcome, Reference, not_worse
 from .tasks import METRICS
 
 _WORDS = {Verdict.PASS: "not worse", Verdict.FAIL: "worse", Verdict.INCONCLUSIVE: "undecided, the interval allows both"}
@@ -83,13 +84,13 @@ def judge_references(found: Judgement, references: Sequence[Reference], judged: 
         mine = ours[reference.metric]
         theirs = round(reference.accuracy * reference.n)
         difference = significance.share_difference(mine.correct, mine.answered, theirs, reference.n)
-        compared = AgainstReference(reference, difference, not_worse(difference, significance.REPORTED_MARGIN))
-        found.references.append(compared)
+        verdict = not_worse(difference, significance.REPORTED_MARGIN)
+        found.references.append(replace(reference, difference=difference))
         if reference.configuration == judged:
             found.conclude(
-                compared.verdict,
+                verdict,
                 f"{reference.metric}: {difference:+} against {judged}'s {reference.accuracy:.2%}, "
-                f"margin {100 * significance.REPORTED_MARGIN:g} points: {_WORDS[compared.verdict]}",
+                f"margin {100 * significance.REPORTED_MARGIN:g} points: {_WORDS[verdict]}",
             )
 
 

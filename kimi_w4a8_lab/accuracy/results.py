@@ -53,22 +53,17 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Reference:
-    """Accuracy reported elsewhere, measured on `n` problems."""
+    """Accuracy reported elsewhere, measured on `n` problems.
+
+    difference: this run's accuracy minus it, with its 90 % interval; the samples are independent.
+    """
 
     configuration: str
     metric: str
     accuracy: float
     n: int
     source: str
-
-
-@dataclass(frozen=True)
-class AgainstReference:
-    """This run's accuracy minus a reported one with its 90 % interval; the samples are independent."""
-
-    reference: Reference
-    difference: ShareInterval
-    verdict: Verdict
+    difference: ShareInterval | None = None
 
 
 @dataclass(frozen=True)
@@ -131,7 +126,7 @@ class Judgement(Conclusion):
     without_marker: int = 0
     empty: int = 0
     accuracies: list[Accuracy] = field(default_factory=list)
-    references: list[AgainstReference] = field(default_factory=list)
+    references: list[Reference] = field(default_factory=list)
     paired: list[Paired] = field(default_factory=list)
     differing: list[list[str]] = field(default_factory=list)
 

@@ -16,7 +16,6 @@ from ..accuracy.results import (
     DIFFERING,
     Accuracy,
     AccuracyResult,
-    AgainstReference,
     CheckedResult,
     EvalResult,
     ExactResult,
@@ -78,13 +77,12 @@ def _sections(result: EvalResult) -> Iterator[Section]:
         yield Section("Answers that differ", tables=[table], closed=True)
 
 
-def _accuracy(found: Accuracy, references: Sequence[AgainstReference]) -> Iterator[list[str | Words]]:
+def _accuracy(found: Accuracy, references: Sequence[Reference]) -> Iterator[list[str | Words]]:
     """Yield a row of one metric for each reported accuracy, or one row without any."""
     ours = [found.metric, f"{found.correct} of {found.answered}", str(found.interval or "")]
-    compared = [row for row in references if row.reference.metric == found.metric]
-    for row in compared:
-        reference = row.reference
-        theirs, apart = f"{_share(reference)} of {reference.n}", format(row.difference, "+")
+    compared = [reference for reference in references if reference.metric == found.metric]
+    for reference in compared:
+        theirs, apart = f"{_share(reference)} of {reference.n}", f"{reference.difference:+}"
         yield [*ours, theirs, reference.configuration, apart, Words(reference.source, "soft")]
     if not compared:
         yield [*ours, "", "", "", ""]
@@ -126,8 +124,7 @@ def _bars(result: EvalResult) -> tuple[str, list[Bar]]:
         return "answers with the tokens of the reference (%)", bars
     judged = result.verdict if isinstance(result.verdict, Judgement) else Judgement()
     bars = [_bar(one.metric, result.configuration, one.interval) for one in judged.accuracies if one.interval]
-    reported = [row.reference for row in judged.references]
-    bars += [_bar(one.metric, one.configuration, _share(one), published=True) for one in reported]
+    bars += [_bar(one.metric, one.configuration, _share(one), published=True) for one in judged.references]
     return "share solved (%)", bars
 
 

@@ -17,7 +17,6 @@ from kimi_w4a8_lab.accuracy.problems import problems
 from kimi_w4a8_lab.accuracy.recorder import Answer
 from kimi_w4a8_lab.accuracy.results import (
     Accuracy,
-    AgainstReference,
     Conclusion,
     Judgement,
     Reference,
@@ -96,9 +95,9 @@ def test_a_recipe_without_a_draft_is_asked_for_no_accepted_drafts(words, drafts,
 
 def test_the_page_escapes_answers_and_loads_no_outside_file(tmp_path):
     nasty, apart = "<script>alert(1)</script>", ShareInterval(-0.03, -0.05, 0.01)
-    reference = Reference("w4a8", "strict-match", 0.9333, 1319, "S")
+    reference = Reference("w4a8", "strict-match", 0.9333, 1319, "S", apart)
     verdict = Judgement(
-        Verdict.FAIL, ["worse"], references=[AgainstReference(reference, apart, Verdict.FAIL)],
+        Verdict.FAIL, ["worse"], references=[reference],
         accuracies=[Accuracy("strict-match", 9, 10, ShareInterval(0.9, 0.85, 0.95))],
         differing=[["3", nasty, "4", "strict-match: new", nasty, ""]],
     )  # fmt: skip

@@ -170,7 +170,7 @@ def test_the_published_table_judges_schema_accuracy(data, tmp_path, finished):
     outcomes = list(tool_run.load_outcomes(finished[0]).values())
     verdict = tool_scores.judge(outcomes, [], tool_scores.published("kimi-k2-thinking"), "MoonshotAI", None, 0.2)
     assert verdict.state == "fail"  # 3 of 7 against 1958 of 1958
-    rows = {row.reference.configuration: row.reference.accuracy for row in verdict.references}
+    rows = {row.configuration: row.accuracy for row in verdict.references}
     assert rows["SGLang"] == pytest.approx(0.9552, abs=1e-4) and rows["vLLM"] == pytest.approx(0.8722, abs=1e-4)
     with pytest.raises(KimiError, match="no published table"):
         run(Server(), data, tmp_path, published="kimi-k9")
