@@ -52,7 +52,7 @@ ARG BASE_IMAGE
 ARG VERSION=0.1.0
 ARG REVISION=unknown
 # Which of our extras the image must be able to run; the packages are there in any case.
-ARG EXTRAS=bench,eval,scale
+ARG EXTRAS=bench,eval,smg
 LABEL org.opencontainers.image.title="kimi-w4a8-eagle3" \
       org.opencontainers.image.description="amd/Kimi-K2.5-W4A8 with EAGLE3 on 8x AMD Instinct MI325X: SGLang plus a plugin, no fork" \
       org.opencontainers.image.licenses="Apache-2.0" \

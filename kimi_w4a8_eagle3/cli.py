@@ -41,7 +41,6 @@ VERBS = {
     "recipes": "List the packaged recipes: hardware, status there, summary.",
     "serve": "Serve a recipe, or show what would run. Engine arguments may follow after `--`.",
     "ready": "Wait until the server of this machine is ready.",
-    "route": "Route requests to replicas on other nodes.",
     "plan": "Show memory per GPU, KV capacity and the page guard's verdict.",
     "gates": "List every kernel gate: value, origin, reader, effect.",
     "warm": "Compile the MoE kernels ahead of serving; needs no GPU.",

@@ -36,9 +36,9 @@ from kimi_w4a8_eagle3.engine import startup_check
 from kimi_w4a8_eagle3.engine.client import EngineClient, Generation
 from kimi_w4a8_eagle3.engine.metrics import Acceptance
 from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
-from kimi_w4a8_eagle3.fleet.checks import checked
-from kimi_w4a8_eagle3.fleet.serve import Terminated, signals_raise
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render
+from kimi_w4a8_eagle3.supervision.checks import checked
+from kimi_w4a8_eagle3.supervision.serve import Terminated, signals_raise
 from kimi_w4a8_lab.accuracy.problems import parse_answer, problems
 from kimi_w4a8_lab.accuracy.tokens import TokenClient
 from kimi_w4a8_lab.report import page as report

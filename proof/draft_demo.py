@@ -1,17 +1,16 @@
 """`python -m proof.draft_demo`, `make draft`: a draft that knows its traffic, on a CPU, in minutes.
 
-Two replicas of the built-in model answer questions of two kinds: in words, on which their draft was trained, and in the
-client's own schema, of which it has seen nothing. The requests are collected. The draft is trained on them and on
-conversations that it knows, compared on held-out ones, and exchanged while clients ask. The answers must stay the same.
+Two servers of the built-in model behind smg answer questions of two kinds: in words, on which their draft was trained,
+and in the client's own schema, of which it has seen nothing. The requests are collected. The draft is trained on them
+and on conversations that it knows, compared on held-out ones, and exchanged while clients ask. The answers must stay
+the same.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
-import signal
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +29,8 @@ from kimi_w4a8_lab.accuracy.problems import MOST, problems
 from kimi_w4a8_laptop import tiny
 from kimi_w4a8_laptop.tiny.tokenizer import IM_END, THINK_END, chat_text
 
-from .load.served import ServedFleet
+from .load.behind_smg import Smg, behind_smg, renew_one_by_one
+from .load.served import ServedEngine
 
 SEED = 52
 _OPERATION = re.compile(r"\d+ [-+*/] \d+ = ")
@@ -102,21 +102,15 @@ def kimi(*words: object) -> int:
     return 0
 
 
-def renewed_under_load(fleet: ServedFleet, asked: Sequence[dict[str, Any]]) -> int:
-    """Restart the replicas one by one while clients ask; return the number of requests, all of which were answered."""
-    answered, since = 0, time.time()
-    os.kill(fleet.process.pid, signal.SIGHUP)
+def renewed_under_load(front: Smg, servers: Sequence[ServedEngine], asked: Sequence[dict[str, Any]]) -> int:
+    """Restart the servers one by one while clients ask; return the number of requests, all of which were answered."""
+    answered = 0
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(fleet.wait_event, _finished, since, 300.0)
-        while not waiting.done():
-            answered += len(ask(fleet.base_url, asked, 2))
-        if (reason := waiting.result().reason) != "done":
-            raise KimiError(f"the rolling restart ended: {reason}", str(fleet.run))
+        renewing = pool.submit(renew_one_by_one, front, servers)
+        while not renewing.done():
+            answered += len(ask(front.base_url, asked, 2))
+        renewing.result()
     return answered
-
-
-def _finished(event: Any) -> bool:
-    return event.event == "rolling-restart" and event.reason.startswith(("done", "given up"))
 
 
 def main(
@@ -124,7 +118,7 @@ def main(
     known: int = typer.Option(240, "--known", min=10, help="Conversations to import of what the draft knows already."),
     runs: Path = typer.Option(DEFAULT_ROOT, "--runs", help="Folder of the run directories."),
 ) -> None:
-    """Collect, train, compare, switch and go back, with two replicas of the built-in model on this machine's CPU."""
+    """Collect, train, compare, switch and go back, with two servers of the built-in model on this machine's CPU."""
     import torch  # start-up: torch
 
     torch.set_num_threads(1)
@@ -135,11 +129,11 @@ def main(
     kimi("draft", "collect", collected, "--share", 1)
     import_known(folder / "known.jsonl", known)
     kimi("draft", "collect", collected, "--from", folder / "known.jsonl", "--as", "known")
-    with ServedFleet(folder, 2, ("--set", f"draft.repo={link}", "--set", f"env.KIMI_COLLECT={collected}")) as fleet:
-        fleet.wait_whole()
+    settings = ("--set", f"draft.repo={link}", "--set", f"env.KIMI_COLLECT={collected}")
+    with behind_smg(folder, settings) as (front, servers):
         asked = bodies(requests, SEED)
-        _said(began, f"two replicas serve; asking {requests} questions, half of them with a schema of the client's own")
-        before = ask(fleet.base_url, asked)
+        _said(began, f"two servers answer; asking {requests} questions, half of them with a schema of the client's own")
+        before = ask(front.base_url, asked)
         time.sleep(1)  # an engine stores what ended in the last half second
         kimi("draft", "collect", collected, "--off")
         if kimi("draft", "states", collected, *recipe):
@@ -150,9 +144,9 @@ def main(
         code = kimi("draft", "compare", collected, *recipe, "--new", new, "-o", folder / "page")
         if code == 0:
             kimi("draft", "switch", link, "--to", new)
-            answered = renewed_under_load(fleet, asked[:4])
-            _said(began, f"the replicas serve the new draft; {answered} of {answered} requests meanwhile were answered")
-            after = ask(fleet.base_url, asked)
+            answered = renewed_under_load(front, servers, asked[:4])
+            _said(began, f"both serve the new draft; {answered} of {answered} requests meanwhile were answered")
+            after = ask(front.base_url, asked)
             same = sum(one == other for one, other in zip(before, after, strict=True))
             _said(began, f"{same} of {len(asked)} answers are the same with the new draft, bit for bit with logprobs")
             code = 0 if same == len(asked) else 3

@@ -1,10 +1,9 @@
-"""The faults of proof/faults.py: each breaks a real fleet under load and says what clients saw and what was left."""
+"""The faults of proof/faults.py: each breaks a real server under load and says what clients saw and what was left."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -32,39 +31,35 @@ from proof.fault_stage import (
     FaultRow,
     FaultStage,
     kimi_command,
-    other_kimi,
     under_load,
 )
 from proof.load.load import ClientLoad, forbidden, median_ms, write_records
 from proof.load.load_request import ClientOutcome, LoadClient, Manner, Record
-from proof.load.served import ServedFleet
+from proof.load.served import ServedEngine
+
+WHILE_DOWN = VISIBLE | {ClientOutcome.UNREACHABLE}  # an engine that starts again accepts no connection
 
 
 def kill_scheduler(stage: FaultStage) -> FaultRow:
     """The process that computes is gone; its engine notices."""
-    return under_load(stage, stage.fleet.scheduler(0).kill, VISIBLE, "kill-scheduler")
+    return under_load(stage, stage.server.scheduler().kill, WHILE_DOWN, "kill-scheduler")
 
 
 def kill_engine(stage: FaultStage) -> FaultRow:
     """The engine is gone at once, its scheduler with it."""
-    return under_load(stage, stage.fleet.engine(0).kill, VISIBLE, "kill-engine")
+    return under_load(stage, stage.server.engine().kill, WHILE_DOWN, "kill-engine")
 
 
-def kill_router(stage: FaultStage) -> FaultRow:
-    """All clients lose the connection; replicas and their work stay."""
-    return under_load(stage, stage.fleet.router().kill, VISIBLE | {ClientOutcome.UNREACHABLE}, "kill-router")
-
-
-def _stopped(process: Callable[[ServedFleet, int], psutil.Process], name: str, stage: FaultStage) -> FaultRow:
-    row = under_load(stage, process(stage.fleet, 1).suspend, VISIBLE, name)
+def _stopped(process: Callable[[ServedEngine], psutil.Process], name: str, stage: FaultStage) -> FaultRow:
+    row = under_load(stage, process(stage.server).suspend, WHILE_DOWN, name)
     row.expect(row.detected_s is not None and row.detected_s < 4 * STALL_S, "the watchdog came late")
     return row
 
 
 # The engine answers but computes nothing: only tokens tell.
-stop_scheduler = partial(_stopped, ServedFleet.scheduler, "stop-scheduler")
+stop_scheduler = partial(_stopped, ServedEngine.scheduler, "stop-scheduler")
 # The engine accepts connections and says nothing.
-stop_engine = partial(_stopped, ServedFleet.engine, "stop-engine")
+stop_engine = partial(_stopped, ServedEngine.engine, "stop-engine")
 
 
 def _leave(manner: Manner, stage: FaultStage) -> FaultRow:
@@ -74,7 +69,7 @@ def _leave(manner: Manner, stage: FaultStage) -> FaultRow:
     aborted = stage.aborted()
 
     async def ask() -> Record:
-        async with LoadClient(stage.fleet.base_url, leave_after=15) as client:
+        async with LoadClient(stage.server.base_url, leave_after=15) as client:
             return await client.ask(stage.endless(tokens), manner)
 
     record = asyncio.run(ask())
@@ -96,7 +91,7 @@ leave_plain = partial(_leave, Manner.LEAVES_PLAIN)
 
 
 def slow_client(stage: FaultStage) -> FaultRow:
-    """Two clients that read one piece a second; the others' speed, and how long the engines hold the slow ones' KV."""
+    """Two clients that read one piece a second; the others' speed, and how long the engine holds the slow ones' KV."""
     row, slow_ones = FaultRow(), 2
 
     def measure(seconds: float) -> tuple[float, list[Record]]:
@@ -106,10 +101,10 @@ def slow_client(stage: FaultStage) -> FaultRow:
 
     question = stage.endless(1200)
     before, records = measure(10)
-    with ClientLoad(stage.fleet.base_url, [question], slow_ones, mix={Manner.STREAM: 1}, total=slow_ones) as quick:
+    with ClientLoad(stage.server.base_url, [question], slow_ones, mix={Manner.STREAM: 1}, total=slow_ones) as quick:
         quick.wait(600)
     usual = max(record.ended - record.began for record in quick.records)
-    slow = ClientLoad(stage.fleet.base_url, [question], slow_ones, mix={Manner.SLOW: 1}, hang_s=600.0)
+    slow = ClientLoad(stage.server.base_url, [question], slow_ones, mix={Manner.SLOW: 1}, hang_s=600.0)
     with slow:
         asked = time.monotonic()
         while stage.running() < slow_ones:
@@ -132,7 +127,7 @@ def slow_client(stage: FaultStage) -> FaultRow:
 
 
 def two_hundred(stage: FaultStage) -> FaultRow:
-    """Far more requests than both replicas run at a time: the rest waits its turn."""
+    """Far more requests than the engine runs at a time: the rest waits its turn."""
     row = FaultRow()
     with stage.load(200, total=200) as load:
         began = time.time()
@@ -151,7 +146,7 @@ def bad_clients(stage: FaultStage) -> FaultRow:
     mix = {Manner.BAD: 3, Manner.LEAVES_STREAM: 1, Manner.LEAVES_PLAIN: 1}
     with (
         stage.load(2) as good,
-        ClientLoad(stage.fleet.base_url, [*stage.questions, stage.endless(2000)], 2, mix=mix) as bad,
+        ClientLoad(stage.server.base_url, [*stage.questions, stage.endless(2000)], 2, mix=mix) as bad,
     ):
         time.sleep(15)
     row.judge(good.records, ONLY_OK)
@@ -164,149 +159,98 @@ def bad_clients(stage: FaultStage) -> FaultRow:
     return row
 
 
-def other_model(stage: FaultStage) -> FaultRow:
-    """`kimi-w4a8 route` in front of a replica of the fleet and of an engine that serves another name."""
-    row = FaultRow()
-    port, ops = free_port(), free_port()
-    folder = stage.folder / "other-model"
-    other = ["serve", "--recipe", "tiny", "--set", f"port={port}", "--set", "served-model-name=other"]
-    other += ["--ops-port", "0"]
-    front = free_port()
-    route = ["route", "--recipe", "tiny", "--port", str(front), "--ops-port", str(ops)]
-    route += ["--worker", stage.engines()[0], "--worker", f"http://127.0.0.1:{port}"]
-    with other_kimi(folder, other, "other.out"), other_kimi(folder, route, "route.out") as router:
-        began = time.monotonic()
-        refused = "refused"
-        while refused not in router() and time.monotonic() - began < 300:
-            time.sleep(0.5)
-        row.expect(refused in router(), "it was not refused")
-        with ClientLoad(f"http://127.0.0.1:{front}", stage.questions, 2, total=24, hang_s=120.0) as load:
-            load.wait(300)
-        unknown = httpx.post(
-            f"http://127.0.0.1:{front}/v1/chat/completions",
-            json=stage.questions[0].body(False) | {"model": "other"},
-            timeout=60.0,
-        )
-        message = next((line for line in router().splitlines() if refused in line), "")
-    row.judge(load.records, ONLY_OK)
-    row.clients += f"; the other model's name: HTTP {unknown.status_code}"
-    row.expect(400 <= unknown.status_code < 500, f"the other model answered HTTP {unknown.status_code}")
-    row.remark = (
-        "refused at registration: " + re.sub(r"http://[\d.:]+:? ?", "", message.partition("refused: ")[2])[:120]
-    )
-    return row
-
-
-def rolling_restart(stage: FaultStage) -> FaultRow:
-    """SIGHUP: every replica is replaced and no client notices."""
-    row, fleet = FaultRow(), stage.fleet
-    before = fleet.debris(patience_s=0)
-    with stage.load() as load:
-        time.sleep(BEFORE_S)
-        at = time.time()
-        fleet.process.send_signal(signal.SIGHUP)
-        ended = ("done", "given up")
-        done = fleet.wait_event(lambda e: e.event == "rolling-restart" and e.reason.startswith(ended), at, 2 * WHOLE_S)
-        row.whole_s = done.time - at
-        time.sleep(AFTER_S)
-    write_records(stage.folder / "rolling-restart.jsonl", load.records)
-    row.judge(load.records, ONLY_OK)
-    row.expect(done.reason.startswith("done"), done.reason)
-    return row.leaves(fleet.debris(before))
-
-
 def terminate(stage: FaultStage) -> FaultRow:
     """SIGTERM to `kimi-w4a8 serve`: what runs is answered, what comes later is refused."""
-    row, fleet = FaultRow(), stage.fleet
+    row, server = FaultRow(), stage.server
     with stage.load(8) as load:
         time.sleep(BEFORE_S)
         at = time.time()
-        code = fleet.stop(signal.SIGTERM)
+        code = server.stop(signal.SIGTERM)
         row.whole_s = None
         seconds = time.time() - at
     write_records(stage.folder / "terminate.jsonl", load.records)
-    row.judge(load.records, VISIBLE | {ClientOutcome.UNREACHABLE})
+    row.judge(load.records, WHILE_DOWN)
     running = [record for record in load.records if record.began < at <= record.ended]
     lost = [record for record in running if record.outcome is not ClientOutcome.OK]
     row.clients = f"{len(running) - len(lost)} of {len(running)} requests that ran at SIGTERM ok; all: {row.clients}"
     row.remark = f"ended after {seconds:.1f} s with exit code {code}"
     row.expect(bool(running) and not lost, f"lost: {[(r.outcome.value, r.detail) for r in lost]}")
     row.expect(code == 128 + signal.SIGTERM, f"exit code {code}")
-    return row.leaves(fleet.leftovers())
+    return row.leaves(server.leftovers())
 
 
 def kill_supervisor(stage: FaultStage) -> FaultRow:
     """kill -9 of `kimi-w4a8 serve`: only the kernel and the next start can clean up."""
-    row, fleet = FaultRow(), stage.fleet
+    row, server = FaultRow(), stage.server
     with stage.load() as load:
         time.sleep(BEFORE_S)
-        fleet.look()
-        fleet.process.kill()
-        fleet.process.wait()
+        server.look()
+        server.process.kill()
+        server.process.wait()
         time.sleep(AFTER_S)
-    row.judge(load.records, VISIBLE | {ClientOutcome.UNREACHABLE})
-    _nothing_outlives(fleet, row)
+    row.judge(load.records, WHILE_DOWN)
+    _nothing_outlives(server, row)
     return row
 
 
 def kill_start(stage: FaultStage) -> FaultRow:
     """The same as soon as an engine has children, which have not loaded anything yet."""
-    row, fleet = FaultRow(clients="nobody is served yet"), stage.fleet
+    row, server = FaultRow(clients="nobody is served yet"), stage.server
     end = time.monotonic() + WHOLE_S
-    while not _has_children(fleet):
+    while not _has_children(server):
         if time.monotonic() > end:
-            raise KimiError("no engine had children in time", where=str(fleet.folder))
+            raise KimiError("the engine had no children in time", where=str(server.folder))
         time.sleep(0.1)
-    fleet.process.kill()
-    fleet.process.wait()
-    _nothing_outlives(fleet, row)
+    server.process.kill()
+    server.process.wait()
+    _nothing_outlives(server, row)
     return row
 
 
-def _has_children(fleet: ServedFleet) -> bool:
+def _has_children(server: ServedEngine) -> bool:
     with suppress(KimiError, httpx.HTTPError, psutil.NoSuchProcess):
-        return bool(fleet.engine(0).children())
+        return bool(server.engine().children())
     return False
 
 
-def _nothing_outlives(fleet: ServedFleet, row: FaultRow) -> None:
+def _nothing_outlives(server: ServedEngine, row: FaultRow) -> None:
     """After a kill -9 of `kimi-w4a8 serve`: no process and no port; what else is left goes with the next start."""
-    left = fleet.leftovers(20.0)
+    left = server.leftovers(20.0)
     row.expect(not left.processes and not left.ports, f"left behind: {left}")
     clean_up = "from kimi_w4a8_eagle3.engine.leftovers import remove_orphans; remove_orphans()"
-    env = {**os.environ, "TMPDIR": str(fleet.temporary)}
+    env = {**os.environ, "TMPDIR": str(server.temporary)}
     subprocess.run([sys.executable, "-c", clean_up], env=env, check=True, timeout=60)
-    after = fleet.leftovers(1.0)
+    after = server.leftovers(1.0)
     row.left = "no process, no port; temporary files until the next start removes them" if left else "nothing"
     row.expect(not after, f"left behind after the next start: {after}")
 
 
 def disk_full(stage: FaultStage) -> FaultRow:
-    """The disk of the run folder is full: answers go on, a replica that dies meanwhile comes back."""
-    row, fleet = FaultRow(), stage.fleet
-    filler = fleet.folder / "filler"
+    """The disk of the run folder is full: answers go on, an engine that dies meanwhile comes back."""
+    row, server = FaultRow(), stage.server
+    filler = server.folder / "filler"
     with stage.load() as load:
         time.sleep(BEFORE_S)
         _fill(filler)
         full = time.time()
         time.sleep(10)
-        row.expect(fleet.process.poll() is None, "`kimi-w4a8 serve` ended")
-        row.expect(_free_bytes(fleet.folder) < 4096, "the disk was not full")
+        row.expect(server.process.poll() is None, "`kimi-w4a8 serve` ended")
+        row.expect(_free_bytes(server.folder) < 4096, "the disk was not full")
         quiet = Counter(record.outcome for record in load.records if record.began > full)
         row.expect(set(quiet) == {ClientOutcome.OK}, f"while nothing but the disk failed: {quiet}")
         died = time.time()
-        fleet.engine(0).kill()
+        server.engine().kill()
         time.sleep(AFTER_S)
-        while not all(entry["ready"] for entry in fleet.status()["replicas"]) and time.time() - died < WHOLE_S:
+        while not server.status()["ready"] and time.time() - died < WHOLE_S:
             time.sleep(0.5)
         row.whole_s = time.time() - died
         filler.unlink()
         time.sleep(AFTER_S)
-    row.judge(load.records, VISIBLE)
-    row.expect(all(entry["ready"] for entry in fleet.status()["replicas"]), "the replica did not come back")
+    row.judge(load.records, WHILE_DOWN)
+    row.expect(server.status()["ready"], "the engine did not come back")
     row.remark = f"{quiet[ClientOutcome.OK]} answers on the full disk; then kill -9 of an engine: it came back"
-    row.expect(fleet.stop(signal.SIGTERM) == 128 + signal.SIGTERM, "no clean end")
-    return row.leaves(fleet.leftovers())
+    row.expect(server.stop(signal.SIGTERM) == 128 + signal.SIGTERM, "no clean end")
+    return row.leaves(server.leftovers())
 
 
 def port_taken(stage: FaultStage | None, folder: Path) -> FaultRow:
@@ -318,7 +262,7 @@ def port_taken(stage: FaultStage | None, folder: Path) -> FaultRow:
             api, ops = (port, free_port()) if which == "API" else (free_port(), port)
             place = folder / f"port-taken-{which}"
             place.mkdir(parents=True)
-            words = ["serve", "--recipe", "tiny", "--replicas", "2", "--set", f"port={api}", "--ops-port", str(ops)]
+            words = ["serve", "--recipe", "tiny", "--set", f"port={api}", "--ops-port", str(ops)]
             began = time.monotonic()
             ended = subprocess.run(kimi_command(words), cwd=place, capture_output=True, text=True, timeout=240)
         message = next((line for line in ended.stderr.splitlines() if "cannot be used" in line), "")
@@ -326,7 +270,7 @@ def port_taken(stage: FaultStage | None, folder: Path) -> FaultRow:
         row.expect(ended.returncode == 1, f"exit code {ended.returncode} with the {which} port taken")
         row.expect(str(port) in message, f"no message about the {which} port: {ended.stderr[-300:]}")
         row.expect("Traceback" not in ended.stderr, "a traceback")
-        row.expect(not list(place.rglob("*.log")), "an engine or a router was started")
+        row.expect(not list(place.rglob("*.log")), "an engine was started")
     row.clients = "nobody is served"
     row.remark = "; ".join(seen) + "; one message that names the port"
     return row
@@ -349,19 +293,16 @@ def _free_bytes(folder: Path) -> int:
 CASES = (
     FaultCase("kill-scheduler", "kill -9 of an engine's scheduler", kill_scheduler),
     FaultCase("kill-engine", "kill -9 of an engine's main process", kill_engine),
-    FaultCase("kill-router", "kill -9 of the router", kill_router),
     FaultCase("stop-scheduler", f"SIGSTOP of a scheduler (watchdog at {STALL_S} s)", stop_scheduler),
     FaultCase("stop-engine", f"SIGSTOP of an engine's main process (watchdog at {STALL_S} s)", stop_engine),
     FaultCase("leave-stream", "a client disconnects while its answer streams", leave_stream),
     FaultCase("leave-plain", "a client disconnects while it waits for its whole answer", leave_plain),
     FaultCase("slow-client", "two clients read one piece a second", slow_client),
-    FaultCase("two-hundred", "200 requests at once on 2 replicas", two_hundred),
+    FaultCase("two-hundred", "200 requests at once", two_hundred),
     FaultCase("bad-clients", "bad requests and leaving clients beside ordinary ones", bad_clients),
-    FaultCase("other-model", "a replica with another model", other_model),
-    FaultCase("rolling-restart", "rolling restart (SIGHUP) in the middle of load", rolling_restart),
-    FaultCase("terminate", "SIGTERM in the middle of load", terminate, own_fleet=True),
-    FaultCase("kill-supervisor", "kill -9 of `kimi-w4a8 serve` itself", kill_supervisor, own_fleet=True),
-    FaultCase("kill-start", "kill -9 of `kimi-w4a8 serve` while its engines start", kill_start, own_fleet=True),
-    FaultCase("disk-full", "the disk of the run folder is full", disk_full, own_fleet=True),
-    FaultCase("port-taken", "the API port or the ops port is taken", lambda stage: FaultRow(), own_fleet=True),
+    FaultCase("terminate", "SIGTERM in the middle of load", terminate, own=True),
+    FaultCase("kill-supervisor", "kill -9 of `kimi-w4a8 serve` itself", kill_supervisor, own=True),
+    FaultCase("kill-start", "kill -9 of `kimi-w4a8 serve` while its engine starts", kill_start, own=True),
+    FaultCase("disk-full", "the disk of the run folder is full", disk_full, own=True),
+    FaultCase("port-taken", "the API port or the ops port is taken", lambda stage: FaultRow(), own=True),
 )

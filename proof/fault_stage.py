@@ -1,8 +1,7 @@
-"""Shared parts of the cases in fault_cases.py: the running fleet, the row of the table, a fault under load."""
+"""Shared parts of the cases in fault_cases.py: the running server, the row of the table, a fault under load."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -18,11 +17,11 @@ from proof.load.engine_loads import RUNNING, engine_loads
 from proof.load.load import ClientLoad, forbidden, write_records
 from proof.load.load_questions import Question, endless_question, known_questions
 from proof.load.load_request import ClientOutcome, Record
-from proof.load.served import ServedFleet
+from proof.load.served import ServedEngine
 
 CLIENTS = 6
 STALL_S = 15
-FLEET = ("--set", f"options.progress_timeout_s={STALL_S}")
+ARGUMENTS = ("--set", f"options.progress_timeout_s={STALL_S}")
 BEFORE_S = 4.0
 AFTER_S = 4.0
 _NOTICE_S = 240.0
@@ -65,35 +64,31 @@ class FaultRow:
 
 
 class FaultStage:
-    """A running fleet, the questions whose answers are known, and where records go."""
+    """A running server, the questions whose answers are known, and where records go."""
 
-    def __init__(self, fleet: ServedFleet, folder: Path) -> None:
-        self.fleet, self.folder = fleet, folder
-        fleet.wait_whole(WHOLE_S)
-        self.questions = known_questions(fleet.base_url)
+    def __init__(self, server: ServedEngine, folder: Path) -> None:
+        self.server, self.folder = server, folder
+        server.wait_ready(WHOLE_S)
+        self.questions = known_questions(server.base_url)
 
     def load(self, clients: int = CLIENTS, **options: object) -> ClientLoad:
         """A load of ordinary clients."""
-        return ClientLoad(self.fleet.base_url, self.questions, clients, hang_s=240.0, **options)  # type: ignore[arg-type]
+        return ClientLoad(self.server.base_url, self.questions, clients, hang_s=240.0, **options)  # type: ignore[arg-type]
 
     def endless(self, tokens: int) -> Question:
         """A request that runs for so many tokens."""
         return endless_question(self.questions[0].model, tokens)
 
-    def engines(self) -> list[str]:
-        """Addresses of the engines behind the router."""
-        return [entry["base_url"] for entry in self.fleet.status()["replicas"]]
-
     def aborted(self) -> float:
-        """Requests that the engines have aborted so far."""
-        return sum(read_once(url).total("sglang:num_aborted_requests_total") or 0.0 for url in self.engines())
+        """Requests that the engine has aborted so far."""
+        return read_once(self.server.base_url).total("sglang:num_aborted_requests_total") or 0.0
 
     def running(self) -> int:
         """Requests that run now."""
-        return sum(engine_loads(url)[RUNNING] for url in self.engines())
+        return engine_loads(self.server.base_url)[RUNNING]
 
     def wait_idle(self, timeout_s: float = 60.0) -> float:
-        """Seconds until no engine runs a request; the time limit when one still does."""
+        """Seconds until the engine runs no request; the time limit when one still does."""
         began = time.monotonic()
         while time.monotonic() - began < timeout_s:
             if self.running() == 0:
@@ -104,27 +99,27 @@ class FaultStage:
 
 @dataclass(frozen=True)
 class FaultCase:
-    """A fault. own_fleet: it ends the fleet, or needs another one than the rest."""
+    """A fault. own: it ends the server, or needs another one than the rest."""
 
     name: str
     title: str
     run: Callable[[FaultStage], FaultRow]
-    own_fleet: bool = False
+    own: bool = False
 
 
 def under_load(
     stage: FaultStage, inflict: Callable[[], object], allowed: frozenset[ClientOutcome], name: str
 ) -> FaultRow:
-    """Break something in the middle of a load and wait until both replicas are ready and registered again."""
-    row, fleet = FaultRow(), stage.fleet
-    before = fleet.debris(patience_s=0)
+    """Break something in the middle of a load and wait until the engine is ready again."""
+    row, server = FaultRow(), stage.server
+    before = server.debris(patience_s=0)
     with stage.load() as load:
         time.sleep(BEFORE_S)
         at = time.time()
         inflict()
-        noticed = fleet.wait_event(lambda e: e.event in ("down", "stalled", "removed"), at, _NOTICE_S)
+        noticed = server.wait_event(lambda e: e.event in ("down", "stalled"), at, _NOTICE_S)
         row.detected_s = noticed.time - at
-        row.whole_s = fleet.wait_whole(WHOLE_S, since=at) - at
+        row.whole_s = server.wait_ready(WHOLE_S, since=at) - at
         time.sleep(AFTER_S)
     write_records(stage.folder / f"{name}.jsonl", load.records)
     row.judge(load.records, allowed)
@@ -134,7 +129,7 @@ def under_load(
     errors = [record.ended - at for record in load.records if record.outcome is not ClientOutcome.OK]
     if errors:
         row.remark += f"; last error after {max(errors):.1f} s"
-    return row.leaves(fleet.debris(before))
+    return row.leaves(server.debris(before))
 
 
 @contextmanager
@@ -155,23 +150,3 @@ def small_disk(folder: Path, size: str = "8m") -> Iterator[Path]:
 def kimi_command(words: Sequence[str]) -> list[str]:
     """The words that start `kimi-w4a8` from this interpreter."""
     return [sys.executable, "-m", "kimi_w4a8_eagle3.cli", *words]
-
-
-@contextmanager
-def other_kimi(folder: Path, words: Sequence[str], output: str) -> Iterator[Callable[[], str]]:
-    """Another `kimi-w4a8` process; yields what reads its output so far, line breaks of the terminal's width undone."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / output
-    with path.open("wb") as file:
-        process = subprocess.Popen(
-            kimi_command(words), cwd=folder, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, "COLUMNS": "400"}
-        )
-    try:
-        yield lambda: path.read_text(errors="replace")
-    finally:
-        process.terminate()
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()

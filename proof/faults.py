@@ -1,4 +1,4 @@
-"""Breaks `kimi-w4a8 serve --recipe tiny --replicas 2` in every way that docs/reliability.md lists, with real processes.
+"""Breaks `kimi-w4a8 serve tiny` in every way that docs/reliability.md lists, with real processes.
 
     python -m proof.faults [--list] [--only NAME ...] [--docs] [--from RUN]
 
@@ -26,10 +26,10 @@ from kimi_w4a8_eagle3.base.console import table_console
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.run_dir import RECORD, new_run_dir, record, write_json
 from kimi_w4a8_eagle3.cli import run
-from kimi_w4a8_eagle3.fleet.serve import signals_raise
+from kimi_w4a8_eagle3.supervision.serve import signals_raise
 from proof.fault_cases import CASES, port_taken
-from proof.fault_stage import FLEET, FaultCase, FaultRow, FaultStage, small_disk
-from proof.load.served import ServedFleet
+from proof.fault_stage import ARGUMENTS, FaultCase, FaultRow, FaultStage, small_disk
+from proof.load.served import ServedEngine
 
 ROOT = Path(__file__).parent.parent
 DOCUMENT = ROOT / "docs" / "reliability.md"
@@ -38,7 +38,7 @@ _BEGIN, _END = "<!-- faults: begin (proof/faults.py --docs) -->", "<!-- faults: 
 
 
 class Bench:
-    """Runs cases; those that leave the fleet whole share one."""
+    """Runs cases; those that leave the server whole share one."""
 
     def __init__(self, folder: Path, console: Console) -> None:
         self._folder, self._console = folder, console
@@ -52,7 +52,7 @@ class Bench:
         self._stack.close()
 
     def run(self, case: FaultCase) -> FaultRow:
-        """One case; what it raises is its problem and costs the shared fleet."""
+        """One case; what it raises is its problem and costs the shared server."""
         try:
             return self._run(case)
         except Exception as error:
@@ -62,7 +62,7 @@ class Bench:
     def _run(self, case: FaultCase) -> FaultRow:
         if case.name == "port-taken":
             return port_taken(None, self._folder)
-        if not case.own_fleet:
+        if not case.own:
             return case.run(self._shared or self._open_shared())
         if case.name == "terminate" and self._shared is not None:
             row = case.run(self._shared)
@@ -73,12 +73,12 @@ class Bench:
             place = self._folder / case.name
             if case.name == "disk-full":
                 stack.enter_context(small_disk(place))
-            return case.run(FaultStage(stack.enter_context(ServedFleet(place, arguments=FLEET)), self._folder))
+            return case.run(FaultStage(stack.enter_context(ServedEngine(place, ARGUMENTS)), self._folder))
 
     def _open_shared(self) -> FaultStage:
-        self._console.print("two replicas and the router start")
-        fleet = self._stack.enter_context(ServedFleet(self._folder / "fleet", arguments=FLEET))
-        self._shared = FaultStage(fleet, self._folder)
+        self._console.print("the server starts")
+        server = self._stack.enter_context(ServedEngine(self._folder / "server", ARGUMENTS))
+        self._shared = FaultStage(server, self._folder)
         return self._shared
 
     def _close_shared(self) -> None:

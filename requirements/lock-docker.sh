@@ -19,7 +19,7 @@ compile() { # TARGET PYTHON ARGUMENT...
 }
 
 compile requirements/docker-build.txt 3.10 requirements/docker-build.in
-compile requirements/docker.txt 3.10 --extra bench --extra eval --extra scale "${skip[@]}" pyproject.toml
+compile requirements/docker.txt 3.10 --extra bench --extra eval --extra smg "${skip[@]}" pyproject.toml
 # torch pins a Triton of its own; the kernels were proved with the one of serve-cpu.txt.
 triton=$(mktemp)
 trap 'rm -f "$triton"' EXIT

@@ -70,7 +70,7 @@ TOGETHER = {
         "tests/speed/",
         "tests/commands/test_rules.py",
         "tests/door/test_trial.py",
-        "tests/fleet/test_two_sockets.py",
+        "tests/recipe/test_two_sockets.py",
         "tests/e2e/test_newest_release.py",
         "tests/recipe/test_recipes_parsed_by_sglang.py",
     ),

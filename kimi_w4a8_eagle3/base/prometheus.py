@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import chain
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
@@ -77,36 +78,23 @@ def _matches(sample: Sample, labels: Mapping[str, str]) -> bool:
     return all(sample.labels.get(name) == value for name, value in labels.items())
 
 
-@dataclass(frozen=True)
-class Exposition:
-    """One process's exposition; `labels` are added to all its samples."""
-
-    families: tuple[Metric, ...]
-    labels: Mapping[str, str] = field(default_factory=dict)
-
-
-def merge(sources: Iterable[Exposition]) -> list[Metric]:
+def merge(*sources: Iterable[Metric]) -> list[Metric]:
     """Merge families of all sources by name, in the order in which they first appear.
 
-    A label of the same name in the source becomes `exported_NAME`, as in Prometheus' own scrapes. The first source
-    decides a family's type and help. A family of another type under that name is left out, because a mix would make the
-    whole exposition invalid. So is a series that its source repeats.
+    The first source decides a family's type and help. A family of another type under that name is left out, because a
+    mix would make the whole exposition invalid. So is a series that was there already.
     """
     merged: dict[str, Metric] = {}
-    for source in sources:
-        seen: set[tuple[str, frozenset[tuple[str, str]]]] = set()
-        for family in source.families:
-            empty = Metric(family.name, family.documentation, family.type)
-            # prometheus_client keeps a counter's name without the `_total` that the text has.
-            target = merged.setdefault(family.name + ("_total" if family.type == "counter" else ""), empty)
-            if target.type != family.type:
-                continue
-            for sample in family.samples:
-                labelled = _labelled(sample, source.labels)
-                series = (labelled.name, frozenset(labelled.labels.items()))
-                if series not in seen:
-                    seen.add(series)
-                    target.samples.append(labelled)
+    seen: set[tuple[str, frozenset[tuple[str, str]]]] = set()
+    for family in chain(*sources):
+        empty = Metric(family.name, family.documentation, family.type)
+        # prometheus_client keeps a counter's name without the `_total` that the text has.
+        target = merged.setdefault(family.name + ("_total" if family.type == "counter" else ""), empty)
+        for sample in family.samples if target.type == family.type else ():
+            series = (sample.name, frozenset(sample.labels.items()))
+            if series not in seen:
+                seen.add(series)
+                target.samples.append(sample)
     return list(merged.values())
 
 
@@ -123,10 +111,3 @@ class _Families(Collector):
 
     def collect(self) -> Iterable[Metric]:
         return self._families
-
-
-def _labelled(sample: Sample, labels: Mapping[str, str]) -> Sample:
-    if not labels:
-        return sample
-    own = {f"exported_{name}" if name in labels else name: value for name, value in sample.labels.items()}
-    return sample._replace(labels={**own, **labels})

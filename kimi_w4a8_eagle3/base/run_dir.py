@@ -127,7 +127,7 @@ def _processor() -> str:
 class EventLog:
     """Appends to `folder/events.jsonl` and prints; several threads use it.
 
-    A line: {"time": Unix seconds, "source": "replica-0" | "router" | "fleet", "event": word, "reason": sentence}.
+    A line: {"time": Unix seconds, "source": the recipe, "event": word, "reason": sentence}.
     """
 
     @classmethod
@@ -157,7 +157,7 @@ class EventLog:
         line = json.dumps({"time": round(time.time(), 3), "source": source, "event": event, "reason": reason})
         text = f"kimi-w4a8: {source} {event}" + (f": {reason}" if reason else "")
         with self._lock:
-            # A full disk, under the run folder or a redirected terminal, must not end the fleet.
+            # A full disk, under the run folder or a redirected terminal, must not end the engine.
             with suppress(OSError):
                 style = "" if reason == WANTED else _STYLES.get(event, "")
                 self._console.print(text, style=style, markup=False)

@@ -16,10 +16,10 @@ from ..base.files import write_atomic
 from ..door.settings import client_key
 from ..engine import startup_check
 from ..engine.client import EngineClient
-from ..fleet.checks import weights_digest
 from ..quark.preflight import PreflightReport, preflight
 from ..quark.target_checks import Problem
 from ..recipe.trusted_code import Source, untrusted
+from ..supervision.checks import weights_digest
 from .options import KEY_FILE
 
 

@@ -70,13 +70,10 @@ def plan(
     result = plans[0]
     faults = resolved.faults(machine, result.gpu)
     if as_json:
-        content = as_dict(result) | {"engines": chosen.options.replicas}
-        content |= {"known_faults": [fault.model_dump(exclude_defaults=True) for fault in faults]}
+        content = as_dict(result) | {"known_faults": [fault.model_dump(exclude_defaults=True) for fault in faults]}
         typer.echo(json.dumps(content, indent=2))
     else:
         _print(result)
-        if (engines := chosen.options.replicas) > 1:
-            typer.echo(f"{engines} engines of {result.tp} GPUs: {engines * result.tokens:,} tokens on the machine")
         if args.get("mem-fraction-static") == "auto":
             typer.echo(f"ceiling: {chosen.options.memory_ceiling:g} of the memory (options.memory_ceiling)")
         problems = unmet_requirements(chosen, machine) if machine.devices else [missing_gpus(chosen, machine)]

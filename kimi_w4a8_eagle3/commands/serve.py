@@ -43,9 +43,6 @@ def serve(
     draft: Path | None = typer.Option(None, "--draft", help="Draft directory instead of the recipe's draft."),
     as_json: bool = typer.Option(False, "--json", help="With --dry-run: print JSON."),
     any_hardware: bool = typer.Option(False, "--any-hardware", help="Start even on other hardware than the recipe's."),
-    replicas: int | None = typer.Option(
-        None, "--replicas", min=1, max=99, help="Engines here, behind SGLang's router; default: the recipe's."
-    ),
     ops_port: int | None = OPS_PORT,
     ops_host: str = OPS_HOST,
     drain_timeout: float = DRAIN_TIMEOUT,
@@ -55,7 +52,8 @@ def serve(
 ) -> None:
     """Serve a recipe, or show what would run. Engine arguments may follow after `--`.
 
-    SIGTERM lets running requests finish, SIGINT does not. SIGHUP restarts one replica of several after the other.
+    SIGTERM lets running requests finish, SIGINT does not. SIGHUP drains the engine and starts it again with its
+    checkpoints as they are now.
     """
     if as_json and not dry_run:
         raise UsageError("only a dry run prints JSON", where="--json", expected="--dry-run --json")
@@ -63,7 +61,6 @@ def serve(
     if recipe and name and name.startswith("-"):  # in `-r tiny -- --port 1` the first word after `--` lands in RECIPE
         extra, name = [name, *extra], None
     named = {"host": host, "port": port, "tp": tp, "served-model-name": served_model_name}
-    named["options.replicas"] = replicas
     settings = settings + [f"{key}={value}" for key, value in named.items() if value is not None]
     launch = prepare(
         one_recipe(name, recipe),
@@ -89,8 +86,8 @@ def serve(
 def _start(launch: Launch, **options: Any) -> int:
     """Serve until the end, and return the exit code; options: the fields of `ServeOptions`."""
     # Start-up: a dry run needs no supervisor.
-    from ..fleet.checks import ServeOptions, ready_to_serve
-    from ..fleet.serve import serve_foreground
+    from ..supervision.checks import ServeOptions, ready_to_serve
+    from ..supervision.serve import serve_foreground
 
     asked = ServeOptions(**options)
     launch = ready_to_serve(launch, asked)

@@ -12,6 +12,7 @@ import secrets
 import sys
 from collections.abc import Mapping, MutableMapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -68,7 +69,8 @@ class Door:
     the workers that check large bodies and pictures. shares: of the clients in memory and time. routes: the application
     whose routes tell an unlisted endpoint from an unknown path. public_info: what /server_info answers to callers other
     than the operator, for whom SGLang would ask its schedulers. internal: None without a warm-up. supervisor: the
-    operator's key of the process that watches this engine; None without one.
+    operator's key of the process that watches this engine; None without one. unready: a file that exists while that
+    process wants this engine to get no requests.
     """
 
     def __init__(
@@ -84,12 +86,13 @@ class Door:
         public_info: Mapping[str, Any],
         internal: InternalKey | None = None,
         supervisor: str | None = None,
+        unready: Path | None = None,
     ) -> None:
         self._app, self._settings = app, settings
         self._admin_open = settings.admin_open(host)
         self._keyless = settings.api_key is None and settings.admin_key is None and is_loopback(host)
         self._rules, self._admission, self._routes, self._internal = rules, admission, routes, internal
-        self._supervisor = supervisor
+        self._supervisor, self._unready = supervisor, unready
         self._public_info = JSONResponse(public_info)
         self._bodies = BodyReader(settings.max_body_bytes, shares.waiting)
         self._computed = Computed(app)
@@ -123,6 +126,8 @@ class Door:
         if path in SERVER_INFO and scope["method"] == "GET" and not self._may_administer(headers):
             await self._public_info(scope, receive, send)
             return
+        if path == "/ready" and self._unready is not None and self._unready.exists():
+            raise Refusal("this engine takes no requests now", status=503)
         if path in COMPUTED and not self._is_admin(headers):  # the operator waits for no client
             await self._computed.answer(path, scope, send)
             return

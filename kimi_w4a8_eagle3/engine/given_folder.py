@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +11,8 @@ LOCK = "owner.lock"  # held by the supervisor while it lives
 NOTES = "shared-memory*.txt"  # names of shared memory, one a line
 SCHEDULER = "pulse"
 LOOP = "loop"  # the event loop of the HTTP server
-_KEY = "supervisor.key"
+UNREADY = "unready"  # a file that exists while the supervisor wants the engine to get no requests
+KEY = "supervisor.key"  # with which the supervisor asks this one engine, whatever its clients ask
 
 
 def given_folder() -> Path | None:
@@ -29,15 +29,9 @@ def note(path: str) -> None:
             file.write(f"{path}\n")
 
 
-def make_key(folder: Path) -> None:
-    """Write a random key with which the supervisor of this one engine asks it, whatever its clients ask."""
-    with os.fdopen(os.open(folder / _KEY, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-        file.write(secrets.token_urlsafe(32))
-
-
 def supervisor_key(folder: Path | None) -> str | None:
     """Return the key in an engine's folder; None without a folder."""
-    return None if folder is None else (folder / _KEY).read_text()
+    return None if folder is None else (folder / KEY).read_text()
 
 
 def file_of(folder: Path, pid: int, kind: str = SCHEDULER) -> Path:

@@ -1,1 +1,1 @@
-"""The operator's view of a fleet: replica states, probes, one metrics endpoint and the live page."""
+"""One engine as its operator sees it: its state, the canary, probes, one metrics endpoint and the live page."""

@@ -1,4 +1,4 @@
-"""The ops endpoint of `serve` and `route`: a live page, /live, /ready, /metrics and /status beside the API's port."""
+"""The ops endpoint of `serve`: a live page, /live, /ready, /metrics and /status beside the API's port."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import httpx
 import uvicorn
@@ -27,13 +26,13 @@ from starlette.routing import Route
 
 from ..base.errors import KimiError
 from ..base.http import http_url, trusted
-from ..base.prometheus import Exposition, Reading, merge, parse, render
+from ..base.prometheus import Reading, merge, parse, render
 from ..door.connections import BoundedProtocol
 from ..door.settings import is_loopback
 from ..engine.metrics import FAILED_REQUESTS, NAN_LOGITS, Acceptance
 from ..machine.hardware import gpu_loads
-from .fleet_metrics import fleet_families, seconds_since_progress
-from .replica_state import FleetView, Phase, ReplicaState
+from .families import seconds_since_progress, supervisor_families
+from .state import EngineState, Phase
 from .window import Window
 
 logger = logging.getLogger(__name__)
@@ -51,30 +50,28 @@ _PAGE_POLICY = (
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 5.0
 _WITHOUT_ENGINE = (Phase.STARTING, Phase.DOWN)  # what was read before is of an engine that is gone
-# Phases by distance from serving. The nearest one is reported for a fleet without a ready replica.
-_NEAREST_FIRST = (Phase.READY, Phase.CHECKING, Phase.STARTING, Phase.DRAINING, Phase.STALLED, Phase.DOWN)
 
 
 class OpsServer:
-    """Serves probes and metrics of a fleet from a thread of this process.
+    """Serves probes and metrics of an engine from a thread of this process.
 
-    It only reads the view; the supervisor sets the phases. The event loop's thread alone reads the view; other threads
-    do the parsing and merging. Used as a context manager, or with start() and stop().
+    It reads the state, which the supervisor sets, and counts `alarms` there. Used as a context manager, or with start()
+    and stop().
 
-    scrape_timeout_s: time limit for a process before it is left out.
+    scrape_timeout_s: time limit for the engine's answer.
     """
 
     def __init__(
         self,
         host: str,
         port: int,
-        view: FleetView,
+        state: EngineState,
         sample_interval_s: float = SAMPLE_INTERVAL_S,
         scrape_timeout_s: float = TIMEOUT_S,
     ) -> None:
         self.host, self.port = host, port
-        self._view = view
-        self._windows: dict[str, Window] = {}  # by replica
+        self._state = state
+        self._window = Window(state.num_draft_tokens)
         self._sample_interval_s, self._scrape_timeout_s = sample_interval_s, scrape_timeout_s
         routes = [
             Route("/", self._page),
@@ -104,10 +101,9 @@ class OpsServer:
     def base_url(self) -> str:
         return http_url(self.host, self.port)
 
-    def acceptance(self, replica: str) -> Acceptance | None:
-        """Return a replica's acceptance over the last minute; None when no verify step fell in it. Thread-safe."""
-        window = self._windows.get(replica)
-        return None if window is None else window.acceptance(time.monotonic())
+    def acceptance(self) -> Acceptance | None:
+        """Return the acceptance over the last minute; None when no verify step fell in it. Thread-safe."""
+        return self._window.acceptance(time.monotonic())
 
     def start(self) -> None:
         """Start and return once the endpoint answers; raise KimiError when the port is taken."""
@@ -146,7 +142,7 @@ class OpsServer:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        # Engines and router are near and need no proxy from the environment. `scrape` bounds the time.
+        # The engine is near and needs no proxy from the environment. `_scrape` bounds the time.
         new = httpx.AsyncClient(trust_env=False, follow_redirects=True, timeout=None, verify=trusted())  # noqa: S113
         async with new as self._client:
             await self._sample()  # so that counting has begun when start() returns
@@ -155,115 +151,77 @@ class OpsServer:
             sampling.cancel()
 
     async def _keep_sampling(self) -> None:
-        """Keep the windows filled, even if no scraper reads /metrics."""
+        """Keep the window filled, even if no scraper reads /metrics."""
         while True:
             await asyncio.sleep(self._sample_interval_s)
             await self._sample()
 
     async def _sample(self) -> None:
-        """Add the engines' current counters to the windows."""
-        replicas = self._view.replicas()
+        """Add the engine's current counters to the window."""
         try:
-            await asyncio.to_thread(self._add, replicas, await self._scrape_all(replicas))
+            found = await self._scrape()
+            if found is not None:
+                await asyncio.to_thread(self._add, found)
         except Exception:  # one malformed exposition must not end the sampling
             logger.exception("the metrics could not be sampled")
 
-    def _add(self, replicas: Sequence[ReplicaState], expositions: Mapping[str, Families]) -> None:
-        now = time.monotonic()
-        for gone in self._windows.keys() - {replica.name for replica in replicas}:
-            del self._windows[gone]
-        for replica in replicas:
-            if replica.name in expositions:
-                reading = Reading.of(expositions[replica.name])
-                self._windows.setdefault(replica.name, Window(replica.num_draft_tokens)).add(now, reading)
-                replica.alarms = sum(reading.total(name) or 0.0 for name in (NAN_LOGITS, FAILED_REQUESTS))
+    def _add(self, families: Families) -> None:
+        reading = Reading.of(families)
+        self._window.add(time.monotonic(), reading)
+        self._state.alarms = sum(reading.total(name) or 0.0 for name in (NAN_LOGITS, FAILED_REQUESTS))
 
-    async def _scrape(self, url: str | None) -> Families | None:
-        """Read the families at `url`; None without a URL, or when no valid exposition came in time."""
-        if url is None:
-            return None
+    async def _scrape(self) -> Families | None:
+        """Read the engine's families; None when no valid exposition came in time."""
         try:
+            url = f"{self._state.base_url}/metrics"
             response = await asyncio.wait_for(self._client.get(url), self._scrape_timeout_s)
             response.raise_for_status()
             return await asyncio.to_thread(parse, response.text)  # takes tens of milliseconds; probes must not wait
         except (httpx.HTTPError, httpx.InvalidURL, asyncio.TimeoutError, ValueError):
             return None
 
-    async def _scrape_all(self, replicas: Sequence[ReplicaState]) -> dict[str, Families]:
-        """Read the engines by name; one that does not answer is left out and does not delay the others."""
-        answers = await asyncio.gather(*(self._scrape(f"{replica.base_url}/metrics") for replica in replicas))
-        return {one.name: found for one, found in zip(replicas, answers, strict=True) if found is not None}
-
     async def _page(self, _: Request) -> Response:
         return HTMLResponse(PAGE.read_text(), headers={"Content-Security-Policy": _PAGE_POLICY})
 
     async def _live(self, _: Request) -> Response:
-        live, reason = self._view.live()
-        return JSONResponse({"live": live, "reason": reason}, 200 if live else 503)
+        """Answer 200: a supervisor that gives its engine up ends with its process."""
+        return JSONResponse({"live": True})
 
     async def _ready(self, _: Request) -> Response:
-        replicas = self._view.replicas()
-        ready = any(replica.ready for replica in replicas)
-        return JSONResponse({"ready": ready, **_summary(replicas)}, 200 if ready else 503)
+        state = self._state
+        body = {"ready": state.ready, "phase": state.phase.value, "reason": "" if state.ready else state.reason}
+        return JSONResponse(body, 200 if state.ready else 503)
 
     async def _metrics(self, _: Request) -> Response:
-        """Read and merge the expositions of replicas, router and supervisor now."""
-        replicas = self._view.replicas()
-        router = self._scrape(self._view.router_metrics_url)
-        found, engines = await asyncio.gather(router, self._scrape_all(replicas))
-        text = await asyncio.to_thread(self._merged, replicas, engines, found or ())
+        """Read the engine's exposition now, and add the supervisor's families."""
+        found = await self._scrape()
+        text = await asyncio.to_thread(self._merged, found)
         return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
-    def _merged(self, replicas: Sequence[ReplicaState], engines: Mapping[str, Families], router: Families) -> bytes:
-        recent = {replica.name: self.acceptance(replica.name) for replica in replicas}
-        sources = [Exposition(tuple(fleet_families(self._view.recipe, replicas, recent, engines)))]
-        sources += [Exposition(families, {"replica": name}) for name, families in engines.items()]
-        return render(merge([*sources, Exposition(router)]))
+    def _merged(self, engine: Families | None) -> bytes:
+        ours = supervisor_families(self._state, self.acceptance(), engine is not None)
+        return render(merge(ours, engine or ()))
 
     async def _status(self, _: Request) -> Response:
-        replicas = self._view.replicas()
-        live, reason = self._view.live()
+        state, recent = self._state, self.acceptance()
+        figures = None if state.phase in _WITHOUT_ENGINE else self._window.figures(time.monotonic())
+        canary = None if state.canary is None else {**asdict(state.canary), "at": state.canary_at}
         body = {
-            "recipe": self._view.recipe,
-            "live": live,
-            "live_reason": reason,
-            "ready": any(replica.ready for replica in replicas),
-            "router_url": self._view.router_url,
-            "replicas": [self._status_of(replica) for replica in replicas],
+            "recipe": state.recipe,
+            "base_url": state.base_url,
+            "phase": state.phase.value,
+            "reason": state.reason,
+            "since": state.since,
+            "ready": state.ready,
+            "num_draft_tokens": state.num_draft_tokens,
+            "acceptance": None if recent is None else asdict(recent),
+            "canary": canary,
+            "seconds_since_progress": seconds_since_progress(state),
+            "progress_timeout_s": state.progress_timeout_s,
+            "stalls": state.stalls,
+            "restarts": dict(state.restarts),
+            "figures": None if figures is None else asdict(figures),
+            "history": [{"time": at, "phase": phase.value, "reason": reason} for at, phase, reason in state.history],
             "gpus": [asdict(gpu) for gpu in await asyncio.to_thread(gpu_loads)],
         }
         return JSONResponse(body)
-
-    def _status_of(self, replica: ReplicaState) -> dict[str, Any]:
-        recent, window = self.acceptance(replica.name), self._windows.get(replica.name)
-        figures = window.figures(time.monotonic()) if window and replica.phase not in _WITHOUT_ENGINE else None
-        canary = None if replica.canary is None else {**asdict(replica.canary), "at": replica.canary_at}
-        return {
-            "name": replica.name,
-            "base_url": replica.base_url,
-            "phase": replica.phase.value,
-            "reason": replica.reason,
-            "since": replica.since,
-            "ready": replica.ready,
-            "num_draft_tokens": replica.num_draft_tokens,
-            "acceptance": None if recent is None else asdict(recent),
-            "canary": canary,
-            "seconds_since_progress": seconds_since_progress(replica),
-            "progress_timeout_s": replica.progress_timeout_s,
-            "stalls": replica.stalls,
-            "restarts": dict(replica.restarts),
-            "figures": None if figures is None else asdict(figures),
-            "history": [{"time": at, "phase": phase.value, "reason": reason} for at, phase, reason in replica.history],
-        }
-
-
-def _summary(replicas: Sequence[ReplicaState]) -> dict[str, Any]:
-    """Return the phase nearest to serving, and the reason of each replica that does not serve."""
-    if not replicas:
-        return {"phase": Phase.DOWN.value, "reason": "no replica is known"}
-    phase = min((replica.phase for replica in replicas), key=_NEAREST_FIRST.index)
-    waiting = [replica for replica in replicas if not replica.ready]
-    if len(replicas) == 1:
-        return {"phase": phase.value, "reason": "".join(replica.reason for replica in waiting)}
-    reasons = (f"{replica.name}: {replica.phase.value}, {replica.reason}" for replica in waiting)
-    return {"phase": phase.value, "reason": "; ".join(reasons)}

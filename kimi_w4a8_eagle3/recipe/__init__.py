@@ -1,1 +1,1 @@
-"""Recipes in TOML and the typed launch they become: schema, arguments, memory plan, router settings."""
+"""Recipes in TOML and the typed launch they become: schema, arguments, memory plan."""

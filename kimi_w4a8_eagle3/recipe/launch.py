@@ -171,9 +171,6 @@ class Launch:
         recipe, args = self.recipe, dict(self.args)
         notes = self.notes + fit_to_machine(args, recipe, self.published, machine, gpu, regime)
         refused = apply_faults(self.faults(machine, gpu), args, recipe.options.accept_faults, notes)
-        if recipe.options.replicas > 1:
-            count = f"{recipe.options.replicas} engines with this command, each with its own GPUs and port"
-            notes.append(Finding(f"{count}, behind SGLang's router at the address above"))
         cores, note = without_core_lists(args, recipe, machine)
         notes += note + [Finding(text, Severity.OVERRIDE) for text in self.overrides]
         env = {**recipe.environment, **cores}
@@ -205,7 +202,7 @@ def resolve(recipe: Recipe, settings: Sequence[str] = (), extra: Sequence[str] =
     _check_draft(args, recipe)
     number(args, "port", DEFAULT_PORT, most=65535)  # here, because a dry run connects to nothing
     ranks = number(args, "tp-size", 1) // number(args, "nnodes", 1)
-    check_numa_nodes(args, int(str(args.get("base-gpu-id", 0))) + ranks * recipe.options.replicas)
+    check_numa_nodes(args, int(str(args.get("base-gpu-id", 0))) + ranks)
     shown = [show(key.removeprefix("args."), value) for key, value in changes.items()]
     return Launch(recipe, args, published, notes, shown, _untested(recipe))
 

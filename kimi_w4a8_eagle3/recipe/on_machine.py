@@ -165,7 +165,7 @@ def unmet_requirements(recipe: Recipe, machine: Machine) -> list[str]:
         return [
             f"this machine has {len(machine.devices)} AMD GPUs, the recipe needs {need.gpus} ({', '.join(need.arch)})"
         ]
-    unmet = _unmet_layout(recipe, machine)
+    unmet = list(filter(None, [missing_gpus(recipe, machine)]))
     wrong = sorted({device.arch for device in machine.devices} - set(need.arch))
     if wrong:
         unmet.append(f"the GPUs are {', '.join(wrong)}, the recipe is made for {', '.join(need.arch)}")
@@ -176,29 +176,10 @@ def unmet_requirements(recipe: Recipe, machine: Machine) -> list[str]:
 
 
 def missing_gpus(recipe: Recipe, machine: Machine) -> str | None:
-    """Return a sentence if all engines together need more GPUs than this machine, or without any the recipe's, has."""
-    count, tp = recipe.options.replicas, number(recipe.args, "tp-size", 1)
-    here = tp // number(recipe.args, "nnodes", 1)
+    """Return a sentence if the engine needs more GPUs than this machine, or without any the recipe's, has."""
+    here = number(recipe.args, "tp-size", 1) // number(recipe.args, "nnodes", 1)
     have, owner = (len(machine.devices), "this") if machine.devices else (recipe.hardware.gpus, "the recipe's")
-    if count * here <= have:
-        return None
-    needed = f"{count} engines of {here} GPUs need {count * here}" if count > 1 else f"an engine needs {here} GPUs"
-    return f"{needed}, {owner} machine has {have}"
-
-
-def _unmet_layout(recipe: Recipe, machine: Machine) -> list[str]:
-    """Return what is wrong with the engines on this machine: too few GPUs, or one of several across NUMA nodes."""
-    if missing := missing_gpus(recipe, machine):
-        return [missing]
-    count, tp = recipe.options.replicas, number(recipe.args, "tp-size", 1)
-    if count == 1:
-        return []
-    for engine in range(count):
-        used = machine.devices[engine * tp : (engine + 1) * tp]
-        nodes = sorted({device.numa_node for device in used if device.numa_node is not None})
-        if len(nodes) > 1:
-            return [f"engine {engine} of {count} would use GPUs of the NUMA nodes {', '.join(map(str, nodes))}"]
-    return []
+    return None if here <= have else f"an engine needs {here} GPUs, {owner} machine has {have}"
 
 
 _COMPARES = ("<", ">", "=", "!", "~")

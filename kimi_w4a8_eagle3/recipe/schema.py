@@ -15,7 +15,6 @@ from ..base.errors import KimiError, UsageError
 from ..base.files import read_toml
 from ..base.installed import operator_dir
 from ..base.nearest import nearest
-from .router_settings import RouterSettings
 
 ArgValue = bool | int | float | str | list[int] | list[float] | list[str]
 MAX_EXTENDS = 8
@@ -70,9 +69,8 @@ class Options(_Strict):
     unready_after_s: float = Field(default=20, gt=0)
     memory_ceiling: float = Field(default=0.90, gt=0, lt=1, description="most of a GPU for weights and KV together")
     least_accept_length: float = Field(
-        default=1, ge=1, description="accept length at or below which the canary takes a replica out"
+        default=1, ge=1, description="accept length at or below which the canary takes an engine out"
     )
-    replicas: int = Field(default=1, ge=1, description="engines of one machine, behind SGLang's router")
     accept_faults: list[str] = Field(default=[], description="known faults that do not stop this launch")
 
 
@@ -104,7 +102,6 @@ class Recipe(_Strict):
     args: dict[str, ArgValue] = {}
     improve: dict[str, Improvement] = {}
     options: Options = Options()
-    router: RouterSettings = Field(default=RouterSettings(), description="used by --replicas and `kimi-w4a8 route`")
     env: dict[str, EnvValue] = {}
     hardware: Hardware = Hardware()
 
@@ -124,11 +121,6 @@ class Recipe(_Strict):
     def improved_args(self) -> dict[str, Improvement]:
         """This package's changes of engine arguments."""
         return {name: change for name, change in self.improve.items() if not name.startswith(_ENV)}
-
-    @property
-    def prefix_cache(self) -> bool:
-        """True if engines cache prefixes, which the cache-aware router relies on."""
-        return self.args.get("disable-radix-cache") is not True
 
 
 def recipe_names() -> list[str]:

@@ -20,7 +20,7 @@ from typing_extensions import Self
 
 from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
 from kimi_w4a8_eagle3.base.run_dir import RECORD, new_run_dir, write_json
-from kimi_w4a8_eagle3.fleet.serve import Terminated
+from kimi_w4a8_eagle3.supervision.serve import Terminated
 
 from .first_error import first_error
 from .server_under_test import Target, record_of

@@ -14,10 +14,10 @@ from kimi_w4a8_eagle3.base.run_dir import record
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.metrics import read_once
 from kimi_w4a8_eagle3.engine.process import free_port
-from kimi_w4a8_eagle3.fleet.checks import checked
-from kimi_w4a8_eagle3.fleet.replica import READY_TIMEOUT_S
 from kimi_w4a8_eagle3.machine.hardware import Machine
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render, unmet_requirements
+from kimi_w4a8_eagle3.supervision.checks import checked
+from kimi_w4a8_eagle3.supervision.supervisor import READY_TIMEOUT_S
 
 Say = Callable[[str], object]
 _TIMEOUT_S = 30.0
@@ -132,12 +132,6 @@ class Target:
     def _startable(self) -> Launch:
         launch = self.launch
         assert launch is not None
-        if launch.recipe.options.replicas > 1:
-            raise KimiError(
-                f"the recipe {self.name!r} has {launch.recipe.options.replicas} engines behind a router",
-                expected="a recipe of one engine, or a running server",
-                remedy=f"kimi-w4a8 serve {self.name}, then --base-url with its address",
-            )
         machine = Machine.detect()
         gpus, unmet = launch.recipe.hardware.gpus, unmet_requirements(launch.recipe, machine)
         if unmet and (not gpus or len(machine.devices) < gpus):

@@ -15,8 +15,8 @@ from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
 from kimi_w4a8_eagle3.base.run_dir import new_run_dir
 from kimi_w4a8_eagle3.commands.options import RUNS
 from kimi_w4a8_eagle3.door.settings import read_key_file
-from kimi_w4a8_eagle3.fleet.checks import fingerprint, local_folder
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render
+from kimi_w4a8_eagle3.supervision.checks import fingerprint, local_folder
 
 from ..base.request_progress import request_progress
 from ..draft import collected
@@ -233,7 +233,7 @@ def switch(
     new: Path | None = typer.Option(None, "--to", help="Folder of the new draft."),
     back: bool = typer.Option(False, "--back", help="Return to the draft before the last switch."),
 ) -> None:
-    """Exchange the draft behind a link. The replicas follow after `kill -HUP` of `kimi-w4a8 serve`, one by one."""
+    """Exchange the draft behind a link. Each server follows after `kill -HUP` of its `kimi-w4a8 serve`."""
     if (new is None) != back:
         raise UsageError("one of --to and --back is needed", expected="--to DRAFT, or --back")
     if new is None:
@@ -241,7 +241,7 @@ def switch(
     else:
         old = links.switch(link, new)
         typer.echo(f"{link}: {new}" + (f", before {old}" if old else ""))
-    typer.echo("send SIGHUP to `kimi-w4a8 serve`: its replicas restart one after the other, and no request is lost")
+    typer.echo("next: kill -HUP of each `kimi-w4a8 serve`, one after the other; behind smg no request is lost")
 
 
 def _require_collection(folder: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 import typer
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.fleet.serve import Terminated, signals_raise
+from kimi_w4a8_eagle3.supervision.serve import Terminated, signals_raise
 
 
 def expanded(command: Callable[..., None]) -> Callable[..., None]:

@@ -13,9 +13,9 @@ from tempfile import TemporaryDirectory
 from kimi_w4a8_eagle3.base.collection import VARIABLE
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.engine.process import Program, starter
-from kimi_w4a8_eagle3.fleet.checks import checked
 from kimi_w4a8_eagle3.recipe.arguments import command_words
 from kimi_w4a8_eagle3.recipe.launch import Launch
+from kimi_w4a8_eagle3.supervision.checks import checked
 
 from .states import CapturePlan
 

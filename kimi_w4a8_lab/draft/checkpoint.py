@@ -14,10 +14,10 @@ from torch import Tensor
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.files import read_json
-from kimi_w4a8_eagle3.fleet.checks import weights_digest
 from kimi_w4a8_eagle3.quark.config import TextShape, draft_shape, read_model_config
 from kimi_w4a8_eagle3.quark.preflight import captured_layers, check_draft
 from kimi_w4a8_eagle3.quark.safetensors_header import read_checkpoint
+from kimi_w4a8_eagle3.supervision.checks import weights_digest
 
 from .eagle3 import Draft, DraftSizes
 from .layers import LatentSizes

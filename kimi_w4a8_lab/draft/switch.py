@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.fleet.checks import weights_digest
+from kimi_w4a8_eagle3.supervision.checks import weights_digest
 
 BEFORE = ".before"  # suffix of the link to the draft that was served before
 

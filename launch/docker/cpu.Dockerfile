@@ -25,7 +25,7 @@ COPY launch launch
 COPY patches patches
 COPY bench bench
 COPY eval eval
-RUN pip install -c requirements/constraints.txt '.[serve,scale]' ./kimi_w4a8_laptop && rm -rf build kimi_w4a8_laptop/build
+RUN pip install -c requirements/constraints.txt '.[serve,smg]' ./kimi_w4a8_laptop && rm -rf build kimi_w4a8_laptop/build
 
 RUN useradd --create-home --uid 10001 kimi && install --directory --owner kimi --group kimi /models /runs
 USER 10001

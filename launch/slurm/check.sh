@@ -4,7 +4,7 @@
 #   apt-get install slurm-wlm; launch/slurm/check.sh
 #
 # Needs slurmctld, slurmd and `kimi-w4a8`, no root, no running Slurm: everything lies in a temporary folder, on free ports. It
-# asks through the router, kills an engine and sees it come back, drains the job with a request under way, and looks for
+# asks through smg, kills an engine and sees it come back, drains the job with a request under way, and looks for
 # what was left behind. It waits for three starts of an engine. KEEP=1 keeps the folder.
 set -euo pipefail
 
@@ -29,8 +29,8 @@ print(*(each.getsockname()[1] for each in sockets))
 P
 }
 read -r ctld n1 n2 <<<"$(free_ports 3)"
-# Two neighbouring ports for each replica and for the router, below the range that the kernel gives away.
-router_port=$((20000 + RANDOM % 5000)) replica_port=$((25000 + RANDOM % 5000))
+# Two neighbouring ports for each server and for smg, below the range that the kernel gives away.
+smg_port=$((20000 + RANDOM % 5000)) server_port=$((25000 + RANDOM % 5000))
 
 cat >"$SLURM_CONF" <<C
 ClusterName=check
@@ -90,14 +90,13 @@ sinfo --Node --format='%N %t %c %G'
 
 head -c 24 /dev/urandom | base64 >"$work/key"
 chmod 600 "$work/key"
-export KIMI RECIPE=tiny ROUTER_PORT=$router_port REPLICA_PORT=$replica_port PORT_STEP=2 LOGS=$work/logs
+export KIMI RECIPE=tiny SMG_PORT=$smg_port SERVER_PORT=$server_port PORT_STEP=2 LOGS=$work/logs
 export KIMI_API_KEY_FILE=$work/key MAX_PAUSE=2
 export OMP_NUM_THREADS=1
 job=$(sbatch --parsable --output="$work/job.log" "$here/kimi.sbatch")
-step "job $job; waiting for two replicas behind the router"
-url=http://127.0.0.1:$router_port
-ops=http://127.0.0.1:$((router_port + 1))
-registered() { curl -s --max-time 5 "$ops/status" | python3 -c 'import json,sys; print(sum(r["ready"] for r in json.load(sys.stdin)["replicas"]))' 2>/dev/null || echo 0; }
+step "job $job; waiting for two servers behind smg"
+url=http://127.0.0.1:$smg_port
+registered() { curl -s --max-time 5 "$url/readiness" | python3 -c 'import json,sys; print(json.load(sys.stdin)["healthy_workers"])' 2>/dev/null || echo 0; }
 wait_registered() {
   for _ in {1..200}; do
     [[ $(registered) == "$1" ]] && return
@@ -105,7 +104,7 @@ wait_registered() {
     sleep 2
   done
   cat "$work/job.log"
-  fail "not $1 replicas in time"
+  fail "not $1 servers in time"
 }
 began=$SECONDS
 wait_registered 2
@@ -115,7 +114,7 @@ ask() { # ask PROMPT TOKENS [CURL_OPTION...]
   curl -s --max-time 120 "$url/v1/completions" -H "Authorization: Bearer $(cat "$work/key")" -H 'Content-Type: application/json' \
     -d "{\"model\": \"kimi-k2.5-tiny\", \"prompt\": \"$1\", \"max_tokens\": $2, \"temperature\": 0, \"ignore_eos\": true}" "${@:3}"
 }
-step "a request through the router"
+step "a request through smg"
 [[ $(ask "Tom has 3 apples" 16 -o "$work/answer" -w '%{http_code}') == 200 ]] || { cat "$work/answer"; fail "no answer"; }
 python3 -c 'import json,sys; print(repr(json.load(open(sys.argv[1]))["choices"][0]["text"]))' "$work/answer"
 step "the same without the key"
@@ -125,13 +124,13 @@ echo "HTTP $code"
 [[ $code == 401 ]] || fail "the key was not asked for"
 
 step "kill -9 of the engine on the second node"
-victim=$(pgrep -f -- "run_module.*--port $((replica_port + 2))( |$)" | head -1)
+victim=$(pgrep -f -- "run_module.*--port $((server_port + 2))( |$)" | head -1)
 kill -9 "$victim"
 began=$SECONDS
 for _ in {1..60}; do [[ $(registered) == 1 ]] && break; sleep 1; done
-[[ $(registered) == 1 ]] || fail "the router did not notice"
-[[ $(ask "Tom has 3 apples" 16 -o /dev/null -w '%{http_code}') == 200 ]] || fail "the other replica does not answer"
-echo "the other one answers; the router knows after $((SECONDS - began)) s"
+[[ $(registered) == 1 ]] || fail "smg did not notice"
+[[ $(ask "Tom has 3 apples" 16 -o /dev/null -w '%{http_code}') == 200 ]] || fail "the other server does not answer"
+echo "the other one answers; smg knows after $((SECONDS - began)) s"
 wait_registered 2
 echo "two again after $((SECONDS - began)) s"
 

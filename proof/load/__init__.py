@@ -1,1 +1,1 @@
-"""Load with known answers, the fleets it is sent to, and a server without a model."""
+"""Load with known answers, the servers it is sent to, smg in front of them, and a server without a model."""

@@ -87,7 +87,7 @@ def endless_question(model: str, max_tokens: int) -> Question:
 
 
 def served_model(http: httpx.Client) -> str:
-    """The name of the first model that a server or router lists."""
+    """The name of the first model that a server lists."""
     answer = http.get("/v1/models")
     answer.raise_for_status()
     return str(answer.json()["data"][0]["id"])

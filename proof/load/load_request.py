@@ -19,7 +19,7 @@ from kimi_w4a8_eagle3.engine.client import bearer
 from .load_questions import Question
 
 _CHAT = "/v1/chat/completions"
-_OVERSIZED_BYTES = 40 << 20  # the door and the router take 32 MiB
+_OVERSIZED_BYTES = 40 << 20  # the door and smg take 32 MiB
 
 
 class Manner(str, Enum):
@@ -120,7 +120,7 @@ class _Received:
 
 
 class LoadClient:
-    """Asks one server or router; used as an async context manager.
+    """Asks one server or smg; used as an async context manager.
 
     hang_s: silence that counts as a hang. leave_after: pieces, or for an answer in one piece tenths of a second, after
     which a client that leaves does so. slow_s: between two pieces that a slow client reads.

@@ -1,6 +1,6 @@
-"""`kimi-w4a8 serve --replicas N` as another program sees it: started as an operator starts it, followed by its events.
+"""`kimi-w4a8 serve` as another program sees it: started as an operator starts it, followed by its events.
 
-The fault table, the soak and the tests break a fleet with it.
+The fault table and the tests break an engine with it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.run_dir import EVENTS
 from kimi_w4a8_eagle3.engine.leftovers import shared_memory_of
 from kimi_w4a8_eagle3.engine.process import free_port, tail_lines
-from kimi_w4a8_eagle3.fleet.engine_processes import is_alive
+from kimi_w4a8_eagle3.engine.signs import is_alive
 from kimi_w4a8_laptop.fork_server import ForkedProcess
 
 START_TIMEOUT_S = 400.0
@@ -47,7 +47,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Leftovers:
-    """Remains of a fleet that has ended; there may be none."""
+    """Remains of a server that has ended; there may be none."""
 
     processes: tuple[str, ...] = ()
     ports: tuple[int, ...] = ()
@@ -67,8 +67,8 @@ class Leftovers:
         return "; ".join(f"{name}: {', '.join(map(str, found))}" for name, found in parts) or "nothing"
 
 
-class ServedFleet:
-    """`kimi-w4a8 serve --recipe tiny --replicas N` with its runs and temporary files in `folder`.
+class ServedEngine:
+    """`kimi-w4a8 serve --recipe tiny` with its runs and temporary files in `folder`.
 
     Used as a context manager; the exit ends it, with kill -9 where it does not end by itself, and takes no leftovers
     into account: ask `leftovers` after `stop` for that. arguments: more words for it; program: what `kimi-w4a8` is.
@@ -77,19 +77,19 @@ class ServedFleet:
     def __init__(
         self,
         folder: Path,
-        replicas: int = 2,
         arguments: Sequence[str] = (),
-        recipe: str = "tiny",
         program: Sequence[str] = (sys.executable, "-m", "kimi_w4a8_eagle3.cli"),
+        host: str = "127.0.0.1",
+        port: int | None = None,
     ) -> None:
-        self.folder, self.replicas = folder, replicas
-        self.port, self.ops_port = free_port(), free_port()
-        self.base_url, self.ops_url = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{self.ops_port}"
+        self.folder = folder
+        self.port, self.ops_port = port or free_port(), free_port()
+        self.base_url, self.ops_url = f"http://{host}:{self.port}", f"http://127.0.0.1:{self.ops_port}"
         self.output, self._program = folder / "kimi.out", program
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self.words = [
-            *("serve", "--recipe", recipe, "--replicas", str(replicas), "--ops-port", str(self.ops_port)),
-            *("--set", f"port={self.port}", *arguments),
+            *("serve", "--recipe", "tiny", "--ops-port", str(self.ops_port)),
+            *("--set", f"host={host}", "--set", f"port={self.port}", *arguments),
         ]
         self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self._run: Path | None = None
@@ -102,14 +102,14 @@ class ServedFleet:
     def process(self) -> subprocess.Popen[bytes] | ForkedProcess:
         """`kimi-w4a8 serve` itself."""
         if self._process is None:
-            raise KimiError("the fleet was not started")
+            raise KimiError("the server was not started")
         return self._process
 
     @property
     def temporary(self) -> Path:
-        """Folder for temporary files of this fleet alone."""
+        """Folder for temporary files of this server alone."""
         if self._temporary is None:
-            raise KimiError("the fleet was not started")
+            raise KimiError("the server was not started")
         return Path(self._temporary.name)
 
     @property
@@ -125,26 +125,26 @@ class ServedFleet:
         """Start it; returns at once."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._temporary = tempfile.TemporaryDirectory(prefix="kf-", ignore_cleanup_errors=True)
-        # The keys of another service do not belong to a fleet of its own.
+        # The keys of another service do not belong to a server of its own.
         environ = {name: value for name, value in os.environ.items() if not _PRIVATE.match(name)}
         with self.output.open("ab") as output:
             self._process = self._begin(environ | {"TMPDIR": self._temporary.name}, output)
 
-    def wait_whole(self, timeout_s: float = START_TIMEOUT_S, since: float = 0.0) -> float:
-        """Wait until every replica is ready and registered; returns the Unix time from which on it was so.
+    def wait_ready(self, timeout_s: float = START_TIMEOUT_S, since: float = 0.0) -> float:
+        """Wait until the engine is ready; returns the Unix time from which on it was so.
 
         since: only a moment after this Unix time counts. Raises KimiError when `serve` ends or takes too long.
         """
         began = time.monotonic()
         while True:
             self.look()
-            whole = whole_since(self.events(), self.replicas)
-            if whole is not None and whole >= since:
-                return whole
+            ready = ready_since(self.events())
+            if ready is not None and ready >= since:
+                return ready
             if self.process.poll() is not None:
                 raise self._failure(f"`kimi-w4a8 serve` ended with exit code {self.process.poll()}")
             if time.monotonic() - began > timeout_s:
-                raise self._failure(f"the fleet was not whole within {timeout_s:.0f} s")
+                raise self._failure(f"the engine was not ready within {timeout_s:.0f} s")
             time.sleep(_POLL_S)
 
     def events(self) -> list[Event]:
@@ -169,35 +169,25 @@ class ServedFleet:
         found: dict[str, Any] = self._http.get(f"{self.ops_url}/status").json()
         return found
 
-    def replica_url(self, number: int) -> str:
-        """Address of an engine on loopback."""
-        return str(self.status()["replicas"][number]["base_url"])
-
-    def engine(self, number: int) -> psutil.Process:
-        port = self.replica_url(number).rpartition(":")[2]
+    def engine(self) -> psutil.Process:
+        """The main process of the engine."""
         for _ in range(20):  # one look at /proc can miss a process while others come and go
             for process in self.look():
                 words = " ".join(_words(process))
-                if "launch_server" in words and f"--port {port}" in words:
+                if "launch_server" in words and f"--port {self.port}" in words:
                     return process
             time.sleep(0.1)
-        raise self._failure(f"no process serves replica {number}")
+        raise self._failure("there is no engine process")
 
-    def scheduler(self, number: int) -> psutil.Process:
-        """The process of a replica that computes."""
-        for process in self.engine(number).children(recursive=True):
+    def scheduler(self) -> psutil.Process:
+        """The process that computes."""
+        for process in self.engine().children(recursive=True):
             if "scheduler" in " ".join([process.name(), *_words(process)]):
                 return process
-        raise self._failure(f"replica {number} has no scheduler process")
-
-    def router(self) -> psutil.Process:
-        for process in self.look():
-            if "run_router" in " ".join(_words(process)) or "sglang::router" in " ".join(_words(process)):
-                return process
-        raise self._failure("there is no router process")
+        raise self._failure("the engine has no scheduler process")
 
     def look(self) -> list[psutil.Process]:
-        """All processes of the fleet that live now; remembers them, their ports and memory, for `leftovers`."""
+        """All processes of the server that live now; remembers them, their ports and memory, for `leftovers`."""
         try:
             kimi = psutil.Process(self.process.pid)
             family = [kimi, *kimi.children(recursive=True)]
@@ -223,7 +213,7 @@ class ServedFleet:
             ) from None
 
     def debris(self, known: Leftovers | None = None, patience_s: float = 15.0) -> Leftovers:
-        """Remains of engines and routers that have ended while the fleet lives on, without the `known` ones."""
+        """Remains of engines that have ended while the server lives on, without the `known` ones."""
         known = known or Leftovers()
         end = time.monotonic() + patience_s
         while (found := self._debris().since(known)) and time.monotonic() < end:
@@ -231,13 +221,13 @@ class ServedFleet:
         return found
 
     def leftovers(self, patience_s: float = 30.0) -> Leftovers:
-        """Remains of an ended fleet, once `patience_s` have passed or nothing is left."""
+        """Remains of an ended server, once `patience_s` have passed or nothing is left."""
         end = time.monotonic() + patience_s
         while (found := self._leftovers()) and time.monotonic() < end:
             time.sleep(0.25)
         return found
 
-    def __enter__(self) -> ServedFleet:
+    def __enter__(self) -> ServedEngine:
         self.start()
         return self
 
@@ -298,26 +288,10 @@ class ServedFleet:
         return KimiError(f"{what}; the end of its output:\n{tail}", where=str(self.folder))
 
 
-def whole_since(events: Sequence[Event], replicas: int) -> float | None:
-    """From which event on all replicas are ready and registered; None when they are not now."""
-    ready: set[str] = set()
-    registered: set[str] = set()
-    since: float | None = None
-    for event in events:
-        if event.source.startswith("replica-") and event.event in _PHASES:
-            (ready.add if event.event == "ready" else ready.discard)(event.source)
-        elif event.source == "router":
-            if event.event == "down":
-                registered.clear()  # a new router knows no replica
-            elif event.event == "registered":
-                registered.add(event.reason)
-            elif event.event == "removed":
-                registered.discard(event.reason)
-        if len(ready) == len(registered) == replicas:
-            since = event.time if since is None else since
-        else:
-            since = None
-    return since
+def ready_since(events: Sequence[Event]) -> float | None:
+    """Time of the event since which the engine is ready; None when it is not now."""
+    phases = [event for event in events if event.event in _PHASES]
+    return phases[-1].time if phases and phases[-1].event == "ready" else None
 
 
 def _event(line: str) -> Event | None:
@@ -336,7 +310,7 @@ def _words(process: psutil.Process) -> list[str]:
 
 
 def _temporary(process: psutil.Process) -> str:
-    """The folder for temporary files that it was started with: a router's has no sockets; a fork's is not seen here."""
+    """The folder for temporary files that it was started with; a fork's is not seen here."""
     try:
         return f"{process.environ().get('TMPDIR')}/"
     except psutil.Error:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.fleet.serve import Terminated
+from kimi_w4a8_eagle3.supervision.serve import Terminated
 from kimi_w4a8_lab.accept import journal
 from kimi_w4a8_lab.accept.claims import page
 from kimi_w4a8_lab.accept.journal import AcceptResult, Figure, Skipped, Stage, StageResult, open_run, run_stages

@@ -85,7 +85,7 @@ def test_a_published_figure_without_a_prediction_judges(monkeypatch: pytest.Monk
     assert judged({TPOT: 270.0}, "agent")[0] is Verdict.MEASURED
 
 
-@pytest.mark.parametrize(("side", "point"), [("agent", "chat"), ("agent-2x4", "con40"), ("throughput", "con40")])
+@pytest.mark.parametrize(("side", "point"), [("agent", "chat"), ("throughput", "con40")])
 def test_without_prediction_and_published_figure_nothing_is_judged(side: str, point: str) -> None:
     verdict, found = judged({}, side, point)
     assert verdict is Verdict.MEASURED and "no prediction and no published figure" in found

@@ -22,9 +22,7 @@ from kimi_w4a8_laptop import tiny
 pytestmark = pytest.mark.slow
 
 ADVICE = re.compile(r"pip install '\.\[([\w,]+)\]'|`(make venv|make demo)`")
-HIDDEN = sorted(
-    {*PARTS, "datasets", "torch", "torchvision", "transformers", "amd-quark", "kimi-w4a8-laptop", "sglang-router"}
-)
+HIDDEN = sorted({*PARTS, "datasets", "torch", "torchvision", "transformers", "amd-quark", "kimi-w4a8-laptop"})
 # Hides modules and distributions, then runs each line of argv[2] in a fork: [exit code, output, new files].
 PROGRAM = """
 import gc, json, os, sys, tempfile
@@ -82,10 +80,8 @@ CALLS = {
     "trust -r tiny": "",
     "recipes": "",
     "serve tiny": "make demo",
-    "serve tiny --replicas 2": "make demo",
     "serve tiny --dry-run": "make demo",
     f"chat hello --base-url {DEAD}": "",
-    f"route -w {DEAD}": "scale",
     "plan agent --gpu mi325x": "",
     "plan agent --gpu mi325x -o plan.svg": "bench",
     "gates": "",

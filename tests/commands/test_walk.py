@@ -14,7 +14,7 @@ from pathlib import Path
 from kimi_w4a8_eagle3.engine.process import free_port
 
 PACKAGE = Path(__file__).parents[2] / "kimi_w4a8_eagle3"
-MOST = 26
+MOST = 29
 PROGRAM = """
 import json, os, subprocess, sys, threading
 from pathlib import Path

@@ -19,8 +19,8 @@ from support.kimi_checkpoint import edit_json, edit_tensor
 from kimi_w4a8_eagle3.base.collection import REQUESTS, Consent, StoredRequest, key_name, packed, write_private
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import load
-from kimi_w4a8_eagle3.fleet.checks import checked_weights, fingerprint
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
+from kimi_w4a8_eagle3.supervision.checks import checked_weights, fingerprint
 from kimi_w4a8_lab.draft import switch as links
 from kimi_w4a8_lab.draft import training
 from kimi_w4a8_lab.draft.acceptance import Walk, difference, measured, walk

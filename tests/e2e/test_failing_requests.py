@@ -14,7 +14,7 @@ from itertools import count
 import httpx
 import psutil
 import pytest
-from support.fleet_views import replica
+from support.engine_states import engine_state
 from support.sampled import BODIES, answers
 from support.tiny_servers import QUESTION, TWO_RANKS, ask, tiny_launch, with_faults
 from support.waiting import until
@@ -26,7 +26,8 @@ from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.metrics import read_once
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_eagle3.ops import window
-from kimi_w4a8_eagle3.ops.replica_state import Canary, CanaryPolicy, Phase
+from kimi_w4a8_eagle3.ops.canary import Canary, CanaryPolicy
+from kimi_w4a8_eagle3.ops.state import Phase
 from kimi_w4a8_lab.accuracy.problems import parse_answer, problems
 from proof.load.engine_loads import engine_loads
 
@@ -137,19 +138,19 @@ def test_sampled_verify_steps_that_always_fail_end_readiness_and_the_engine(
 ) -> None:
     """Prefills and greedy requests succeed all the while."""
     planted = next(tmp_path_factory.getbasetemp().glob("faulty*")) / DRAW
-    state = replica("0", faulty.base_url)
+    state = engine_state(faulty.base_url)
     canary = Canary(state, EngineClient, CanaryPolicy(idle_s=0, retry_s=0))
     with EngineClient(faulty.base_url) as client:
         for fields in startup_check.KINDS.values():  # none is refused, so the canary skips none
             assert client.chat("Count from one to five.", 8, **fields).token_ids
         planted.touch()
         with pytest.raises(KimiError, match=r"every sampled request fails inside the engine: .*ContractError"):
-            startup_check.require_answers(client, 1)  # no replica becomes ready
+            startup_check.require_answers(client, 1)  # no engine becomes ready
         canary.step(None, time.time() + 1)
         assert (state.phase, state.broken) == (Phase.CHECKING, "") and "every sampled request" in state.reason
         assert ask(faulty).json()["choices"][0]["message"]["content"] == right
         canary.step(None, time.time() + 1)
-        assert "every sampled request" in state.broken  # `fleet/replica.py` ends the engine
+        assert "every sampled request" in state.broken  # `supervision/supervisor.py` ends the engine
         counted = Reading.parse(httpx.get(f"{faulty.base_url}/metrics", follow_redirects=True).text)
         # Three tries of two runs of the canary and of the start-up check, once each for all ranks.
         assert counted.total("kimi_failed_requests_total", place="verify", error="ContractError") == 9

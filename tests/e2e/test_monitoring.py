@@ -1,22 +1,21 @@
-"""A real Prometheus over a real engine behind the real router: the dashboard's panels have data, the rules agree."""
+"""A real Prometheus over a real engine behind the real smg: the dashboard's panels have data, the rules agree."""
 
 import json
 import time
 from collections.abc import Iterator
-from contextlib import closing
 
 import pytest
 from support.dashboards import DASHBOARD, filled, panels
-from support.fleet_views import HandmadeFleet, replica
+from support.engine_states import engine_state
 from support.prometheus import Prometheus, installed, prometheus
 from support.waiting import until
 
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
-from kimi_w4a8_eagle3.fleet.router import RouterControl, RouterEndpoint, router_process
 from kimi_w4a8_eagle3.ops.endpoint import OpsServer
-from kimi_w4a8_eagle3.recipe.router_settings import RouterSettings
+from kimi_w4a8_eagle3.ops.state import EngineState
 from kimi_w4a8_lab.accuracy.problems import problems
+from proof.load.behind_smg import Smg, smg
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, installed]
 
@@ -28,22 +27,17 @@ NEEDS_A_GPU = {"GPU memory used", "GPU power", "GPU temperature", "GPU activity"
 
 
 @pytest.fixture(scope="module")
-def router(eagle3: EngineServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RouterEndpoint]:
-    endpoint = RouterEndpoint("127.0.0.1", free_port())
-    settings = RouterSettings(health_check_interval_secs=2, health_check_timeout_secs=5)
-    log = tmp_path_factory.mktemp("router") / "router.log"
-    with router_process(endpoint, settings, log) as process, closing(RouterControl(endpoint)) as control:
-        process.wait_ready(280)
-        control.add(eagle3.base_url)
-        until(lambda: any(worker["is_healthy"] for worker in control._http.get("/workers").json()["workers"]))
-        yield endpoint
+def front(eagle3: EngineServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Smg]:
+    with smg(tmp_path_factory.mktemp("smg"), ["--worker-urls", eagle3.base_url]) as found:
+        found.wait_healthy(lambda urls: urls == {eagle3.base_url})
+        yield found
 
 
 @pytest.fixture(scope="module")
-def fleet(eagle3: EngineServer, router: RouterEndpoint) -> HandmadeFleet:
-    state = replica("0", eagle3.base_url)
-    state.last_progress = time.monotonic()
-    return HandmadeFleet([state], router_url=router.base_url, router_metrics_url=router.metrics_url)
+def state(eagle3: EngineServer) -> EngineState:
+    found = engine_state(eagle3.base_url)
+    found.last_progress = time.monotonic()
+    return found
 
 
 def stream(client: EngineClient, question: str) -> None:
@@ -51,15 +45,13 @@ def stream(client: EngineClient, question: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def served(
-    fleet: HandmadeFleet, router: RouterEndpoint, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Prometheus]:
+def served(state: EngineState, front: Smg, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """Prometheus after questions, streamed and not, before and after it saw the counters for the first time."""
     questions = [problem.question for problem in problems(8, seed=77)]
     with (
-        OpsServer("127.0.0.1", free_port(), fleet, sample_interval_s=0.5) as ops,
-        EngineClient(router.base_url) as client,
-        prometheus(ops.base_url, tmp_path_factory.mktemp("prometheus")) as found,
+        OpsServer("127.0.0.1", free_port(), state, sample_interval_s=0.5) as ops,
+        EngineClient(front.base_url) as client,
+        prometheus(ops.base_url, tmp_path_factory.mktemp("prometheus"), front.metrics_url) as found,
     ):
         client.chat_all(questions[:2], 48, 2)
         stream(client, questions[2])
@@ -117,14 +109,12 @@ def test_objectives_lie_on_edges_of_the_servers_own_buckets(served: Prometheus) 
         assert {float(series["value"][1]) for series in served.query(objective)} <= edges
 
 
-def test_a_restart_is_an_annotation_and_a_replica_that_is_down_is_seen(
-    served: Prometheus, fleet: HandmadeFleet
-) -> None:
+def test_a_restart_is_an_annotation(served: Prometheus, state: EngineState) -> None:
     (restarts,) = (filled(one["expr"]) for one in BOARD["annotations"]["list"] if one["name"] == "Restarts")
     assert not served.query(restarts)
-    fleet.states[0].restarts["ended"] += 1
+    state.restarts["ended"] += 1
     until(lambda: bool(served.query(restarts)), 60)
     (series,) = served.query(restarts)
-    assert (series["metric"]["replica"], series["metric"]["reason"], series["value"][1]) == ("0", "ended", "1")
+    assert (series["metric"]["reason"], series["value"][1]) == ("ended", "1")
     (last_hour,) = (panel for panel in panels(BOARD) if panel["title"] == "Restarts, last hour")
     assert served.value(filled(last_hour["targets"][0]["expr"])) == 1

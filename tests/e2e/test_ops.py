@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from support.fleet_views import HandmadeFleet, replica
+from support.engine_states import engine_state
 from support.prometheus import needs_prometheus
 from support.waiting import until
 
@@ -17,21 +17,22 @@ from kimi_w4a8_eagle3.engine.metrics import acceptance_from_histograms
 from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
 from kimi_w4a8_eagle3.engine.watchdog import ask_for_stacks
 from kimi_w4a8_eagle3.ops import window
+from kimi_w4a8_eagle3.ops.canary import Canary, CanaryPolicy
 from kimi_w4a8_eagle3.ops.endpoint import OpsServer
-from kimi_w4a8_eagle3.ops.replica_state import Canary, CanaryPolicy, Phase
+from kimi_w4a8_eagle3.ops.state import EngineState, Phase
 from kimi_w4a8_lab.accuracy.problems import problems
 
 pytestmark = pytest.mark.server
 
 
 @pytest.fixture
-def fleet(eagle3: EngineServer) -> HandmadeFleet:
-    return HandmadeFleet([replica("0", eagle3.base_url)])
+def state(eagle3: EngineServer) -> EngineState:
+    return engine_state(eagle3.base_url)
 
 
 @pytest.fixture
-def ops(fleet: HandmadeFleet) -> Iterator[OpsServer]:
-    with OpsServer("127.0.0.1", free_port(), fleet, sample_interval_s=0.2, scrape_timeout_s=30) as server:
+def ops(state: EngineState) -> Iterator[OpsServer]:
+    with OpsServer("127.0.0.1", free_port(), state, sample_interval_s=0.2, scrape_timeout_s=30) as server:
         yield server
 
 
@@ -61,17 +62,17 @@ def test_the_engine_counts_exactly_what_its_answers_say(eagle3, client, ops):
 
 def test_the_last_minute_is_what_the_answers_say(client, ops):
     expected = acceptance_from_histograms(ask(client, seed=32), 4)
-    until(lambda: ops.acceptance("0") == expected)
+    until(lambda: ops.acceptance() == expected)
     reading = Reading.parse(scrape(ops.base_url))
-    assert reading.total("kimi_accept_length", replica="0") == pytest.approx(expected.length)
-    shares = [reading.total("kimi_accept_rate", replica="0", position=position) for position in "123"]
+    assert reading.total("kimi_accept_length") == pytest.approx(expected.length)
+    shares = [reading.total("kimi_accept_rate", position=position) for position in "123"]
     assert shares == pytest.approx(list(expected.per_position))
 
 
-def test_the_merged_exposition_is_the_engines_with_a_label(eagle3, ops):
+def test_the_merged_exposition_has_the_engines(eagle3, ops):
     engine, merged = parse(scrape(eagle3.base_url)), Reading.parse(scrape(ops.base_url))
     for name in ("sglang:generation_tokens_total", "sglang:e2e_request_latency_seconds_count"):
-        assert merged.total(name, replica="0") == Reading.of(engine).total(name)
+        assert merged.total(name) == Reading.of(engine).total(name)
     assert {f.name for f in engine} <= {f.name for f in parse(scrape(ops.base_url))}
     assert merged.labels("kimi_moe_backend_info", "backend") == ("reference",)
     assert merged.total("kimi_page_guard_pool_tokens") == merged.total("sglang:max_total_num_tokens")
@@ -86,9 +87,8 @@ def test_promtool_reads_the_merged_exposition(ops):
     assert not [line for line in (done.stdout + done.stderr).splitlines() if "kimi_" in line]
 
 
-def test_a_collapse_on_the_canary_makes_it_not_ready_until_it_recovers(eagle3, fleet, ops):
+def test_a_collapse_on_the_canary_makes_it_not_ready_until_it_recovers(eagle3, state, ops):
     """The draft is fine, so the floor is moved instead: above the longest possible step, and back."""
-    (state,) = fleet.states
 
     def canary(floor: float) -> Canary:
         return Canary(state, EngineClient, CanaryPolicy(floor=floor, idle_s=0, retry_s=0))

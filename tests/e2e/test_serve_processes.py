@@ -22,16 +22,20 @@ from support.waiting import gone, until
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.cli import app
-from kimi_w4a8_eagle3.fleet.checks import weights_digest
+from kimi_w4a8_eagle3.supervision.checks import weights_digest
 from kimi_w4a8_laptop import tiny
-from proof.load.served import ServedFleet
+from proof.load.engine_loads import RUNNING, engine_loads
+from proof.load.load import ClientLoad
+from proof.load.load_questions import endless_question
+from proof.load.load_request import ClientOutcome
+from proof.load.served import ServedEngine
 
 pytestmark = pytest.mark.server
 READY = re.compile(r"tiny ready: after")
 
 
-class Kimi(ServedFleet):
-    """`kimi-w4a8 serve --recipe tiny` with one engine, from the first second on."""
+class Kimi(ServedEngine):
+    """`kimi-w4a8 serve --recipe tiny` from the first second on."""
 
     @property
     def text(self) -> str:
@@ -56,7 +60,7 @@ class Kimi(ServedFleet):
         return psutil.Process(self.process.pid).children(recursive=True)
 
 
-class ForkedKimi(Kimi, supervisor.ForkedFleet):
+class ForkedKimi(Kimi, supervisor.ForkedEngine):
     """The same without its first ten seconds of imports."""
 
 
@@ -65,7 +69,7 @@ def serve(tmp_path):
     with ExitStack() as started:
 
         def start(*arguments: str, forked: bool = True) -> Kimi:
-            return started.enter_context((ForkedKimi if forked else Kimi)(tmp_path, 1, arguments))
+            return started.enter_context((ForkedKimi if forked else Kimi)(tmp_path, arguments))
 
         yield start
 
@@ -113,17 +117,25 @@ def test_a_key_is_asked_for_and_shown_nowhere_and_ctrl_c_ends_everything(serve, 
 
 
 @pytest.mark.slow
-def test_a_crash_of_the_scheduler_ends_everything_with_an_error(serve):
+def test_a_scheduler_that_dies_brings_a_new_engine_and_sigterm_answers_what_runs(serve):
     kimi = serve()
     kimi.wait_for(READY)
     family = kimi.family()
+    at = time.time()
     os.kill(scheduler_of(family).pid, signal.SIGKILL)
-    assert kimi.process.wait(280) == 1
-    assert gone(*family)
+    kimi.wait_ready(280, since=at)
+    assert gone(*(process for process in family if "launch_server" in " ".join(process.cmdline())))
     assert "the engine ended by itself: its process sglang::scheduler is gone" in kimi.text
+    assert kimi.status()["restarts"]["ended"] == 1
+    question = endless_question("kimi-k2.5-tiny", 400)
+    with ClientLoad(kimi.base_url, [question], 3, total=3, hang_s=280.0) as load:
+        until(lambda: engine_loads(kimi.base_url, timeout_s=280.0)[RUNNING] == 3)
+        assert kimi.stop(signal.SIGTERM) == 128 + signal.SIGTERM
+        assert load.wait(300)
+    assert [record.outcome for record in load.records] == [ClientOutcome.OK] * 3
+    assert not kimi.leftovers()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 4], ids=["importing", "loading"])
 def test_kill_9_of_kimi_leaves_no_process(serve, processes):
     kimi = serve(forked=processes > 1)
@@ -170,23 +182,25 @@ def test_a_nan_in_a_norm_is_never_ready(serve, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_server_that_hangs_is_not_ready_and_is_ended_with_its_stacks_when_it_does_not_come_back(serve, tmp_path):
+def test_an_engine_that_hangs_is_not_ready_and_is_restarted_with_its_stacks_when_it_does_not_come_back(serve, tmp_path):
     """The HTTP server goes on answering while the scheduler stands still, and the ops endpoint while both do."""
     kimi = serve("--set", "options.progress_timeout_s=15", "--set", "options.unready_after_s=2")
     kimi.wait_for(READY)
-    family = kimi.family()
+    family, ready = kimi.family(), f"{kimi.base_url}/ready"
+    assert httpx.get(ready, timeout=60).status_code == 200
     os.kill(scheduler_of(family).pid, signal.SIGSTOP)
     stalled = kimi.ops_until("ready", 503)
     assert stalled["phase"] == "stalled" and "has not answered for 2 s" in stalled["reason"]
-    assert kimi.ops_until("live", 200)["live"]  # it may come back
+    assert httpx.get(ready, timeout=60).status_code == 503  # smg asks there
     os.kill(scheduler_of(family).pid, signal.SIGCONT)
     kimi.ops_until("ready", 200)
     os.kill(scheduler_of(family).ppid(), signal.SIGSTOP)
     assert "its HTTP server has not answered for" in kimi.ops_until("ready", 503)["reason"]
     os.kill(scheduler_of(family).ppid(), signal.SIGCONT)
     kimi.ops_until("ready", 200)
+    at = time.time()
     os.kill(scheduler_of(family).pid, signal.SIGSTOP)
-    assert kimi.process.wait(280) == 1
-    assert gone(*family)
-    assert "no token was generated for 15 s" in kimi.text
+    kimi.wait_event(lambda event: event.event == "restarting", at, 280)
+    kimi.wait_ready(280, since=at)
+    assert "no token was generated for 15 s" in kimi.text and kimi.status()["restarts"]["stalled"] == 1
     assert "Current thread 0x" in next(tmp_path.glob("runs/*/server.log")).read_text()

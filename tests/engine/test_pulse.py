@@ -11,7 +11,7 @@ from support.waiting import until
 
 from kimi_w4a8_eagle3.engine.given_folder import LOOP, file_of
 from kimi_w4a8_eagle3.engine.leftovers import Belongings
-from kimi_w4a8_eagle3.fleet.engine_processes import Pulse
+from kimi_w4a8_eagle3.engine.signs import Pulse
 
 ROUNDS = """
 import time

@@ -48,7 +48,7 @@ def test_a_flaw_is_an_error_until_it_is_ignored_with_a_reason(tmp_path: Path) ->
     with osv("rich") as (url, asked):
         found = audit(url, tmp_path)
         assert found.returncode == 1 and "OSV-2026-1" in found.stdout
-        assert {"rich", "sglang-router", "setuptools"} <= asked  # both locks
+        assert {"rich", "prometheus-client", "setuptools"} <= asked  # both locks
         ignore = tmp_path / "ignore.txt"
         ignore.write_text("# why\nOSV-2026-1 only the demo prints with it\n")
         assert audit(url, tmp_path, IGNORE=str(ignore)).returncode == 0

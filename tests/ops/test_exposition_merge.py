@@ -1,14 +1,11 @@
 """Merging expositions loses nothing, declares nothing twice and gives a valid exposition."""
 
-from collections import Counter as Count
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.parser import text_string_to_metric_families
 
-from kimi_w4a8_eagle3.base.prometheus import Exposition, merge, parse, render
+from kimi_w4a8_eagle3.base.prometheus import merge, parse, render
 
 LABEL_VALUES = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=6) | st.just('a\\"\n{}, b')
 NUMBERS = st.floats(0, 1e9, allow_nan=False)
@@ -29,64 +26,42 @@ def expositions(draw: st.DrawFn) -> str:
     return generate_latest(registry).decode()
 
 
-def totals(text: str) -> dict[str, float]:
-    """Sum of the samples of each name, without what prometheus_client adds about itself."""
-    sums: Count[str] = Count()
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            sums[sample.name] += sample.value
-    return dict(sums)
-
-
-@given(st.lists(expositions(), max_size=4))
-def test_sums_are_kept_and_every_family_is_declared_once(texts: list[str]) -> None:
-    merged = render(merge(Exposition(parse(text), {"replica": str(i)}) for i, text in enumerate(texts))).decode()
-    expected: Count[str] = Count()
-    for text in texts:
-        expected.update(totals(text))
-    assert totals(merged) == pytest.approx(dict(expected))
-    declared = [line for line in merged.splitlines() if line.startswith(("# TYPE", "# HELP"))]
-    assert len(declared) == len(set(declared)) == 2 * len({line.split()[2] for line in declared})
-    for family in parse(merged):
-        assert all(sample.labels["replica"] in map(str, range(len(texts))) for sample in family.samples)
+def lines(text: str) -> list[str]:
+    return [line for line in text.split("\n") if line and not line.startswith("#")]
 
 
 @given(expositions())
-def test_one_source_without_labels_comes_back_as_it_was(text: str) -> None:
-    assert render(merge([Exposition(parse(text))])).decode() == text
+def test_one_source_comes_back_as_it_was(text: str) -> None:
+    assert render(merge(parse(text))).decode() == text
+
+
+@given(expositions(), expositions())
+def test_every_family_is_declared_once_and_the_first_source_wins(first: str, second: str) -> None:
+    merged = render(merge(parse(first), parse(second))).decode()
+    declared = [line for line in merged.split("\n") if line.startswith(("# TYPE", "# HELP"))]
+    assert len(declared) == len(set(declared)) == 2 * len({line.split()[2] for line in declared})
+    expected = {name: value for text in (second, first) for name, _, value in (s.rpartition(" ") for s in lines(text))}
+    assert {name: value for name, _, value in (line.rpartition(" ") for line in lines(merged))} == expected
 
 
 def test_buckets_stay_beside_their_histogram() -> None:
     text = "# TYPE h histogram\n" + "".join(
         f"h{suffix}\n" for suffix in ('_bucket{le="1"} 1', '_bucket{le="+Inf"} 2', "_count 2", "_sum 3")
     )
-    lines = render(merge([Exposition(parse(text), {"replica": r}) for r in "ab"])).decode().splitlines()
-    assert [line.split("{")[0] for line in lines if not line.startswith("#")] == 2 * [
-        "h_bucket", "h_bucket", "h_count", "h_sum"
-    ]  # fmt: skip
+    other = text.replace("{le=", '{model="b",le=').replace("_count", '_count{model="b"}')
+    found = lines(render(merge(parse(text), parse(other.replace("_sum", '_sum{model="b"}')))).decode())
+    assert [line.split("{")[0].split()[0] for line in found] == 2 * ["h_bucket", "h_bucket", "h_count", "h_sum"]
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [
-        ("# TYPE requests counter\nrequests 3\n", 'requests{replica="a"} 3.0'),
-        ("# TYPE requests_total counter\nrequests_total 3\n", 'requests_total{replica="a"} 3.0'),
-        ("plain 4\n", 'plain{replica="a"} 4.0'),
-        ('g{replica="7"} 1\n', 'g{exported_replica="7",replica="a"} 1.0'),
-    ],
-    ids=["counter-without-total", "counter", "untyped", "own-replica-label"],
+    [("# TYPE requests counter\nrequests 3\n", "requests 3.0"), ("plain 4\n", "plain 4.0")],
+    ids=["counter-without-total", "untyped"],
 )
-def test_names_are_kept_and_own_labels_move_aside(text: str, expected: str) -> None:
-    lines = render(merge([Exposition(parse(text), {"replica": "a"})])).decode().splitlines()
-    assert [line for line in lines if not line.startswith("#")] == [expected]
+def test_names_are_kept(text: str, expected: str) -> None:
+    assert lines(render(merge(parse(text))).decode()) == [expected]
 
 
 def test_a_family_of_another_type_is_left_out() -> None:
-    gauge, counter = parse("# TYPE x_total gauge\nx_total 1\n"), parse("# TYPE x_total counter\nx_total 2\n")
-    merged = render(merge([Exposition(counter), Exposition(gauge, {"replica": "b"})])).decode()
-    assert "x_total 2.0" in merged and "replica" not in merged
-
-
-def test_a_series_that_its_source_repeats_appears_once() -> None:
-    merged = render(merge([Exposition(parse("# TYPE g gauge\ng 1\ng 2\n"))])).decode()
-    assert [line for line in merged.splitlines() if line.startswith("g ")] == ["g 1.0"]
+    counter, gauge = parse("# TYPE x_total counter\nx_total 2\n"), parse('# TYPE x_total gauge\nx_total{a="b"} 1\n')
+    assert lines(render(merge(counter, gauge)).decode()) == ["x_total 2.0"]

@@ -1,4 +1,4 @@
-"""Outcomes of clients that fail a case of the fault table; the cases run real replicas (`make faults`)."""
+"""Outcomes of clients that fail a case of the fault table; the cases run a real server (`make faults`)."""
 
 from __future__ import annotations
 

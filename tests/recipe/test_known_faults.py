@@ -13,10 +13,10 @@ from packaging.version import Version
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.finding import Severity
 from kimi_w4a8_eagle3.base.releases import SGLANG_NEWEST, SGLANG_PINNED
-from kimi_w4a8_eagle3.fleet.checks import checked
 from kimi_w4a8_eagle3.machine.hardware import GIB, Device, Machine
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render, resolve
 from kimi_w4a8_eagle3.recipe.on_machine import concerning, known_faults
+from kimi_w4a8_eagle3.supervision.checks import checked
 
 EIGHT = tuple(Device("gfx942", 304, f"{i:02x}", 0, 256 * GIB) for i in range(8))
 TRIED = [(0, 5, patch) for patch in range(20, 24)]
@@ -119,7 +119,7 @@ def test_drafts_on_aiter_without_graphs_are_refused_where_they_read_beyond_their
     assert launch("agent", **installed).refused == []
 
 
-@pytest.mark.parametrize("recipe", ["agent", "agent-2x4", "agent-mxfp4", "eagle3", "eagle3-mla", "eagle3-opt"])
+@pytest.mark.parametrize("recipe", ["agent", "agent-mxfp4", "eagle3", "eagle3-mla", "eagle3-opt"])
 def test_graphs_cover_every_batch_of_drafts_that_can_run(recipe: str) -> None:
     args = launch(recipe).args
     running = args.get("max-running-requests", 48)  # SGLang's default with speculation

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from pathlib import Path
 
@@ -13,15 +12,14 @@ from kimi_w4a8_eagle3.base.finding import Finding, Severity
 from kimi_w4a8_eagle3.gates import read_gates
 from kimi_w4a8_eagle3.machine.aiter_regime import Regime
 from kimi_w4a8_eagle3.machine.hardware import GIB, Device, Machine
-from kimi_w4a8_eagle3.recipe.launch import load_recipe, render, unmet_requirements, with_settings
-from kimi_w4a8_eagle3.recipe.router_settings import RouterSettings
+from kimi_w4a8_eagle3.recipe.launch import load_recipe, render, unmet_requirements
 from kimi_w4a8_lab.base.server_under_test import Target
 from kimi_w4a8_lab.speed import published
 
 NO_GPU = Machine()
 NUMA = [0, 0, 1, 1, 2, 2, 3, 3]
 MI325X = Machine(tuple(Device("gfx942", 304, f"0000:{i:02x}:00.0", node, 256 * GIB) for i, node in enumerate(NUMA)))
-SERVED = ["agent", "agent-2x4", "agent-mxfp4", "eagle3", "eagle3-mi300x", "eagle3-mla", "eagle3-opt"]
+SERVED = ["agent", "agent-mxfp4", "eagle3", "eagle3-mi300x", "eagle3-mla", "eagle3-opt"]
 SERVED += ["w4a16", "w4a8"]
 UNSCALED = "env.SGLANG_AITER_HONOR_EXPLICIT_MEM_FRACTION=1"  # SGLang uses the fraction as it is
 
@@ -283,22 +281,3 @@ def test_a_cpu_recipe_needs_lscpu_which_sglang_runs(monkeypatch: pytest.MonkeyPa
     assert unmet_requirements(tiny, machine) == ["SGLang runs the program lscpu on a CPU: apt-get install util-linux"]
     with pytest.raises(KimiError, match="this machine cannot serve the recipe 'tiny': SGLang runs the program lscpu"):
         Target(recipe="tiny").check()
-
-
-def test_every_argument_is_one_that_the_router_knows() -> None:
-    from sglang_router.router_args import RouterArgs  # optional: sglang-router
-
-    arguments = RouterSettings().resolved(prefix_cache=True).router_arguments()
-    assert set(arguments) <= {field.name for field in dataclasses.fields(RouterArgs)}
-    assert RouterArgs(**arguments).policy == "cache_aware"
-
-
-@pytest.mark.parametrize(("prefix_cache", "threshold"), [(True, 16), (False, 1)])
-def test_without_a_prefix_cache_the_load_decides(prefix_cache: bool, threshold: int) -> None:
-    assert RouterSettings().resolved(prefix_cache).router_arguments()["balance_abs_threshold"] == threshold
-
-
-def test_what_an_operator_sets_stays() -> None:
-    recipe = with_settings(load_recipe("tiny"), {"router.balance_abs_threshold": "7", "router.policy": "round_robin"})
-    found = recipe.router.resolved(prefix_cache=False)
-    assert (found.balance_abs_threshold, found.balance_rel_threshold, found.policy) == (7, 1.01, "round_robin")

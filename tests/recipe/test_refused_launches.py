@@ -100,7 +100,7 @@ def test_sglangs_parser_is_asked_about_what_no_packaged_recipe_has(recipe: str, 
     assert resolve(mine, [setting] if setting else []).untested
 
 
-def test_a_numa_list_covers_the_gpus_of_every_engine() -> None:
+def test_a_numa_list_covers_the_gpus_before_the_engine() -> None:
     words = ["base-gpu-id=4", "numa-node=[0, 0, 0, 0]", "tp-size=4"]
     with pytest.raises(KimiError, match="has 4 of 8 GPUs"):
         render(load_recipe("eagle3"), words, machine=NO_GPU)

@@ -116,7 +116,7 @@ ACCEPTED: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
         },
         None,
     ),
-    # As sglang-router 0.3.2 passes them on.
+    # As smg 1.13 passes them on, and sglang-router 0.3.2.
     "chat, routed": (C,
      {**CHAT, **ROUTED, "continue_final_message": False, "separate_reasoning": True, "return_hidden_states": False},
      {**CHAT, **ROUTED, "continue_final_message": False, "separate_reasoning": True}),

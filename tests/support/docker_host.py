@@ -14,7 +14,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.commands import serve as serve_command
 from kimi_w4a8_eagle3.ops.endpoint import OpsServer
-from kimi_w4a8_eagle3.ops.replica_state import FleetView, Phase, ReplicaState
+from kimi_w4a8_eagle3.ops.state import EngineState, Phase
 from kimi_w4a8_eagle3.recipe.arguments import Args, require_parsed
 
 LAUNCH = ROOT / "launch"
@@ -133,16 +132,10 @@ class Daemon(socketserver.UnixStreamServer):
         return done.exit_code, done.stdout, done.stderr
 
     def engine(self, port: int) -> tuple[int, str, str]:
-        """Start an ops endpoint that is ready when it is asked for the second time."""
-        state, asked = ReplicaState("0", "http://127.0.0.1:1", 300.0), count()
-
-        def states() -> list[ReplicaState]:
-            if next(asked) == 2:  # the endpoint asks itself once when it starts
-                state.enter(Phase.READY)
-            return [state]
-
-        endpoint = OpsServer("127.0.0.1", port, FleetView("agent", states), sample_interval_s=3600)
-        self.found.endpoints.enter_context(endpoint)
+        """Start an ops endpoint that is ready a little later."""
+        state = EngineState("agent", "http://127.0.0.1:1", 300.0)
+        self.found.endpoints.enter_context(OpsServer("127.0.0.1", port, state, sample_interval_s=3600))
+        threading.Timer(1.0, state.enter, (Phase.READY,)).start()
         return 0, "", ""
 
     def stop(self, _: str) -> tuple[int, str, str]:

@@ -13,11 +13,9 @@ PARTS = {
     "pybase64": "serve",
     "quark": "quantize",
     "scipy": "eval",
+    "smg": "smg",
     "sglang": "serve",
-    "sglang_router": "scale",
-    "starlette": "scale",
     "triton": "serve",
-    "uvicorn": "scale",
     "ziglang": "kernels",
 }
 PROGRAMS = ("g++", "hadolint", "kubectl", "prometheus", "promtool", "systemd-analyze")

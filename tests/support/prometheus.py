@@ -57,13 +57,13 @@ class Prometheus:
 
 
 @contextmanager
-def prometheus(target_url: str, folder: Path) -> Iterator[Prometheus]:
+def prometheus(target_url: str, folder: Path, *others: str) -> Iterator[Prometheus]:
     """Started and ended; its data and log stay in the folder."""
-    target = target_url.removeprefix("http://")
+    targets = [url.removeprefix("http://").removesuffix("/metrics") for url in (target_url, *others)]
     config = {
         "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
         "rule_files": [str(RULES)],
-        "scrape_configs": [{"job_name": "kimi", "static_configs": [{"targets": [target]}]}],
+        "scrape_configs": [{"job_name": "kimi", "static_configs": [{"targets": targets}]}],
     }
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     port = free_port()

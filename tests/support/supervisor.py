@@ -21,7 +21,7 @@ from kimi_w4a8_eagle3.engine.process import Program, die_with_parent
 from kimi_w4a8_eagle3.recipe.launch import load_recipe
 from kimi_w4a8_laptop import fork_server
 from kimi_w4a8_laptop.fork_server import ForkedProcess, ForkServer
-from proof.load.served import ServedFleet
+from proof.load.served import ServedEngine
 
 KIMI = "kimi_w4a8_eagle3.cli"
 
@@ -34,7 +34,7 @@ def forked(words: Sequence[str], folder: Path, environ: Mapping[str, str], log: 
     return process
 
 
-class ForkedFleet(ServedFleet):
+class ForkedEngine(ServedEngine):
     """`kimi-w4a8 serve` without its first ten seconds of imports."""
 
     def _begin(self, environ: dict[str, str], output: BinaryIO) -> ForkedProcess:

@@ -15,7 +15,7 @@ from ...door.rules import RequestRules
 from ...door.settings import read_door
 from ...door.shares import BODIES, Shares
 from ...door.trial import Compile, grammars_of, tried, workers
-from ...engine.given_folder import given_folder, supervisor_key
+from ...engine.given_folder import UNREADY, given_folder, supervisor_key
 from ...gates import read_gates
 from ..hooks import Feature
 from ..upkeep.pulse_hook import EventLoopWatch
@@ -42,7 +42,7 @@ FEATURE = Feature(
     environ={"SGLANG_GRAMMAR_MAX_POLL_ITERATIONS": "2000"},
 )
 _internal = InternalKey()
-# The public part of /server_info, which sglang-router reads without a key when it registers a worker.
+# The public part of /server_info, which smg reads without a key when it registers a worker.
 _PUBLIC_INFO = (
     "model_path", "served_model_name", "tokenizer_path", "tp_size", "dp_size", "speculative_algorithm",
     "speculative_num_draft_tokens",
@@ -108,8 +108,9 @@ def _stand_in_front(server_args: ServerArgs, tokenizer_manager: TokenizerManager
     arguments = server_args.resolved_dict()
     info = {**{name: arguments[name] for name in _PUBLIC_INFO}, "version": sglang.__version__}
     checks = {"settings": settings, "rules": rules, "admission": admission, "shares": shares}
-    keys = {"internal": _internal, "supervisor": supervisor_key(given_folder())}
-    app.add_middleware(Door, host=host, routes=app, public_info=info, **keys, **checks)
+    folder = given_folder()
+    outside = {"supervisor": supervisor_key(folder), "unready": folder and folder / UNREADY}
+    app.add_middleware(Door, host=host, routes=app, public_info=info, internal=_internal, **outside, **checks)
     logger.info("door: %s", describe(settings, host))
 
 

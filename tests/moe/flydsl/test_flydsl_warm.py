@@ -112,7 +112,7 @@ def test_another_checkpoint_is_warmed_by_its_config(monkeypatch: pytest.MonkeyPa
     ("options", "shape"),
     [
         (["--recipe", "agent-mxfp4"], replace(KIMI, weights=MXFP4)),
-        (["--recipe", "agent-2x4"], replace(KIMI, inter=512)),
+        (["--tp", "4"], replace(KIMI, inter=512)),
         (["--tp", "8", "--ep", "8"], MoeShape(48, 7168, 2048, 8)),
     ],
     ids=["mxfp4", "tp 4", "ep 8"],

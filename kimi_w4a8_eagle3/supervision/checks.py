@@ -32,7 +32,7 @@ _SAMPLE_BYTES = 4096
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Options of `kimi-w4a8 serve` and `kimi-w4a8 route` that are not part of a recipe.
+    """Options of `kimi-w4a8 serve` that are not part of a recipe.
 
     ops_port: port of probes and metrics; None is the port after the API's, 0 switches them off. preflight, hardware:
     False skips these checks.
@@ -57,8 +57,6 @@ def ready_to_serve(launch: Launch, options: ServeOptions) -> Launch:
             f"this machine cannot serve the recipe {launch.name!r}: {unmet[0]}",
             remedy="add --dry-run to see the command, --any-hardware to start anyway, or `kimi-w4a8 serve tiny`",
         )
-    if launch.recipe.options.replicas > 1:
-        require("sglang_router")
     launch = checked(launch, options.preflight)
     require_ports(options, launch.host, launch.port)
     if launch.door.api_key is None and not is_loopback(launch.host):
@@ -130,11 +128,10 @@ def answers_file(launch: Launch) -> Path | None:
 
 
 def require_ports(options: ServeOptions, host: str, port: int) -> None:
-    """Raise KimiError when the API or the ops endpoint cannot start: a port that is taken, or a missing package."""
+    """Raise KimiError when the API or the ops endpoint cannot start, because its port is taken."""
     require_free_port(host, port)
     if not (at := options.ops_beside(port)):
         return
-    require("starlette", "uvicorn")
     try:
         if at == port:
             raise KimiError(f"port {at} is the API's, too", expected="a port of its own")

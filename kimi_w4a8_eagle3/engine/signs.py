@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from ..engine.given_folder import SCHEDULER
+from .given_folder import SCHEDULER
 
 _NAMED = "sglang::"  # SGLang's names of schedulers and detokenizers; helpers such as compilers come and go
 

@@ -1,4 +1,4 @@
-"""One replica: an engine that is started, checked with canary prompts, watched, drained, ended, and kept running."""
+"""The supervisor of one engine: it starts it, checks it with canary prompts, watches it, drains it and restarts it."""
 
 from __future__ import annotations
 
@@ -7,31 +7,32 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from ..base.errors import KimiError
-from ..base.run_dir import WANTED, EventLog
+from ..base.run_dir import WANTED
 from ..door.presence import require_door
 from ..engine import startup_check
 from ..engine.client import EngineClient
-from ..engine.given_folder import LOOP, supervisor_key
+from ..engine.given_folder import LOOP, UNREADY, supervisor_key
 from ..engine.process import EngineServer
+from ..engine.signs import EngineProcesses, Pulse
 from ..engine.watchdog import Watchdog
-from ..ops.replica_state import Phase, ReplicaState
+from ..ops.state import EngineState, Phase
 from ..recipe.launch import Launch
-from .checks import DRAIN_TIMEOUT_S, answers_file
-from .engine_processes import EngineProcesses, Pulse
+from .checks import DRAIN_TIMEOUT_S, answers_file, renewed
 
 # A cold start on MI325X reads 534 GB and builds kernels; the engine's own exit ends the wait earlier.
 READY_TIMEOUT_S = 5400.0
+MAX_FAILED_STARTS = 5  # in a row, of an engine that has served; one that never did is given up at once
+NOTICE_S = 3.0  # /ready answers 503 for so long before the engine gets SIGTERM, so that a router takes it out
 _POLL_S = 0.25
 _LOOP_SILENT_S = 3.0  # of the HTTP server: with all delays, /ready is 503 within 5 s
 _END_GRACE_S = 0.5
 _STALLED_GRACE_S = 2.0  # a stalled engine finishes nothing, and its clients wait until its sockets close
+_MAX_BACKOFF_S = 30.0
 
 logger = logging.getLogger(__name__)
-_MAX_BACKOFF_S = 30.0
-Announce = Callable[[str, str, str], None]  # source, event, reason
+Announce = Callable[[str, str, str], object]  # source, event, reason
 
 
 class Stalled(KimiError):
@@ -39,14 +40,14 @@ class Stalled(KimiError):
 
 
 class _EndRequested(Exception):
-    """Another thread asked the replica to end while it was starting."""
+    """Another thread asked the engine to end while it was starting."""
 
 
-class Replica:
-    """An engine of `launch` and its state; `serve` runs the engine once, from start to end.
+class Supervisor:
+    """Keeps an engine of `launch` running, and its state. `keep` runs until `end` or `end_now`.
 
-    log_path: output of all runs. A stalled engine prints its stacks there.
-    name: label in metrics. label: name in messages.
+    log_path: output of all its processes. A stalled engine prints its stacks there. preflight: False checks no
+    checkpoint before a restart.
     """
 
     def __init__(
@@ -54,34 +55,64 @@ class Replica:
         launch: Launch,
         log_path: Path,
         announce: Announce,
-        name: str,
-        label: str,
         drain_timeout_s: float = DRAIN_TIMEOUT_S,
+        preflight: bool = True,
     ) -> None:
         self.launch = launch
         self.log_path = log_path
-        self.state = ReplicaState(name, launch.base_url, launch.recipe.options.progress_timeout_s, *launch.acceptance)
-        self.label = label
+        timeout_s = launch.recipe.options.progress_timeout_s
+        self.state = EngineState(launch.name, launch.base_url, timeout_s, *launch.acceptance)
         self._announce = announce
-        self._drain_timeout_s = drain_timeout_s
-        self._end_requested = threading.Event()
+        self._drain_timeout_s, self._preflight = drain_timeout_s, preflight
+        self._ending, self._end_requested = threading.Event(), threading.Event()
         self._drains = True
         self._server: EngineServer | None = None
-        self._silent_since = -1.0  # `since` of the STALLED that a silent scheduler caused
-        self.was_ready = False  # in its present or last run
+        self._silent_since = -1.0  # `since` of the STALLED that a silent process caused
+        self._was_ready = False  # in its present or last run
 
-    def serve(self) -> None:
+    def keep(self) -> None:
+        """Run the engine again and again until it is asked to end; raise the last error when it does not start.
+
+        An engine that was ready starts again at once, then after 1, 2, 4 ... 30 s.
+        """
+        failures, served = 0, False
+        while not self._ending.is_set():
+            try:
+                self.run()
+                failures = 0
+                continue
+            except Exception as caught:
+                error = caught
+            if not isinstance(error, KimiError):  # a bug here must not cost the service its engine
+                logger.error("%s", self.launch.name, exc_info=error)
+                self._say("down", f"{type(error).__name__}: {error}")
+            if self._ending.is_set():
+                return
+            served |= self._was_ready
+            failures = 1 if self._was_ready else failures + 1
+            if failures == (MAX_FAILED_STARTS if served else 1):
+                self._say("gave-up", "it is not started again")
+                raise error
+            reason = "stalled" if isinstance(error, Stalled) else "ended" if isinstance(error, KimiError) else "error"
+            self.state.restarts[reason] += 1
+            pause = min(2.0 ** (failures - 2), _MAX_BACKOFF_S) if failures > 1 else 0.0
+            self._say("restarting", f"in {pause:.0f} s")
+            self._ending.wait(pause)
+
+    def run(self) -> None:
         """Run the engine once. Returns when another thread ended it; raises KimiError with the reason otherwise."""
         self._enter(Phase.STARTING, "loading weights and building kernels")
-        self.was_ready = False
+        self._was_ready = False
         reason = WANTED
         try:
             with self.launch.server(self.log_path) as server:
                 self._server = server
+                self.state.mark = server.folder / UNREADY
+                self.state.mark.touch()
                 seconds = server.wait_ready(READY_TIMEOUT_S, on_wait=self._raise_if_end_requested)
                 self._check()
                 self._enter(Phase.READY, f"after {seconds:.0f} s at {server.base_url}/v1")
-                self.was_ready = True
+                self._was_ready = True
                 self._watch(server)
                 if self._drains:
                     self._drain(server)
@@ -96,24 +127,45 @@ class Replica:
             self._end_requested.clear()
             self._enter(Phase.DOWN, reason)
 
-    def end(self) -> None:
-        """Ask the replica to finish its running requests and end, from another thread; `serve` then returns."""
-        self._drains = True
+    def renew(self) -> None:
+        """Drain the engine and start it again with its checkpoints as they are now; leave it alone if they are bad."""
+        try:
+            launch = renewed(self.launch, self._preflight)
+        except KimiError as error:
+            self._say("renewal", f"given up: {error.what}")
+            return
+        if not self.state.ready:
+            self._say("renewal", f"given up: the engine is {self.state.phase.value}")
+            return
+        self.launch = launch
+        self.state.restarts["renewed"] += 1
         self._end_requested.set()
+
+    def end(self) -> None:
+        """Ask the engine to finish its running requests and end, from another thread; `keep` then returns."""
+        self._ending.set()
+        if self._was_ready:
+            self._end_requested.set()
+        else:  # it has no request, and its canary prompts may take minutes
+            self.end_now()
 
     def end_now(self) -> None:
         """End it without finishing its requests, from another thread; return when its processes are gone.
 
         SGLang looks for SIGTERM only every 5 s, and then kills its processes as `stop` does.
         """
+        self._ending.set()
         self._drains = False
         self._end_requested.set()
         if self._server is not None:
             self._server.stop(_END_GRACE_S)
 
+    def _say(self, event: str, reason: str) -> None:
+        self._announce(self.launch.name, event, reason)
+
     def _enter(self, phase: Phase, reason: str) -> None:
         self.state.enter(phase, reason)
-        self._announce(self.label, phase.value, reason)
+        self._say(phase.value, reason)
 
     def _raise_if_end_requested(self) -> None:
         if self._end_requested.is_set():
@@ -186,7 +238,7 @@ class Replica:
         )
 
     def _follow(self, scheduler_s: float, loop_s: float) -> None:
-        """Mark the replica not ready while a process is silent; the watchdog decides whether to end it."""
+        """Mark the engine not ready while a process is silent; the watchdog decides whether to end it."""
         state, limit = self.state, self.launch.recipe.options.unready_after_s
         silent = ""
         if loop_s >= _LOOP_SILENT_S:
@@ -198,54 +250,13 @@ class Replica:
             self._silent_since = state.since
         elif not silent and state.enter_unless_changed(self._silent_since, Phase.READY, "it answers again"):
             self._silent_since = -1.0
-            self._announce(self.label, Phase.READY.value, state.reason)
+            self._say(Phase.READY.value, state.reason)
 
     def _drain(self, server: EngineServer) -> None:
-        """Let the running requests finish, which SGLang does between SIGTERM and its end."""
+        """Say so at /ready, then let the running requests finish, which SGLang does between SIGTERM and its end."""
         self._enter(Phase.DRAINING, f"running requests may take {self._drain_timeout_s:.0f} s")
-        if not server.stop(self._drain_timeout_s):
-            self._announce(self.label, "cut", f"requests ran longer than {self._drain_timeout_s:.0f} s")
-
-
-class Supervised(Protocol):
-    """A process that is kept running. serve: runs it once; returns when it was asked to end, else raises KimiError."""
-
-    label: str
-    was_ready: bool
-
-    def serve(self) -> None: ...
-
-
-def keep(
-    kept: Supervised,
-    ending: threading.Event,
-    events: EventLog,
-    failed: Callable[[Exception], None] = lambda error: None,
-    limit: int | None = None,
-) -> Exception | None:
-    """Run a process again and again until `ending` is set; return the last error after `limit` failures in a row.
-
-    failed: called before every new start. One that was ready starts at once, the next ones after 1, 2, 4 ... 30 s.
-    """
-    failures = 0
-    while not ending.is_set():
-        try:
-            kept.serve()
-            failures = 0
-            continue
-        except Exception as caught:
-            error = caught
-        if not isinstance(error, KimiError):  # a bug here must not cost the service this process
-            logger.error("%s", kept.label, exc_info=error)
-            events(kept.label, "down", f"{type(error).__name__}: {error}")
-        if ending.is_set():
-            return None
-        failures = 1 if kept.was_ready else failures + 1
-        if failures == limit:
-            events(kept.label, "gave-up", "it is not started again")
-            return error
-        failed(error)
-        pause = min(2.0 ** (failures - 2), _MAX_BACKOFF_S) if failures > 1 else 0.0
-        events(kept.label, "restarting", f"in {pause:.0f} s")
-        ending.wait(pause)
-    return None
+        end = time.monotonic() + min(NOTICE_S, self._drain_timeout_s)
+        while time.monotonic() < end and self._drains and server.poll() is None:
+            time.sleep(_POLL_S)
+        if self._drains and not server.stop(self._drain_timeout_s):
+            self._say("cut", f"requests ran longer than {self._drain_timeout_s:.0f} s")

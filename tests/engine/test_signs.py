@@ -7,7 +7,7 @@ import time
 import pytest
 from support.waiting import until
 
-from kimi_w4a8_eagle3.fleet.engine_processes import EngineProcesses
+from kimi_w4a8_eagle3.engine.signs import EngineProcesses
 
 PROGRAM = """
 import subprocess, sys

@@ -1,1 +1,0 @@
-"""Several replicas behind SGLang's router: started, identified, registered, restarted one by one."""

@@ -1,0 +1,123 @@
+"""The supervisor: an engine that ends or is broken starts again, with pauses; one that never served is given up."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from support.tiny_servers import tiny_launch
+
+from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.ops.state import Phase
+from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
+from kimi_w4a8_eagle3.supervision import supervisor as module
+from kimi_w4a8_eagle3.supervision.checks import checked, fingerprint
+from kimi_w4a8_eagle3.supervision.supervisor import MAX_FAILED_STARTS, Stalled, Supervisor
+from kimi_w4a8_laptop import tiny
+
+
+class Scripted(Supervisor):
+    """A supervisor whose engine does what a script says: serve and fail, fail at the start, or end as asked."""
+
+    def __init__(self, tmp_path: Path, script: Iterable[str]) -> None:
+        self.said: list[tuple[str, str]] = []
+        super().__init__(tiny_launch(), tmp_path / "log", lambda _, event, why: self.said.append((event, why)))
+        self._script = iter(script)
+        self.pauses: list[float] = []
+        self._ending = SimpleNamespace(is_set=lambda: self.ended, wait=self.pauses.append)  # type: ignore[assignment]
+        self.ended = False
+
+    def run(self) -> None:
+        step = next(self._script)
+        self._was_ready = step.startswith("serve")
+        if step.endswith("ends"):
+            raise KimiError("the engine ended by itself")
+        if step.endswith("stalls"):
+            raise Stalled("no token")
+        if step.endswith("bug"):
+            raise ValueError("a bug of ours")
+        self.ended = True
+
+
+def test_an_engine_that_served_starts_again_at_once_and_then_after_pauses(tmp_path: Path) -> None:
+    steps = ["serve, ends", "ends", "ends", "stalls", "serve, bug", "serve, stop"]
+    supervisor = Scripted(tmp_path, steps)
+    supervisor.keep()
+    assert supervisor.pauses == [0, 1, 2, 4, 0]
+    assert supervisor.state.restarts == {"ended": 3, "stalled": 1, "error": 1, "renewed": 0}
+    assert ("down", "ValueError: a bug of ours") in supervisor.said
+
+
+@pytest.mark.parametrize(("steps", "starts"), [(["ends"] * 9, 1), (["serve, ends"] + ["ends"] * 9, MAX_FAILED_STARTS)])
+def test_an_engine_that_does_not_start_is_given_up(tmp_path: Path, steps: list[str], starts: int) -> None:
+    supervisor = Scripted(tmp_path, steps)
+    with pytest.raises(KimiError, match="ended by itself"):
+        supervisor.keep()
+    assert len(list(supervisor._script)) == len(steps) - starts
+    assert supervisor.said[-1][0] == "gave-up"
+
+
+def test_a_broken_engine_is_ended(tmp_path: Path) -> None:
+    stopped: list[float] = []
+    (tmp_path / "supervisor.key").write_text("a key")
+    server = SimpleNamespace(pid=os.getpid(), folder=tmp_path, poll=lambda: None, stop=stopped.append)
+    supervisor = Supervisor(tiny_launch(), tmp_path / "engine.log", lambda *_: None)
+    supervisor.state.enter(Phase.CHECKING, "every sampled request fails")
+    supervisor.state.broken = "every sampled request fails"
+    with pytest.raises(KimiError, match="the engine is ended because every sampled request fails"):
+        supervisor._watch(server)  # type: ignore[arg-type]
+    assert stopped and supervisor.state.phase is Phase.STALLED
+
+
+def test_an_end_without_drain_does_not_wait_for_sglang_to_look(tmp_path: Path) -> None:
+    """SGLang looks for SIGTERM every 5 s, so Ctrl-C would take 7 to 10 s."""
+    stopped: list[float] = []
+    supervisor = Supervisor(tiny_launch(), tmp_path / "engine.log", lambda *_: None)
+    supervisor._server = SimpleNamespace(stop=stopped.append)  # type: ignore[assignment]
+    supervisor.end_now()
+    assert stopped == [0.5]
+
+
+def test_a_drain_gives_notice_before_the_engine_gets_sigterm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "NOTICE_S", 0.5)
+    mark, seen, noticed = tmp_path / "unready", list[tuple[float, bool]](), threading.Event()
+    supervisor = Supervisor(tiny_launch(), tmp_path / "engine.log", lambda *_: noticed.set())
+    supervisor.state.mark = mark
+    supervisor.state.enter(Phase.READY)
+    assert not mark.exists()
+
+    def stop(grace_s: float) -> bool:
+        seen.append((grace_s, mark.exists()))
+        return True
+
+    polls = list[None]()
+    supervisor._drain(SimpleNamespace(poll=lambda: polls.append(None), stop=stop))  # type: ignore[arg-type]
+    assert seen == [(120.0, True)] and len(polls) >= 2 and noticed.is_set()
+
+
+def test_a_renewal_serves_the_draft_that_is_there_now_or_changes_nothing(tmp_path: Path) -> None:
+    first, second, link = tmp_path / "first", tmp_path / "second", tmp_path / "draft"
+    for folder in (first, second):
+        shutil.copytree(tiny.draft_path(), folder)
+    (second / "note.json").write_text("{}")
+    link.symlink_to(first)
+    said: list[str] = []
+    launch = checked(render(load_recipe("tiny"), [f"draft.repo={link}"]))
+    supervisor = Supervisor(launch, tmp_path / "log", lambda _, event, reason: said.append(f"{event}: {reason}"))
+    link.unlink()
+    link.symlink_to(second)
+    supervisor.renew()
+    assert said[-1] == "renewal: given up: the engine is starting" and supervisor.launch is launch
+    supervisor.state.enter(Phase.READY)
+    (second / "config.json").write_text("{")
+    supervisor.renew()
+    assert said[-1].startswith("renewal: given up: ") and supervisor.launch is launch
+    shutil.copy(first / "config.json", second)
+    supervisor.renew()
+    assert supervisor._end_requested.is_set() and supervisor.state.restarts["renewed"] == 1
+    assert supervisor.launch.args["weight-version"] == fingerprint(tiny.target_path(), second)
