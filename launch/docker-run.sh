@@ -76,7 +76,7 @@ if [[ $1 != @(fetch|trust|check|plan) ]]; then
   [[ -e $DEV/kfd ]] || need "$DEV/kfd is missing: no amdgpu driver is loaded" "${sudo}modprobe amdgpu"
   groups+=" $(stat -c %g "$DEV"/kfd "$DEV"/dri/renderD* 2>/dev/null || true)"
 fi
-for group in $(printf '%s\n' $groups | sort -nu); do args+=(--group-add "$group"); done
+for group in $(tr " " "\n" <<<"$groups" | sort -nu); do args+=(--group-add "$group"); done
 if [[ $1 == fetch ]]; then # a server does not need the Hub's token, and an attacker who breaks into it could read it
   args+=(--env HF_TOKEN --env HF_XET_CACHE=/home/kimi/.cache/huggingface/xet)
   [[ -n ${HF_TOKEN:-} || ! -r $MODELS/token || $EUID == 0 ]] ||
