@@ -27,7 +27,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple, TypeGuard
 
-from kimi_w4a8_eagle3.engine.process import Command, NewProcess, Process, Program, dying_with_parent
+from kimi_w4a8_eagle3.engine.process import Command, Program, dying_with_parent
 
 FORK_SERVER = "kimi_w4a8_laptop.forked_engine"
 READY, GO = b"ready", b"go"
@@ -153,18 +153,17 @@ class ForkServer:
 
 
 class Forks:
-    """Starter that forks engines on a CPU, and the programs that measure them, and starts the rest as new processes."""
+    """Forks engines on a CPU, and the programs that measure them; None for what starts as a new process instead."""
 
     def prepare(self, command: Command, environ: Mapping[str, str], log: Path) -> None:
         if can_fork(command, environ):
             prepare(environ, log)
 
-    def engine(self, command: Command, environ: Mapping[str, str], log: int) -> Process:
-        forked = fork(command, environ, log) if can_fork(command, environ) else None
-        return forked or NewProcess().engine(command, environ, log)
+    def engine(self, command: Command, environ: Mapping[str, str], log: int) -> ForkedProcess | None:
+        return fork(command, environ, log) if can_fork(command, environ) else None
 
-    def program(self, program: Program, changes: Mapping[str, str], log: int) -> Process:
-        return fork_beside(program, changes, log) or NewProcess().program(program, changes, log)
+    def program(self, program: Program, changes: Mapping[str, str], log: int) -> ForkedProcess | None:
+        return fork_beside(program, changes, log)
 
 
 STARTER = Forks()

@@ -21,7 +21,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import SystemRandom
-from typing import Protocol
 
 import httpx
 import psutil
@@ -35,56 +34,30 @@ from .leftovers import Belongings
 _PR_SET_PDEATHSIG = 1
 
 
-class Process(Protocol):
-    """The part of `subprocess.Popen` that is used."""
+def start_engine(command: Command, environ: Mapping[str, str], log: int) -> subprocess.Popen[bytes]:
+    """Start an engine in a session of its own; it gets SIGTERM when this process dies. laptop forks it on a CPU.
 
-    @property
-    def pid(self) -> int: ...
-    def poll(self) -> int | None: ...
-    def wait(self, timeout: float | None = None) -> int: ...
-    def terminate(self) -> None: ...
-    def kill(self) -> None: ...
-
-
-class Starter(Protocol):
-    """A way to start processes. environ: all variables of the process. log: file descriptor for its output."""
-
-    def prepare(self, command: Command, environ: Mapping[str, str], log: Path) -> None:
-        """Start SGLang's imports in the background, for which the first engine would wait."""
-
-    def engine(self, command: Command, environ: Mapping[str, str], log: int) -> Process:
-        """Start an engine in a session of its own. The engine gets SIGTERM when this process dies."""
-
-    def program(self, program: Program, changes: Mapping[str, str], log: int) -> Process:
-        """Start a program that measures engines. changes: variables added to this process's environment."""
+    environ: all variables of the engine. log: file descriptor for its output.
+    """
+    laptop = laptop_part("starter")
+    forked: subprocess.Popen[bytes] | None = laptop and laptop.engine(command, environ, log)
+    return forked or subprocess.Popen(
+        dying_with_parent(words(command)),
+        env=dict(environ),
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
 
 
-class NewProcess:
-    """Starter that uses `subprocess`."""
-
-    def prepare(self, command: Command, environ: Mapping[str, str], log: Path) -> None:
-        """Do nothing: a new process cannot be prepared."""
-
-    def engine(self, command: Command, environ: Mapping[str, str], log: int) -> Process:
-        return subprocess.Popen(
-            dying_with_parent(words(command)),
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-    def program(self, program: Program, changes: Mapping[str, str], log: int) -> Process:
-        return subprocess.Popen(
-            program.argv, env={**os.environ, **changes}, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
-        )
-
-
-def starter() -> Starter:
-    """Return laptop's starter where it is installed, which starts what it cannot fork as new processes."""
-    found: Starter | None = laptop_part("starter")
-    return found or NewProcess()
+def start_program(program: Program, changes: Mapping[str, str], log: int) -> subprocess.Popen[bytes]:
+    """Start a program that measures engines. changes: variables added to this process's environment."""
+    laptop = laptop_part("starter")
+    forked: subprocess.Popen[bytes] | None = laptop and laptop.program(program, changes, log)
+    return forked or subprocess.Popen(
+        program.argv, env={**os.environ, **changes}, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+    )
 
 
 _prctl = ctypes.CDLL(None).prctl  # before any fork: a thread may hold the loader's lock, which a child keeps forever
@@ -132,8 +105,7 @@ class EngineServer:
     port: int
     log_path: Path
     name: str = "server"
-    starter: Starter = field(default_factory=starter, repr=False)
-    _process: Process | None = field(default=None, repr=False)
+    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     _children: dict[int, psutil.Process] = field(default_factory=dict, repr=False)
     _belongings: Belongings | None = field(default=None, repr=False)
     _look_again: float = field(default=0.0, repr=False)
@@ -159,7 +131,8 @@ class EngineServer:
 
     def prepare(self) -> None:
         """Start SGLang's imports in the background, for which the first engine on a CPU would wait."""
-        self.starter.prepare(self.command, self._environ(), self.log_path)
+        if laptop := laptop_part("starter"):
+            laptop.prepare(self.command, self._environ(), self.log_path)
 
     def start(self) -> None:
         """Start the process; raise KimiError when the port is taken or the program cannot be executed.
@@ -175,7 +148,7 @@ class EngineServer:
             self.log_path.parent.mkdir(parents=True, exist_ok=True)
             environ = self._environ(TMPDIR=str(self._belongings.folder))
             with os.fdopen(os.open(self.log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as log:
-                self._process = self.starter.engine(self.command, environ, log.fileno())
+                self._process = start_engine(self.command, environ, log.fileno())
         except BaseException as error:
             self._remove_belongings()
             if not isinstance(error, OSError):

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 from kimi_w4a8_eagle3.base.collection import VARIABLE
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.engine.process import Program, starter
+from kimi_w4a8_eagle3.engine.process import Program, start_engine
 from kimi_w4a8_eagle3.recipe.arguments import command_words
 from kimi_w4a8_eagle3.recipe.launch import Launch
 from kimi_w4a8_eagle3.supervision.checks import checked
@@ -38,7 +38,7 @@ def capture(launch: Launch, plan: CapturePlan, tokenizer: str, log: Path, show: 
         environ = {name: value for name, value in {**os.environ, **launch.env}.items() if name != VARIABLE}
         with log.open("ab") as output:
             command = program if launch.args.get("device") == "cpu" else program.alone
-            process = starter().engine(command, environ, output.fileno())
+            process = start_engine(command, environ, output.fileno())
         try:
             while (code := process.poll()) is None:
                 with suppress(OSError, ValueError):

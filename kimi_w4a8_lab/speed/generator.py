@@ -11,7 +11,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.engine.process import Program, last_line, starter
+from kimi_w4a8_eagle3.engine.process import Program, last_line, start_program
 
 from ..base.first_error import first_error
 
@@ -97,7 +97,7 @@ def drive(
     changes |= {} if api_key is None else {"OPENAI_API_KEY": api_key}
     deadline = time.monotonic() + _TIMEOUT_S
     with log.open("ab") as file:
-        process = starter().program(program, changes, file.fileno())
+        process = start_program(program, changes, file.fileno())
     waiting: Callable[[int], None] | None = on_measured
     try:
         while process.poll() is None:

@@ -17,7 +17,7 @@ from support.null_server import KEY, NUM_PROMPTS, null_server, steps_of
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.door.computed import Computed
-from kimi_w4a8_eagle3.engine.process import NewProcess
+from kimi_w4a8_eagle3.engine import process
 from kimi_w4a8_lab.base.counters import Counters, counted, scrape, still
 from kimi_w4a8_lab.base.server_under_test import Target
 from kimi_w4a8_lab.report.analysis import Analysis
@@ -157,7 +157,7 @@ def test_a_killed_generator_leaves_an_incomplete_run(tmp_path: Path, monkeypatch
     given = f"os.environ['OPENAI_API_KEY'] == {KEY!r} and os.environ['HF_HUB_OFFLINE'] == '1'"
     suicide = [sys.executable, "-c", f"import os; {given} and os.kill(os.getpid(), {int(signal.SIGKILL)})"]
     monkeypatch.setattr(generator, "generator_program", lambda *_: SimpleNamespace(argv=suicide))
-    monkeypatch.setattr(generator, "starter", NewProcess)
+    monkeypatch.setattr(process, "laptop_part", lambda _: None)
     with null_server(api_key=KEY) as url, pytest.raises(KimiError, match="signal 9") as caught:
         bench(Plan([Target(url, api_key=KEY)], [load_workload("tiny-con2")]), Texts(), tmp_path, lambda _: None)
     run = read_run(next(tmp_path.iterdir()))
