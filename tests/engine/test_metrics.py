@@ -1,13 +1,11 @@
 """Acceptance from counters and from per-request histograms."""
 
-import re
 from contextlib import AbstractContextManager
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.loopback import answering
-from support.repository import ROOT, tracked
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.prometheus import Reading
@@ -56,13 +54,6 @@ def test_no_screen_shows_more_than_the_draft_tokens(answers, cut):
         assert found is not None and found.length <= 4
 
 
-def test_the_servers_own_accept_length_is_read_nowhere():
-    """It divides all tokens of a request, the prefill's too, by the verify steps: up to 5 with 4 draft tokens."""
-    read = [name for name in tracked() if name.startswith(("kimi_", "proof/")) and name.endswith(".py")]
-    shown = [name for name in read if re.search(r"[\"'](?:avg_)?spec_accept_length", (ROOT / name).read_text())]
-    assert shown == []
-
-
 def test_a_restart_between_two_readings_is_an_error():
     with pytest.raises(KimiError, match="backwards"):
         Counters(5, 0, 0, 0).since(Counters(9, 0, 0, 0))
@@ -81,11 +72,6 @@ def test_histograms_agree_with_counting_steps(histograms):
     assert found.length == pytest.approx(sum(k + 1 for k in steps) / len(steps))
     assert found.rate == pytest.approx(sum(steps) / (3 * len(steps)))
     assert found.per_position == pytest.approx([sum(k >= i for k in steps) / len(steps) for i in (1, 2, 3)])
-
-
-def test_histograms_are_added_and_end_with_the_last_draft_token():
-    found = acceptance_from_histograms([[2, 1], [0, 0, 0, 4, 1]], num_draft_tokens=4)
-    assert found is not None and found.per_position == (6 / 8, 5 / 8, 5 / 8)
 
 
 def ops(readings: list[str], status: int = 200) -> AbstractContextManager[str]:

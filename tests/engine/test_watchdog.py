@@ -137,32 +137,6 @@ def test_a_refusal_is_no_stall_and_hides_none_for_good(engine: Engine, stalled: 
         assert stalled.wait(60)
 
 
-def test_nothing_is_reported_after_stop(engine: Engine, stalled: threading.Event) -> None:
-    engine.healthy = False
-    with Watchdog(engine.url, 0.5, stalled.set, poll_s=0.05):
-        pass
-    assert not stalled.wait(1.0)
-
-
-def test_leaving_waits_for_the_poll_that_is_under_way(engine: Engine) -> None:
-    begun, done = threading.Event(), threading.Event()
-
-    def slow(at: float) -> None:
-        begun.set()
-        time.sleep(0.2)
-        done.set()
-
-    with Watchdog(engine.url, 30.0, begun.clear, poll_s=0.05, on_progress=slow):
-        assert begun.wait(30)
-    assert done.is_set()
-
-
-@pytest.mark.parametrize(("timeout_s", "asked", "poll_s"), [(300.0, None, 10.0), (20.0, None, 2.0), (20.0, 0.5, 0.5)])
-def test_ten_looks_in_a_timeout_and_one_in_ten_seconds(timeout_s: float, asked: float | None, poll_s: float) -> None:
-    dog = Watchdog("http://127.0.0.1:9", timeout_s, bool, poll_s=asked)
-    assert dog._poll_s == poll_s and dog._thread.daemon  # a thread that keeps no process alive
-
-
 @pytest.mark.parametrize("has_handler", [True, False])
 def test_processes_print_their_stacks_and_those_without_a_handler_survive(has_handler: bool) -> None:
     """A process, its child and its grandchild; only the first one's stack is read."""

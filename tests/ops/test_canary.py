@@ -43,15 +43,6 @@ def test_an_engine_that_does_not_answer_is_left_to_the_watchdog() -> None:
     assert state.phase is Phase.READY and state.canary is None
 
 
-@pytest.mark.parametrize("phase", [phase for phase in Phase if phase is not Phase.READY], ids=lambda phase: phase.value)
-def test_the_canary_runs_only_on_a_serving_engine(phase: Phase) -> None:
-    def refuse(url: str) -> EngineClient:
-        raise AssertionError("it asked")
-
-    state = engine_state("http://127.0.0.1:1", phase)
-    Canary(state, refuse, CanaryPolicy(idle_s=0, retry_s=0)).step(None, state.since + 1000)
-
-
 def test_a_phase_that_changed_meanwhile_is_kept() -> None:
     state = engine_state("http://127.0.0.1:1")
     since = state.since

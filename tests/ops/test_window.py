@@ -88,11 +88,6 @@ kimi_spec_steps_total{accepted="0",model_name="m"} 2
     assert spec_steps(Reading.parse("")) == ()
 
 
-def test_an_unknown_depth_is_read_off_the_series() -> None:
-    assert stepped(None, (0, (0, 0, 0, 0)), (1, (0, 0, 0, 2))).acceptance(1).per_position == (1.0, 1.0, 1.0)
-    assert stepped(None, (0, ()), (1, (3,))).acceptance(1).length == 1.0  # no draft token was ever accepted
-
-
 def test_rates_and_means_are_of_the_window() -> None:
     window, waits = Window(), [0.5] * 5
     assert window.figures(0.0) is None
@@ -104,14 +99,6 @@ def test_rates_and_means_are_of_the_window() -> None:
     window.add(23.0, reading(170, 40, 60, waits, 1.6))  # the first sample is too old
     assert window.figures(23.0) == Figures(4, 1, 0.5, pytest.approx(10 / 11), None, None, 0.0)
     assert window.figures(23.0 + SPAN_S) is None  # the engine has not answered for as long as the window is
-
-
-def test_a_window_is_as_long_as_its_span_when_samples_are_late() -> None:
-    window = Window()
-    for number, decoded in enumerate((0, 0, 500, 600)):
-        window.add(5.03 * number, reading(decoded))
-    for now in (15.1, 20.1):  # also just before the next sample
-        assert window.figures(now).output_tok_s == pytest.approx(600 / 10.06)  # type: ignore[union-attr]
 
 
 def test_an_engine_that_was_restarted_counts_from_zero() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import AsyncMock
@@ -203,6 +204,19 @@ def test_public_answers_are_computed_once_for_many_callers(monkeypatch: pytest.M
             return [*{answer.text for answer in same}, *(answer.status_code for answer in others)]
 
     assert asyncio.run(scenario()) == ["1"] + [200] * 16 + [429] * 4 + [200, 404]  # 404: past `app`, to the engine
+
+
+def test_ready_is_503_while_the_supervisor_wants_no_requests(tmp_path: Path) -> None:
+    engine, unready = Engine(), tmp_path / "unready"
+    engine.app.get("/ready")(engine.models)
+    door = guarded(engine, KEYS)
+    door._unready = unready
+    assert ask(door, "GET", "/ready").status_code == 200
+    unready.touch()
+    assert ask(door, "GET", "/ready").status_code == 503
+    assert ask(door, "GET", "/health").status_code == 200
+    unready.unlink()
+    assert ask(door, "GET", "/ready").status_code == 200
 
 
 def test_callers_that_leave_keep_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
