@@ -44,38 +44,25 @@ def test_hadolint_has_no_complaint(name: str) -> None:
     assert result.returncode == 0, result.stdout
 
 
-def test_the_stages_and_the_base_images_that_can_be_chosen() -> None:
+def test_the_stages_and_the_user_of_the_image() -> None:
     steps = instructions()
     image = re.escape(f"lmsysorg/sglang-rocm:v{SGLANG_PINNED}-rocm724-mi30x-20260919")
     assert steps[0][0] == "ARG" and re.fullmatch(rf"BASE_IMAGE={image}(@sha256:[0-9a-f]{{64}})?", steps[0][1])
-    assert steps[1] == ("ARG", "KERNELS_IMAGE=python:3.12-slim-bookworm")
-    assert [rest for keyword, rest in steps if keyword == "FROM"] == [
-        "${BASE_IMAGE} AS wheels",
-        "${KERNELS_IMAGE} AS kernels",
-        "${BASE_IMAGE}",
-    ]
-
-
-def test_the_image_runs_kimi_as_a_user_of_the_gpu_groups() -> None:
-    steps = instructions()
-    final = steps[max(i for i, step in enumerate(steps) if step[0] == "FROM") :]
+    stages = [at for at, (keyword, _) in enumerate(steps) if keyword == "FROM"]
+    assert [steps[at][1].split()[0] for at in stages] == ["${BASE_IMAGE}", "${KERNELS_IMAGE}", "${BASE_IMAGE}"]
+    final = steps[stages[-1] :]
     last = dict(final)
-    assert last["USER"] == "10001"
-    assert last["ENTRYPOINT"] == '["kimi-w4a8"]'
-    assert "/models" in last["VOLUME"]
-    assert "healthcheck.py" in last["HEALTHCHECK"]
-    assert last["EXPOSE"].split() == ["9527", "9528"]
+    assert (last["USER"], last["ENTRYPOINT"]) == ("10001", '["kimi-w4a8"]') and "healthcheck.py" in last["HEALTHCHECK"]
     variables = dict(pair.split("=", 1) for keyword, rest in final if keyword == "ENV" for pair in rest.split())
     # What is written at run time, by code of the checkpoint among others, lies outside the read-only volumes.
-    assert variables["HF_MODULES_CACHE"].startswith("/home/kimi/")
+    assert variables["HF_MODULES_CACHE"].startswith("/home/kimi/") and "/models" in last["VOLUME"]
     assert variables["KIMI_TRUSTED_CODE"].startswith("/trust/") and "/trust" in last["VOLUME"]
-    assert variables["HEALTHCHECK_URL"].endswith(":9528/live")
+    # docker-run.sh starts it as a user whom the image does not know: without these HOME is / and getpass knows no name.
+    assert (variables["HOME"], variables["USER"]) == ("/home/kimi", "kimi")
     runs = " ".join(" ".join(rest for keyword, rest in final if keyword == "RUN").split())
     assert "useradd --create-home --uid 10001 --groups video,render kimi" in runs
     modules = ("kimi-w4a8 patch", 'python3 /opt/kimi/build_aiter.py "${AITER_ARCH}"')
     assert " && ".join((*modules, "kimi-w4a8 patch --check")) in runs
-    # docker-run.sh starts it as a user whom the image does not know: without these HOME is / and getpass knows no name.
-    assert (variables["HOME"], variables["USER"]) == ("/home/kimi", "kimi")
 
 
 def test_the_serving_image_has_the_kernels_without_their_compiler_and_numactl() -> None:
