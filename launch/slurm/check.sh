@@ -23,9 +23,9 @@ fail() { echo "check.sh: $*" >&2; exit 1; }
 free_ports() { python3 - "$1" <<'P'
 import socket, sys
 sockets = [socket.socket() for _ in range(int(sys.argv[1]))]
-for each in sockets:
-    each.bind(("127.0.0.1", 0))
-print(*(each.getsockname()[1] for each in sockets))
+for one in sockets:
+    one.bind(("127.0.0.1", 0))
+print(*(one.getsockname()[1] for one in sockets))
 P
 }
 read -r ctld n1 n2 <<<"$(free_ports 3)"
@@ -91,7 +91,7 @@ sinfo --Node --format='%N %t %c %G'
 head -c 24 /dev/urandom | base64 >"$work/key"
 chmod 600 "$work/key"
 export KIMI RECIPE=tiny SMG_PORT=$smg_port SERVER_PORT=$server_port PORT_STEP=2 LOGS=$work/logs
-export KIMI_API_KEY_FILE=$work/key MAX_PAUSE=2
+export KIMI_API_KEY_FILE=$work/key
 export OMP_NUM_THREADS=1
 job=$(sbatch --parsable --output="$work/job.log" "$here/kimi.sbatch")
 step "job $job; waiting for two servers behind smg"
