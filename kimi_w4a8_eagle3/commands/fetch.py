@@ -25,7 +25,7 @@ def fetch(
     verify: Annotated[bool, typer.Option("--verify", help="Compare local files with the Hub's digests, only.")] = False,
     offline: Annotated[bool, typer.Option("--offline", help="Use no network; list missing files.")] = False,
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Number of parallel transfers.")] = 8,
-    silence: Annotated[float, typer.Option(min=0, help="Minutes without a byte before Xet is given up.")] = 5.0,
+    silence: Annotated[float, typer.Option(min=0.5, help="Minutes without a byte before Xet is given up.")] = 5.0,
 ) -> None:
     """Download checkpoints to the Hub's cache, and check every file.
 

@@ -57,7 +57,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._unread = 0
-        super().on_body(body)
+        if self.cycle is None or not self.cycle.response_complete:  # a call for each chunk costs most of the time
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._whole, self._unread = True, 0
