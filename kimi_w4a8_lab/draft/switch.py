@@ -1,4 +1,4 @@
-"""Exchange the draft that a recipe names by a link, and go back; the running engines follow by a rolling restart."""
+"""Exchange the draft that a recipe names by a link, and go back; each running server follows after SIGHUP."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from .served import ServedEngine
 # launch/smg.compose.yaml, k8s/base/smg.yaml and slurm/kimi.sbatch have the same (tests/launch/test_k8s_manifests.py).
 SETTINGS = {
     "policy": "cache_aware",
+    "balance-abs-threshold": "16",
     "max-payload-size": "33554432",
     "health-check-endpoint": "/ready",
     "health-check-interval-secs": "1",
