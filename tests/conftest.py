@@ -65,7 +65,7 @@ TOGETHER = {
     "SGLang": (
         "tests/sglang_plugin/",
         "tests/laptop/",
-        "tests/launch/test_weights.py",
+        "tests/quark/test_checkpoints_are_data.py",
         "tests/predict/",
         "tests/speed/",
         "tests/commands/test_rules.py",
