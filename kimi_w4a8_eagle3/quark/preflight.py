@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass, field, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +130,7 @@ def _check_draft(draft_dir: Path, target: ModelConfig, report: PreflightReport) 
     except KimiError as error:
         report.problems.append(Problem.of("draft", error))
         return
-    report.problems += check_draft(draft, checkpoint, target.text, report.tp, installed_sglang())
+    report.problems += check_draft(draft, checkpoint, target.text, report.tp)
     report.notes += vocabulary_note(draft, target.text)
 
 
@@ -169,22 +168,12 @@ def captured_layers(draft: DraftShape, target: TextShape) -> list[int]:
     return [i + 1 for i in ids] if ids and ids[0] == 1 else list(ids)
 
 
-def check_draft(
-    draft: DraftShape, checkpoint: Checkpoint, target: TextShape, tp: int, sglang: Path | None = None
-) -> list[Problem]:
-    """Report everything that would make the draft fail to load, or load and never get a token accepted.
-
-    sglang: folder of the SGLang that will serve the draft; None skips the check for SGLang's class.
-    """
+def check_draft(draft: DraftShape, checkpoint: Checkpoint, target: TextShape, tp: int) -> list[Problem]:
+    """Report everything that would make the draft fail to load, or load and never get a token accepted."""
     findings = Findings("draft", checkpoint.directory / "config.json", "use the draft that was trained for this target")
     if not {MHA_DRAFT, MLA_DRAFT} & set(draft.architectures):
         found = ", ".join(draft.architectures) or "none"
         findings.add(f"draft architecture is {found}", f"{MHA_DRAFT} or {MLA_DRAFT}")
-        return findings.problems()
-    models = sglang.glob("srt/models/*eagle3*.py") if draft.mla and sglang else ()
-    if draft.mla and sglang and not any(f"class {MLA_DRAFT}(" in file.read_text() for file in models):
-        found, remedy = f"the installed SGLang has no {MLA_DRAFT}", "install a newer SGLang, or use an MHA draft"
-        findings.add(found, "the class that serves an MLA draft", remedy=remedy)
         return findings.problems()
     captured, last = captured_layers(draft, target), target.num_hidden_layers - 1
     if captured != sorted(set(captured)) or not captured or not 0 <= captured[0] <= captured[-1] <= last:
@@ -292,9 +281,3 @@ def _find(checkpoint: Checkpoint, name: str) -> TensorInfo | None:
     """Return the tensor with this name or with another one that SGLang's loaders accept for it."""
     names = (name, f"model.{name}", name.replace("midlayer.", "layers.0."))
     return next((tensor for known in names if (tensor := checkpoint.tensors.get(known)) is not None), None)
-
-
-def installed_sglang() -> Path | None:
-    """Return the folder of the installed SGLang, found without importing it."""
-    spec = find_spec("sglang")
-    return Path(spec.origin).parent if spec is not None and spec.origin else None

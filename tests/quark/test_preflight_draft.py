@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,19 +10,14 @@ import pytest
 import torch
 from support.kimi_checkpoint import CAPTURED, DRAFT, HIDDEN, LAYERS, TEXT, VOCAB, edit_json, rewrite
 
-from kimi_w4a8_eagle3.quark.config import DraftShape, TextShape, draft_shape, read_model_config
-from kimi_w4a8_eagle3.quark.preflight import captured_layers, check_draft, installed_sglang, preflight
-from kimi_w4a8_eagle3.quark.safetensors_header import read_checkpoint
+from kimi_w4a8_eagle3.quark.config import DraftShape, TextShape
+from kimi_w4a8_eagle3.quark.preflight import captured_layers, preflight
 
 KV_B = "midlayer.self_attn.kv_b_proj.weight"
 
 
 def messages(target: Path, draft: Path, tp: int = 1) -> list[str]:
     return [problem.found for problem in preflight(target, draft, tp).problems]
-
-
-def shape_of(draft: Path) -> DraftShape:
-    return draft_shape(json.loads((draft / "config.json").read_text()), draft / "config.json")
 
 
 def _rename(tensors: dict[str, torch.Tensor], old: str, new: str) -> None:
@@ -187,17 +181,6 @@ def test_an_mla_draft_that_asks_for_norms_has_them(quark_target: Path, mla_draft
 def test_an_mla_draft_names_the_size_that_it_lacks(quark_target: Path, mla_draft: Path) -> None:
     edit_json(mla_draft / "config.json", lambda c: c.pop("kv_lora_rank"))
     assert messages(quark_target, mla_draft) == ["config.json is not usable: mla.kv_lora_rank: field required"]
-
-
-def test_an_mla_draft_needs_an_sglang_that_has_its_class(quark_target: Path, mla_draft: Path, tmp_path: Path) -> None:
-    models = tmp_path / "sglang/srt/models"
-    models.mkdir(parents=True)
-    (models / "llama_eagle3.py").write_text("class LlamaForCausalLMEagle3(nn.Module):\n")
-    target, read = read_model_config(quark_target).text, read_checkpoint
-    (found,) = check_draft(shape_of(mla_draft), read(mla_draft), target, 1, tmp_path / "sglang")
-    assert found.found == "the installed SGLang has no Eagle3DeepseekV2ForCausalLM" and "newer" in found.remedy
-    here = installed_sglang()
-    assert here is not None and (here / "srt/models/kimi_k25_eagle3.py").is_file()
 
 
 def test_truncated_draft_is_the_only_problem(quark_target: Path, draft: Path) -> None:
