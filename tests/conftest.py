@@ -45,9 +45,9 @@ from support.prometheus import NEEDS_PROMETHEUS
 from support.tiny_servers import at_gpu, started, tiny_launch
 
 from kimi_w4a8_eagle3.base.collection import VARIABLE, Consent
-from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.leftovers import remove_orphans
 from kimi_w4a8_eagle3.engine.process import EngineServer
+from kimi_w4a8_lab.accuracy.tokens import TokenClient
 
 sys.dont_write_bytecode = False  # of this process
 ssl.create_default_context = cache(ssl.create_default_context)  # httpx reads certificates for 30 ms, over HTTP too
@@ -241,7 +241,7 @@ def eagle3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
 
 
 @pytest.fixture
-def client(eagle3: EngineServer) -> Iterator[EngineClient]:
+def client(eagle3: EngineServer) -> Iterator[TokenClient]:
     """A client of that server."""
-    with EngineClient(eagle3.base_url) as made:
+    with TokenClient(eagle3.base_url) as made:
         yield made

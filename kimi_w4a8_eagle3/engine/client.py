@@ -1,17 +1,16 @@
 """A small client of a running engine: model facts, chat, and greedy generation with its token ids.
 
 `sglang.bench_serving` generates the load. This client serves checks that need more than a load generator reports: token
-ids, streamed text as it arrives, and acceptance per request.
+ids and acceptance per request.
 """
 
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from threading import Timer
 from typing import Any, NoReturn
@@ -20,7 +19,6 @@ import httpx
 
 from ..base.errors import KimiError, UsageError
 from ..base.http import bearer, trusted
-from .reply import events
 
 _TIMEOUT_S, _SILENT_S = 300.0, 5.0
 
@@ -109,7 +107,7 @@ class EngineClient:
     def generate(self, prompt: str, max_new_tokens: int, **sampling: Any) -> Generation:
         """Complete a ready-made prompt (no chat template); greedy unless `temperature` is given."""
         params = {"temperature": 0.0, "max_new_tokens": max_new_tokens, **sampling}
-        return _generation(self._call("POST", "/generate", {"text": prompt, "sampling_params": params}))
+        return generation(self._call("POST", "/generate", {"text": prompt, "sampling_params": params}))
 
     def score(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return the log probability of each token of each prompt but its first."""
@@ -117,16 +115,6 @@ class EngineClient:
         choices = self._call("POST", "/v1/completions", asked)["choices"]  # /generate is not open to a client's key
         scores = [choice["logprobs"]["token_logprobs"] for choice in choices]
         return [score[1 : len(prompt)] for score, prompt in zip(scores, prompts, strict=True)]
-
-    def timed(self, input_ids: Sequence[int], max_new_tokens: int) -> Generation:
-        """Continue a prompt greedily in a stream, and note when its first and its last token came."""
-        params, began = {"temperature": 0.0, "max_new_tokens": max_new_tokens}, time.monotonic()
-        body = {"input_ids": input_ids, "sampling_params": params, "stream": True}
-        pieces = [(time.monotonic(), piece) for piece in self._events("/generate", body)]
-        (first, _), (end, last) = pieces[0], pieces[-1]
-        found = _generation(last)
-        per_token = (end - first) / max(len(found.token_ids) - 1, 1)
-        return replace(found, ttft_ms=1000 * (first - began), tpot_ms=1000 * per_token)
 
     def chat(self, content: str, max_tokens: int, **sampling: Any) -> Generation:
         """Answer one user message through the chat template; greedy unless `temperature` is given."""
@@ -157,25 +145,6 @@ class EngineClient:
         with ThreadPoolExecutor(concurrency) as pool:
             return list(pool.map(lambda content: self.chat(content, max_tokens, **more), contents))
 
-    def stream(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Return the pieces of a chat answer as the server sends them; `reply.Reply` assembles them.
-
-        body: the request; without `model`, the served model answers.
-        """
-        return self._events("/v1/chat/completions", {"model": self._served, **body, "stream": True})
-
-    def _events(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        try:
-            with self._http.stream("POST", path, json=body) as response:
-                if response.status_code != 200:
-                    response.read()
-                    raise _refused(response)
-                yield from events(response.iter_text())
-        except httpx.HTTPError as error:
-            raise self._unreachable(error) from error
-        except ValueError as error:
-            raise KimiError(str(error), where=self.base_url, remedy="read the server's log") from error
-
     @cached_property
     def _served(self) -> str:
         return self.model_name()
@@ -188,28 +157,30 @@ class EngineClient:
         try:
             response = self._http.request(method, path, json=body)
         except (httpx.HTTPError, UnicodeError) as error:  # UnicodeError: a name that no host has
-            raise self._unreachable(error) from error
+            raise self.unreachable(error) from error
         if response.status_code != 200:
-            raise _refused(response)
+            raise refused(response)
         found: Any = None
         with suppress(ValueError):
             found = response.json()
         url, several = str(response.request.url), isinstance(found, list) and found
         return [Body(url, one) for one in several or [found]]
 
-    def _unreachable(self, error: Exception) -> KimiError:
+    def unreachable(self, error: Exception) -> KimiError:
         why = f"the server does not answer: {error or type(error).__name__}"
         remedy = "check that it runs and that this is its address; its log shows why it stopped"
         return KimiError(why, where=self.base_url, remedy=remedy)
 
 
-def _generation(body: dict[str, Any]) -> Generation:
+def generation(body: dict[str, Any]) -> Generation:
+    """Return the generation in an answer of /generate."""
     meta = body["meta_info"]
     histogram = tuple(meta.get("spec_correct_drafts_histogram") or ())
     return Generation(body["text"], tuple(body["output_ids"]), meta["finish_reason"]["type"], histogram)
 
 
-def _refused(response: httpx.Response) -> Refused:
+def refused(response: httpx.Response) -> Refused:
+    """Return the error for an answer with another status than 200."""
     try:
         body = response.json()
         message = body.get("error", body).get("message", response.text)  # the door's form and SGLang's flat one

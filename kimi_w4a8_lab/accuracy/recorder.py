@@ -24,9 +24,9 @@ from pydantic import TypeAdapter, ValidationError
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.http import trusted
 from kimi_w4a8_eagle3.engine.client import bearer
-from kimi_w4a8_eagle3.engine.reply import Reply, events
 
 from ..base.first_error import first_error
+from .reply import Reply, events
 
 JsonBody = dict[str, Any]
 REQUESTS = "requests.jsonl"

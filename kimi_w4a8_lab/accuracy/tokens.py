@@ -1,13 +1,19 @@
-"""Client for answers as token ids: greedy with top logprobs, sampled, or prefilled."""
+"""Client for answers as token ids: greedy with top logprobs, sampled, prefilled, or streamed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from kimi_w4a8_eagle3.engine.client import EngineClient
+import httpx
+
+from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.engine.client import EngineClient, Generation, generation, refused
+
+from .reply import events
 
 TOP = 10
 _TIMEOUT_S = 1800.0
@@ -50,6 +56,35 @@ class TokenClient(EngineClient):
 
     def __enter__(self) -> TokenClient:
         return self
+
+    def timed(self, input_ids: Sequence[int], max_new_tokens: int) -> Generation:
+        """Continue a prompt greedily in a stream, and note when its first and its last token came."""
+        params, began = {"temperature": 0.0, "max_new_tokens": max_new_tokens}, time.monotonic()
+        body = {"input_ids": input_ids, "sampling_params": params, "stream": True}
+        pieces = [(time.monotonic(), piece) for piece in self._events("/generate", body)]
+        (first, _), (end, last) = pieces[0], pieces[-1]
+        found = generation(last)
+        per_token = (end - first) / max(len(found.token_ids) - 1, 1)
+        return replace(found, ttft_ms=1000 * (first - began), tpot_ms=1000 * per_token)
+
+    def stream(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Return the pieces of a chat answer as the server sends them; `reply.Reply` assembles them.
+
+        body: the request; without `model`, the served model answers.
+        """
+        return self._events("/v1/chat/completions", {"model": self._served, **body, "stream": True})
+
+    def _events(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        try:
+            with self._http.stream("POST", path, json=body) as response:
+                if response.status_code != 200:
+                    response.read()
+                    raise refused(response)
+                yield from events(response.iter_text())
+        except httpx.HTTPError as error:
+            raise self.unreachable(error) from error
+        except ValueError as error:
+            raise KimiError(str(error), where=self.base_url, remedy="read the server's log") from error
 
     def chat_ids(self, content: str, model: str, tools: list[dict[str, Any]] | None = None) -> tuple[int, ...]:
         """Return the token ids of one user message in the server's chat template with the generation prompt."""

@@ -21,6 +21,7 @@ from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.given_folder import supervisor_key
 from kimi_w4a8_eagle3.engine.metrics import read_once
 from kimi_w4a8_eagle3.engine.process import EngineServer
+from kimi_w4a8_lab.accuracy.tokens import TokenClient
 
 pytestmark = pytest.mark.server
 
@@ -113,7 +114,7 @@ def test_a_request_that_leaves_no_token_fails_alone(eagle3: EngineServer) -> Non
     assert {answer.status_code for answer in answers[1::2]} == {400}
 
 
-def test_a_stream_runs_on_while_another_client_misbehaves(eagle3: EngineServer, client: EngineClient) -> None:
+def test_a_stream_runs_on_while_another_client_misbehaves(eagle3: EngineServer, client: TokenClient) -> None:
     whole: dict[str, Any] = {"separate_reasoning": False, "ignore_eos": True}
     expected = client.chat(QUESTION[0]["content"], 120, **whole).text
     pieces = []

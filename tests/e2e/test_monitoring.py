@@ -10,11 +10,11 @@ from support.engine_states import engine_state
 from support.prometheus import Prometheus, installed, prometheus
 from support.waiting import until
 
-from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
 from kimi_w4a8_eagle3.ops.endpoint import OpsServer
 from kimi_w4a8_eagle3.ops.state import EngineState
 from kimi_w4a8_lab.accuracy.problems import problems
+from kimi_w4a8_lab.accuracy.tokens import TokenClient
 from proof.load.behind_smg import Smg, smg
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, installed]
@@ -40,7 +40,7 @@ def state(eagle3: EngineServer) -> EngineState:
     return found
 
 
-def stream(client: EngineClient, question: str) -> None:
+def stream(client: TokenClient, question: str) -> None:
     list(client.stream({"messages": [{"role": "user", "content": question}], "max_tokens": 48}))
 
 
@@ -50,7 +50,7 @@ def served(state: EngineState, front: Smg, tmp_path_factory: pytest.TempPathFact
     questions = [problem.question for problem in problems(8, seed=77)]
     with (
         OpsServer("127.0.0.1", free_port(), state, sample_interval_s=0.5) as ops,
-        EngineClient(front.base_url) as client,
+        TokenClient(front.base_url) as client,
         prometheus(ops.base_url, tmp_path_factory.mktemp("prometheus"), front.metrics_url) as found,
     ):
         client.chat_all(questions[:2], 48, 2)
