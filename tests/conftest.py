@@ -76,7 +76,6 @@ TOGETHER = {
     ),
     "engines": (
         "tests/e2e/test_failing_requests.py",
-        "tests/e2e/test_faults.py",
         "tests/e2e/test_fork_server.py",
         "tests/e2e/test_fuzzing.py",
         "tests/e2e/test_serve_processes.py",

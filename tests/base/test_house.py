@@ -15,22 +15,22 @@ from support.repository import ROOT, known_paths, listed, tracked
 from kimi_w4a8_eagle3.base.releases import SGLANG_NEWEST, SGLANG_PINNED
 from proof import docs_site
 
-# Lines of Python (of launch/ also shell) that a package may have. A reserve of 3 % comes on top.
+# Lines of Python (of launch/ also shell) that a package may have; a reserve of 3 % comes on top. The aim of the two
+# large ones and of the tests is less: 19,200 and 9,500, and 31,000.
 SUMS = {
-    "kimi_w4a8_eagle3": 23_700,
-    "kimi_w4a8_lab": 14_200,
+    "kimi_w4a8_eagle3": 21_600,
+    "kimi_w4a8_lab": 10_900,
     "kimi_w4a8_laptop": 4_400,
-    "launch": 2_000,
-    "proof": 18_600,
-    "tests": 41_000,
+    "launch": 1_000,
+    "proof": 10_500,
+    "tests": 34_800,
 }
 RESERVE = 1.03
 LONGEST_FILE, LONGEST_FUNCTION = 400, 70
 SGLANG = re.compile(r"^\s*(?:from|import) sglang\b", re.MULTILINE)
 OF_SGLANG = ("kimi_w4a8_eagle3/sglang_plugin/", "kimi_w4a8_lab/with_sglang/", "kimi_w4a8_laptop/", "proof/", "tests/")
 OF_TORCH = re.compile(
-    r"kimi_w4a8_eagle3/(moe|quark|sampling|sglang_plugin)/"
-    r"|kimi_w4a8_lab/(draft|kernels|quantize|with_sglang|predict/(simulate|traffic)\.py)"
+    r"kimi_w4a8_eagle3/(moe|quark|sampling|sglang_plugin)/|kimi_w4a8_lab/(draft|kernels|quantize|with_sglang)/"
 )
 SERVES, MEASURES = "kimi_w4a8_eagle3/", "kimi_w4a8_lab/"
 SOURCES = {

@@ -27,7 +27,6 @@ ONE_MEANING = {
     "--num-prompts": (None, (int,)),
     "--limit": (None, (int,)),
     "--prompts-file": (None, (str,)),
-    "--moe-backend": (None, (str,)),
     "--served-model-name": (None, (str,)),
     "--json": (None, (bool,)),
 }
