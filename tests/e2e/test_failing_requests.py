@@ -31,9 +31,9 @@ from kimi_w4a8_eagle3.ops.state import Phase
 from kimi_w4a8_lab.accuracy.problems import parse_answer, problems
 from proof.load.engine_loads import engine_loads
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.slow]  # a server of two ranks
 
-MORE_PLACES = [pytest.param(one, marks=pytest.mark.slow) for one in ("TAKE-IN", "BUILDING", "STOP-CHECK", "ANSWER")]
+PLACES = ("PREFILL", "OUTPUT", "TAKE-IN", "BUILDING", "STOP-CHECK", "ANSWER")
 POOL = 768  # tokens of the KV pool: two conversations, but not all their answers at once
 # Requests are admitted as if they would not grow, so that they fill the pool and some must go again.
 SMALL_POOL = ("disable-radix-cache=false", f"max-total-tokens={POOL}", "schedule-conservativeness=0.01")
@@ -86,7 +86,7 @@ def test_two_ranks_draw_the_same_token(faulty: EngineServer) -> None:
     assert answers(faulty.base_url, bodies, 1) == answers(faulty.base_url, bodies, 8)
 
 
-@pytest.mark.parametrize("place", ["PREFILL", "OUTPUT", *MORE_PLACES])
+@pytest.mark.parametrize("place", PLACES)
 def test_a_request_that_raises_ends_alone(faulty: EngineServer, right: str, place: str) -> None:
     """Streamed and not, beside one stream."""
     url = f"{faulty.base_url}/v1/chat/completions"
@@ -105,7 +105,6 @@ def test_a_request_that_raises_ends_alone(faulty: EngineServer, right: str, plac
     require_idle_and_whole(faulty)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("place", ["PREFILL", "DECODE"])
 def test_a_request_that_raises_alone_in_an_idle_engine_ends_alone(faulty: EngineServer, right: str, place: str) -> None:
     require_idle_and_whole(faulty)
@@ -114,7 +113,6 @@ def test_a_request_that_raises_alone_in_an_idle_engine_ends_alone(faulty: Engine
     require_idle_and_whole(faulty)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("place", ["DECODE", "READING"])
 def test_where_the_guilty_one_is_unknown_its_batch_ends_and_the_next_is_right(
     faulty: EngineServer, right: str, place: str
@@ -132,7 +130,6 @@ def test_where_the_guilty_one_is_unknown_its_batch_ends_and_the_next_is_right(
     require_idle_and_whole(faulty)
 
 
-@pytest.mark.slow
 def test_sampled_verify_steps_that_always_fail_end_readiness_and_the_engine(
     faulty: EngineServer, right: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -166,7 +163,6 @@ def until_grown(server: EngineServer, counter: str, by: float, act: Callable[[],
     until(lambda: act() is None and (read_once(server.base_url).total(counter) or 0.0) >= before + by)
 
 
-@pytest.mark.slow
 def test_the_prefix_cache_changes_no_token_and_speculation_costs_one_of_a_prompt(faulty: EngineServer) -> None:
     """Two turns cold, warm, after their prompts were evicted, and many times at once, so that some are retracted.
 
