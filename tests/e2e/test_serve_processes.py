@@ -136,6 +136,7 @@ def test_a_scheduler_that_dies_brings_a_new_engine_and_sigterm_answers_what_runs
     assert not kimi.leftovers()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 4], ids=["importing", "loading"])
 def test_kill_9_of_kimi_leaves_no_process(serve, processes):
     kimi = serve(forked=processes > 1)
