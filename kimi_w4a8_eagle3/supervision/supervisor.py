@@ -128,13 +128,16 @@ class Supervisor:
             self._enter(Phase.DOWN, reason)
 
     def renew(self) -> None:
-        """Drain the engine and start it again with its checkpoints as they are now; leave it alone if they are bad."""
+        """Drain the engine and start it again with its checkpoints as they are now; leave it alone if they are bad.
+
+        Also an engine that the canary took out is renewed: its draft may be what changed.
+        """
         try:
             launch = renewed(self.launch, self._preflight)
         except KimiError as error:
             self._say("renewal", f"given up: {error.what}")
             return
-        if not self.state.ready:
+        if not self._was_ready or self.state.phase in (Phase.STARTING, Phase.DRAINING, Phase.DOWN):
             self._say("renewal", f"given up: the engine is {self.state.phase.value}")
             return
         self.launch = launch

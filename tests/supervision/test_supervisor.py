@@ -113,7 +113,8 @@ def test_a_renewal_serves_the_draft_that_is_there_now_or_changes_nothing(tmp_pat
     link.symlink_to(second)
     supervisor.renew()
     assert said[-1] == "renewal: given up: the engine is starting" and supervisor.launch is launch
-    supervisor.state.enter(Phase.READY)
+    supervisor._was_ready = True
+    supervisor.state.enter(Phase.CHECKING, "the new draft accepts nothing")
     (second / "config.json").write_text("{")
     supervisor.renew()
     assert said[-1].startswith("renewal: given up: ") and supervisor.launch is launch
