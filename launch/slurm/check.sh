@@ -124,7 +124,7 @@ echo "HTTP $code"
 [[ $code == 401 ]] || fail "the key was not asked for"
 
 step "kill -9 of the engine on the second node"
-victim=$(pgrep -f -- "run_module.*--port $((server_port + 2))( |$)" | head -1)
+victim=$(ss -Hltnp "sport = :$((server_port + 2))" | grep -oP 'pid=\K\d+' | head -1)
 kill -9 "$victim"
 began=$SECONDS
 for _ in {1..60}; do [[ $(registered) == 1 ]] && break; sleep 1; done
