@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from functools import cache
+from ipaddress import ip_address
 
 import httpx
 
@@ -13,6 +14,14 @@ def http_url(host: str, port: int) -> str:
     if host in ("0.0.0.0", "::", ""):
         host = "127.0.0.1"
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Return True when a server bound to `host` is reachable from this machine only."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def bearer(api_key: str | None) -> dict[str, str]:

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from enum import Enum, auto
 
 _THINK, _ANSWER = "<think>", "</think>"
-_BEGIN, _ARGUMENTS, _END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
-_SECTION, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
-CALL_MARKERS = (_SECTION, _SECTION_END, _BEGIN, _ARGUMENTS, _END)
+BEGIN, ARGUMENTS, END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+CALL_MARKERS = (SECTION, SECTION_END, BEGIN, ARGUMENTS, END)
 _MARKERS = (_THINK, _ANSWER, *CALL_MARKERS)
 _MARKER = re.compile(f"({'|'.join(map(re.escape, _MARKERS))})")
 _PARTIAL = re.compile(rf"({'|'.join({re.escape(name[:n]) for name in _MARKERS for n in range(1, len(name))})})\Z")
@@ -91,9 +91,9 @@ class Reader:
         elif part in CALL_MARKERS:
             self._pass(PartKind.MARKER, part)
             self._after_words = False
-            if self._calls and part in (_SECTION, _SECTION_END):
-                self._in_section = part == _SECTION
-            elif self._calls and part == _BEGIN:
+            if self._calls and part in (SECTION, SECTION_END):
+                self._in_section = part == SECTION
+            elif self._calls and part == BEGIN:
                 self._state = self._id
         elif self._in_section and not self._after_words and not part.strip():
             self._held.append(part)
@@ -103,7 +103,7 @@ class Reader:
 
     def _id(self, part: str) -> None:
         """Read a call's id up to its arguments. Without them it is lost, and other text is no id."""
-        if part == _ARGUMENTS:
+        if part == ARGUMENTS:
             self._pass(PartKind.ID, "")
             self._pass(PartKind.MARKER, part)
             self._state, self._arguments, self._in_string, self._escaped = self._call, [], False, False
@@ -151,8 +151,8 @@ class Reader:
 
     def _close(self, marker: str) -> None:
         self._state = self._words
-        self._pass(PartKind.CLOSED, marker if marker == _END else "")
-        if marker != _END:
+        self._pass(PartKind.CLOSED, marker if marker == END else "")
+        if marker != END:
             self._words(marker)
 
     def _again(self, more: Sequence[str] = ()) -> None:

@@ -42,7 +42,7 @@ def require_enforceable(schema: Any, name: str) -> None:
     """Raise Refusal, with the place in the schema, where xgrammar would not enforce it."""
     if isinstance(schema, Mapping) and schema.get("$ref") == "#":
         raise Refusal(f"{name}: the schema refers only to itself, so no value fits", param=name)
-    for place, subschema in _schemas(schema):
+    for place, subschema in schemas(schema):
         if why := _unenforceable(subschema):
             raise Refusal(f"{name}: the schema at {place} cannot be enforced: {why}", param=name)
 
@@ -87,17 +87,17 @@ def _number(value: Any) -> float:
     return value if isinstance(value, int | float) else 0.0
 
 
-def _schemas(schema: Any, place: str = "#") -> Iterator[tuple[str, Mapping[str, Any]]]:
+def schemas(schema: Any, place: str = "#") -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield every schema inside a schema with its place; the values of enum, const and default are not schemas."""
     if not isinstance(schema, Mapping):
         return
     yield place, schema
     for key, inner in schema.items():
         if key in _INNER:
-            yield from _schemas(inner, f"{place}/{key}")
+            yield from schemas(inner, f"{place}/{key}")
         elif key in _INNER_LISTS and isinstance(inner, list):
             for number, subschema in enumerate(inner):
-                yield from _schemas(subschema, f"{place}/{key}/{number}")
+                yield from schemas(subschema, f"{place}/{key}/{number}")
         elif key in _INNER_NAMED and isinstance(inner, Mapping):
             for name, subschema in inner.items():
-                yield from _schemas(subschema, f"{place}/{key}/{name}")
+                yield from schemas(subschema, f"{place}/{key}/{name}")

@@ -9,11 +9,11 @@ from __future__ import annotations
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal, get_args
 
 from ..base.errors import KimiError
+from ..base.http import is_loopback
 from ..base.nearest import nearest
 from ..base.variable import Variable
 
@@ -148,14 +148,6 @@ def read_key_file(path: Path) -> str:
             remedy=f"chmod 600 {path}",
         )
     return _usable(text, str(path))
-
-
-def is_loopback(host: str) -> bool:
-    """Return True when a server bound to `host` is reachable from this machine only."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _usable(key: str, where: str) -> str:

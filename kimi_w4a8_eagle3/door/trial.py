@@ -95,13 +95,13 @@ async def tried(
 
 def _try(compile_: Compile, max_mask_ms: float, grammar_text: list[str]) -> None:
     kind, text = grammar_text
-    before = _resident_bytes()
+    before = resident_bytes()
     grammar = compile_(kind, text)
     if error := getattr(grammar, "error_message", None):
         raise Refusal(f"Failed to compile {kind} grammar: {error}")
     if grammar is None:
         return  # --grammar-backend none: SGLang refuses it
-    if (size := _resident_bytes() - before) > MAX_GRAMMAR_BYTES:
+    if (size := resident_bytes() - before) > MAX_GRAMMAR_BYTES:
         raise Refusal(
             f"the compiled {kind} grammar takes {size / 2**20:.0f} MiB; {MAX_GRAMMAR_BYTES >> 20} MiB are allowed: "
             "offer fewer alternatives and optional properties"
@@ -117,7 +117,7 @@ def _try(compile_: Compile, max_mask_ms: float, grammar_text: list[str]) -> None
         )
 
 
-def _resident_bytes() -> int:
+def resident_bytes() -> int:
     ctypes.CDLL(None).malloc_trim(0)  # what compiling needed for a moment does not count
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 

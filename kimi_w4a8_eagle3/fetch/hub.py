@@ -22,7 +22,7 @@ from huggingface_hub.utils import logging as hub_logging
 from huggingface_hub.utils._http import default_client_factory
 
 from ..base.errors import KimiError
-from ..door.settings import is_loopback
+from ..base.http import is_loopback
 
 
 class HubUnreachable(KimiError):

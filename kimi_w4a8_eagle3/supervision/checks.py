@@ -15,9 +15,9 @@ from huggingface_hub import constants
 from ..base.errors import KimiError
 from ..base.files import read_text
 from ..base.finding import Finding, Severity
+from ..base.http import is_loopback
 from ..base.installed import operator_dir, require
 from ..base.run_dir import DEFAULT_ROOT
-from ..door.settings import is_loopback
 from ..engine.aiter_jit import jit_environment
 from ..engine.process import require_free_port
 from ..quark.preflight import preflight as preflight_files
