@@ -121,11 +121,13 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     "audio": (C, {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "/x"}}]}]},
         "content of type 'input_audio'"),
     "anthropic image": (M,
-        {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "http://x"}}]}]},
+        {**MESSAGE,
+         "messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "http://x"}}]}]},
         "fetches no media"),
     "image in a tool's result": (
         "/v1/messages",
         {
+            **MESSAGE,
             "messages": [
                 {
                     "role": "user",

@@ -1,0 +1,224 @@
+"""/v1/completions: text that the model goes on with, without a conversation."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import Any
+
+from .bodies import is_tokens, require_room
+from .chat import add_usage, sampling_of, spec_details, token_ids, usage_of
+from .conversation import Grammar
+from .engine import Engine
+from .errors import CONTEXT_EXCEEDED, Refusal
+from .formats import format_of, json_schema, regex
+from .generate import End, Usage, sampling_params
+from .limits import MAX_LOGPROBS
+from .render import Renderer
+from .requests import CompletionRequest, check_number
+from .writer import Answerer, sse
+
+PATH = "/v1/completions"
+USUAL_TOKENS = 16  # OpenAI's limit where a request names none
+MAX_BATCH_TOKENS = 2**18  # of many prompts together: other clients wait for their prefill
+
+
+def prompts_of(request: CompletionRequest, renderer: Renderer, context: int) -> list[list[int]]:
+    """Return the token ids of each prompt; raise Refusal for too many, and for what is none."""
+    given = request.prompt
+    lists = [given] if isinstance(given, str) or (given and is_tokens(given)) else given
+    if not isinstance(lists, list) or not lists or not all(isinstance(one, str) or is_tokens(one) for one in lists):
+        raise Refusal("prompt must be text, token ids, or a list of either", param="prompt")
+    if len(lists) > 512:
+        raise Refusal(f"prompt has {len(lists)} entries; at most 512 are read", param="prompt")
+    check_number(request.n, len(lists))
+    rough = sum(len(one) // 4 if isinstance(one, str) else len(one) for one in lists)
+    if len(lists) > 1 and rough > max(context, MAX_BATCH_TOKENS):
+        why = f"the prompts of this request have about {rough} tokens together, and {max(context, MAX_BATCH_TOKENS)}"
+        raise Refusal(f"{why} are allowed: send fewer prompts in a request", param="prompt")
+    for one in lists:
+        require_room(len(one) if isinstance(one, str) else 0, context)
+    ids = [renderer.encode(one, special=True) if isinstance(one, str) else one for one in lists]
+    for one in ids:
+        if len(one) > context:
+            why = f"prompt is too long: {len(one)} tokens > {context} maximum"
+            raise Refusal(why, param="prompt", code=CONTEXT_EXCEEDED)
+        if not one or not all(0 <= token < renderer.vocabulary for token in one):
+            raise Refusal("prompt must be text or ids of the vocabulary, and not empty", param="prompt")
+    return ids
+
+
+def bodies_of(request: CompletionRequest, prompts: list[list[int]]) -> list[dict[str, Any]]:
+    """Return the bodies for /generate: n for each prompt."""
+    sampling = sampling_of(request, request.max_tokens or USUAL_TOKENS)
+    params = sampling_params(sampling) | ({"stop": list(sampling.stops)} if sampling.stops else {})
+    grammar = format_of(request.response_format, "response_format")
+    grammar = grammar or (regex(request.regex) if request.regex is not None else None)
+    grammar = grammar or (json_schema(request.json_schema, "json_schema") if request.json_schema is not None else None)
+    if grammar is not None:
+        params[grammar.kind] = grammar.text
+    logprobs: dict[str, Any] = {}
+    if request.logprobs is not None:
+        start = 0 if request.echo else -1
+        logprobs = {"return_logprob": True, "logprob_start_len": start, "top_logprobs_num": request.logprobs}
+    bodies = []
+    for prompt in prompts:
+        for number in range(request.n):
+            own = params if request.seed is None else {**params, "sampling_seed": request.seed + number}
+            body = {"input_ids": prompt, "sampling_params": own, "stream": request.stream, "rid": secrets.token_hex(16)}
+            salt = {"cache_salt": request.cache_salt} if request.cache_salt is not None else {}
+            bodies.append(body | logprobs | salt)
+    return bodies
+
+
+async def parts_of(engine: Engine, bodies: list[dict[str, Any]]) -> AsyncGenerator[tuple[int, dict[str, Any]], None]:
+    """Yield what the engine answers to each of the bodies, as it comes."""
+    queue: asyncio.Queue[tuple[int, dict[str, Any]] | BaseException | None] = asyncio.Queue()
+
+    async def put(index: int) -> None:
+        try:
+            async for part in engine.generate(bodies[index]):
+                queue.put_nowait((index, part))
+            queue.put_nowait(None)
+        except Exception as error:
+            queue.put_nowait(error)
+
+    tasks = [asyncio.ensure_future(put(index)) for index in range(len(bodies))]
+    try:
+        left = len(tasks)
+        while left:
+            got = await queue.get()
+            if isinstance(got, BaseException):
+                raise got
+            if got is None:
+                left -= 1
+            else:
+                yield got
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@dataclass
+class _Choice:
+    prompt: list[int]
+    text: list[str] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    logprobs: dict[str, list[Any]] = field(
+        default_factory=lambda: {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    )
+    offset: int = 0
+    end: End | None = None
+
+
+class CompletionWriter:
+    """Writes text completions."""
+
+    def __init__(
+        self, server: Answerer, request: CompletionRequest, renderer: Renderer, prompts: list[list[int]]
+    ) -> None:
+        self._server, self._request, self._renderer = server, request, renderer
+        self._head = {
+            "id": f"cmpl-{secrets.token_hex(16)}", "object": "text_completion", "created": int(time.time()),
+            "model": server.model,
+        }  # fmt: skip
+        self._choices = [_Choice(prompt) for prompt in prompts for _ in range(request.n)]
+        self._echoed: set[int] = set()
+
+    def part(self, index: int, part: dict[str, Any]) -> bytes:
+        """Return the event of what is new in an answer."""
+        choice, meta, new = self._choices[index], part["meta_info"], part["text"]
+        logprobs = None
+        if self._request.logprobs is not None:
+            logprobs = self._logprobs(choice, meta, first=index not in self._echoed)
+        if self._request.echo and index not in self._echoed:
+            new = self._renderer.decode(choice.prompt) + new
+        self._echoed.add(index)
+        choice.text.append(new)
+        choice.ids += part["output_ids"]
+        reason = meta["finish_reason"]
+        if reason is not None:
+            usage = Usage(meta["prompt_tokens"], meta["completion_tokens"], 0, meta.get("cached_tokens") or 0)
+            choice.end = End(reason["type"], usage, meta=meta)
+        made = {"index": index, "text": new, "logprobs": logprobs, "finish_reason": reason and reason["type"]}
+        return sse({**self._head, "choices": [made], "usage": None})
+
+    def _logprobs(self, choice: _Choice, meta: dict[str, Any], first: bool) -> dict[str, list[Any]]:
+        new: dict[str, list[Any]] = {name: [] for name in choice.logprobs}
+        kinds = (["input"] if self._request.echo and first else []) + ["output"]
+        for kind in kinds:
+            drawn = meta.get(f"{kind}_token_logprobs") or []
+            tops = meta.get(f"{kind}_top_logprobs") or [None] * len(drawn)
+            for (logprob, token, *_), top in zip(drawn, tops, strict=True):
+                text = self._text(token)
+                new["tokens"].append(text)
+                new["token_logprobs"].append(logprob)
+                new["top_logprobs"].append({self._text(other): value for value, other, *_ in top} if top else None)
+                new["text_offset"].append(choice.offset)
+                choice.offset += len(text)
+        for name, values in new.items():
+            choice.logprobs[name] += values
+        return new
+
+    def _text(self, token: int) -> str:
+        return self._server.token_bytes(token).decode(errors="replace")
+
+    def finish(self) -> bytes:
+        """Return the events that end a stream."""
+        end = b"data: [DONE]\n\n"
+        if not (self._request.stream_options or {}).get("include_usage"):
+            return end
+        return sse({**self._head, "choices": [], "usage": usage_of(self._usage()), **self._extension()}) + end
+
+    def begin(self) -> bytes:
+        """Return nothing: a completion has no event before its text."""
+        return b""
+
+    def failed(self, body: bytes, message: str, code: str) -> bytes:
+        """Return the events that end a stream with an error."""
+        return b"data: %b\n\ndata: [DONE]\n\n" % body
+
+    def whole(self) -> dict[str, Any]:
+        """Return the answer, once all parts were written."""
+        choices = []
+        for index, choice in enumerate(self._choices):
+            assert choice.end is not None
+            logprobs = choice.logprobs if self._request.logprobs is not None else None
+            made = {"index": index, "text": "".join(choice.text), "logprobs": logprobs}
+            made |= {"finish_reason": choice.end.reason}
+            choices.append(made | token_ids(self._request, choice.prompt, choice.ids, choice.end))
+        return {**self._head, "choices": choices, "usage": usage_of(self._usage()), **self._extension()}
+
+    def _extension(self) -> dict[str, Any]:
+        asked = self._request.return_spec_tokens_details
+        return {"sglext": {"spec_tokens_details": spec_details(self._choices[0].end)}} if asked else {}
+
+    def _usage(self) -> Usage:
+        total = Usage()
+        prompt = sum(len(choice.prompt) for choice in self._choices[:: self._request.n])
+        for choice in self._choices:
+            if choice.end is not None:
+                add_usage(total, choice.end.usage)
+        total.prompt = prompt
+        return total
+
+
+def bound_echo(request: CompletionRequest, prompts: list[list[int]]) -> None:
+    """Raise Refusal for too many logprobs of the prompts' own tokens, which skip the prefix cache."""
+    if not request.echo or request.logprobs is None:
+        return
+    asked = request.n * sum(map(len, prompts)) * max(1, request.logprobs)
+    if asked > MAX_LOGPROBS:
+        why = f"logprobs of the prompt are limited to {MAX_LOGPROBS}, positions times candidates"
+        raise Refusal(f"{why}; this request asks for {asked}", param="logprobs")
+
+
+def grammar_in(body: dict[str, Any]) -> Grammar | None:
+    """Return the grammar in a body for /generate."""
+    params = body["sampling_params"]
+    kind = next((kind for kind in ("json_schema", "regex", "structural_tag") if kind in params), None)
+    return None if kind is None else Grammar(kind, params[kind])  # type: ignore[arg-type]  # of those three

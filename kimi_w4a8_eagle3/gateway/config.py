@@ -1,0 +1,50 @@
+"""Settings of the gateway's processes, which the supervisor writes into one file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ..base.collection import write_private
+
+VARIABLE = "KIMI_GATEWAY"  # names the file for uvicorn's workers, which start without arguments
+
+
+@dataclass(frozen=True)
+class GatewayConfig:
+    """What a worker knows.
+
+    checkpoint: folder or repository of the tokenizer, at `revision`; its Python files run where `trusted`. model: the
+    name that clients use; others are refused where `check_model`. engine_file: names the engine's URL and this start's
+    secret, and is read again when it changes. status: URL of the supervisor's state, empty for none. key, key_file: of
+    clients; without one, only this machine may ask. max_running: requests of one key at a time, over all workers, and
+    max_prompt_tokens; 0 for no limit. collect: folder for `draft collect`, empty for none.
+    """
+
+    checkpoint: str
+    model: str
+    host: str = "127.0.0.1"
+    port: int = 9527
+    workers: int = 2
+    revision: str = "main"
+    trusted: bool = False
+    check_model: bool = True
+    engine_file: str = ""
+    status: str = ""
+    key: str = ""
+    key_file: str = ""
+    max_running: int = 0
+    max_prompt_tokens: int = 0
+    max_body_bytes: int = 32 * 2**20
+    max_mask_ms: float = 20.0
+    collect: str = ""
+
+    def write(self, path: Path) -> None:
+        """Write the file, for its owner alone: it may hold a key."""
+        write_private(path, json.dumps(asdict(self), indent=2).encode())
+
+    @classmethod
+    def read(cls, path: Path) -> GatewayConfig:
+        """Read a file that `write` wrote."""
+        return cls(**json.loads(path.read_text()))

@@ -1,0 +1,203 @@
+"""The one generator of answers: a conversation's prompt goes to the engine, and pieces of its answers come back."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from .answer import Answer, Piece, Stops
+from .conversation import Conversation, Sampling
+from .engine import Engine
+from .errors import Refusal
+from .render import Prompt
+
+_INT64 = 2**63
+
+
+@dataclass(slots=True, frozen=True)
+class TokenLogprob:
+    """A drawn token's logprob, with the likeliest candidates at its place as (token, logprob)."""
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+@dataclass(slots=True)
+class Usage:
+    """Tokens of a request; `thinking` and `cached` are parts of `answer` and `prompt`."""
+
+    prompt: int = 0
+    answer: int = 0
+    thinking: int = 0
+    cached: int = 0
+
+
+@dataclass(slots=True)
+class End:
+    """How an answer ended. stop: the stop string that ended it. calls: all of them are whole.
+
+    meta: the engine's own account of it.
+    """
+
+    reason: str  # "stop", "length" or "tool_calls"
+    usage: Usage
+    stop: str | None = None
+    meta: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Delta:
+    """What is new in one of the request's answers. end: of the answer, after these pieces."""
+
+    index: int
+    pieces: list[Piece]
+    ids: list[int]
+    logprobs: list[TokenLogprob]
+    end: End | None = None
+
+
+class Generator:
+    """Asks an engine. think_end: the token of `</think>`, up to which the tokens of an answer are thinking."""
+
+    def __init__(self, engine: Engine, think_end: int) -> None:
+        self._engine, self._think_end = engine, think_end
+
+    async def answers(self, conversation: Conversation, prompt: Prompt, streamed: bool) -> AsyncGenerator[Delta, None]:
+        """Yield the deltas of all `n` answers as they come; each has one with an end, unless an error ends all."""
+        bodies = requests(conversation, prompt, streamed)
+        if len(bodies) == 1:
+            async with aclosing(self._one(0, conversation, prompt, bodies[0])) as deltas:
+                async for delta in deltas:
+                    yield delta
+            return
+        queue: asyncio.Queue[Delta | BaseException] = asyncio.Queue()
+
+        async def put(index: int) -> None:
+            try:
+                async with aclosing(self._one(index, conversation, prompt, bodies[index])) as deltas:
+                    async for delta in deltas:
+                        queue.put_nowait(delta)
+            except Exception as error:
+                queue.put_nowait(error)
+
+        tasks = [asyncio.ensure_future(put(index)) for index in range(len(bodies))]
+        try:
+            left = len(tasks)
+            while left:
+                got = await queue.get()
+                if isinstance(got, BaseException):
+                    raise got
+                left -= got.end is not None
+                yield got
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _one(
+        self, index: int, conversation: Conversation, prompt: Prompt, body: dict[str, Any]
+    ) -> AsyncGenerator[Delta, None]:
+        tools = conversation.callable_tools
+        declared = {tool.name: tool.parameters or {} for tool in tools} if tools else None
+        answer = Answer(prompt.thinking, declared, Stops(conversation.sampling.stops))
+        thinking = Thinking(prompt.thinking, self._think_end)
+        async with aclosing(self._engine.generate(body)) as parts:
+            async for part in parts:
+                meta, ids = part["meta_info"], part["output_ids"]
+                thinking.count(ids)
+                reason = meta["finish_reason"]
+                pieces = answer.read(part["text"], ended=reason is not None)
+                delta = Delta(index, pieces, ids, _logprobs(meta) if conversation.logprobs is not None else [])
+                if reason is not None or answer.stops.found is not None:
+                    delta.end = _end(answer, meta, thinking.tokens)
+                yield delta
+                if delta.end is not None:
+                    return
+
+
+class Thinking:
+    """Counts the tokens of an answer's thinking, its end included."""
+
+    def __init__(self, opened: bool, end: int) -> None:
+        self._open, self._end, self.tokens = opened, end, 0
+
+    def count(self, ids: list[int]) -> None:
+        """Count the next tokens of the answer."""
+        if self._open:
+            self._open = self._end not in ids
+            self.tokens += len(ids) if self._open else ids.index(self._end) + 1
+
+
+def requests(conversation: Conversation, prompt: Prompt, streamed: bool) -> list[dict[str, Any]]:
+    """Return the bodies for /generate, one for each answer: the engine gives `n` answers ids that cannot be aborted."""
+    sampling = conversation.sampling
+    params = sampling_params(sampling)
+    if conversation.grammar is not None:
+        params[conversation.grammar.kind] = conversation.grammar.text
+    body: dict[str, Any] = {
+        "input_ids": prompt.ids,
+        "stream": streamed or bool(sampling.stops),
+        # the grammar waits for the end of thinking; with thinking closed already it would wait for another one
+        "require_reasoning": prompt.thinking,
+    }
+    if prompt.pictures:
+        body["image_data"] = prompt.pictures
+    if conversation.logprobs is not None:
+        body |= {"return_logprob": True, "logprob_start_len": -1, "top_logprobs_num": conversation.logprobs}
+    if conversation.cache_salt is not None:
+        body["cache_salt"] = conversation.cache_salt
+    bodies = []
+    for index in range(sampling.n):
+        own = params if sampling.seed is None else {**params, "sampling_seed": _int64(sampling.seed + index)}
+        bodies.append({**body, "sampling_params": own, "rid": secrets.token_hex(16)})
+    return bodies
+
+
+def sampling_params(sampling: Sampling) -> dict[str, Any]:
+    """Return SGLang's sampling parameters, without those that the client left open."""
+    params = {
+        "max_new_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "frequency_penalty": sampling.frequency_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
+        "logit_bias": sampling.logit_bias,
+        "min_new_tokens": sampling.min_tokens,
+        "stop_token_ids": sampling.stop_token_ids,
+        "ignore_eos": sampling.ignore_eos or None,
+        # text and ids begin and end where the model's do; the reader finds the markers, which are ordinary tokens
+        "spaces_between_special_tokens": False,
+    }
+    return {name: value for name, value in params.items() if value is not None}
+
+
+def _int64(seed: int) -> int:
+    return (seed + _INT64) % (2 * _INT64) - _INT64
+
+
+def _logprobs(meta: dict[str, Any]) -> list[TokenLogprob]:
+    drawn = meta.get("output_token_logprobs") or []
+    tops = meta.get("output_top_logprobs") or [None] * len(drawn)
+    return [
+        TokenLogprob(token, logprob, [(other, value) for value, other, *_ in top or ()])
+        for (logprob, token, *_), top in zip(drawn, tops, strict=True)
+    ]
+
+
+def _end(answer: Answer, meta: dict[str, Any], thinking: int) -> End:
+    usage = Usage(meta["prompt_tokens"], meta["completion_tokens"], thinking, meta.get("cached_tokens") or 0)
+    found = answer.stops.found
+    reason = "stop" if found is not None else str(meta["finish_reason"]["type"])
+    if reason not in ("stop", "length"):
+        raise Refusal(f"the engine ended this answer: {reason}", status=500)
+    if reason == "stop" and found is None and answer.calls and not answer.broken:
+        reason = "tool_calls"
+    return End(reason, usage, found, meta)

@@ -1,0 +1,320 @@
+"""/v1/messages: Anthropic's API, and its count_tokens."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import orjson
+
+from .answer import Arguments, Called, CallEnd, Said, Thought
+from .chat import check_results, named_choice
+from .conversation import Conversation, Message, Sampling, Text, Tool, ToolChoice
+from .errors import Refusal
+from .formats import format_of
+from .generate import Delta, End
+from .parts import (
+    Part,
+    call,
+    contents,
+    failed,
+    flat,
+    function_tool,
+    last_user_turn,
+    line_for,
+    only_source,
+    picture,
+    text_of,
+    thinking_of,
+    type_of,
+    unreadable,
+)  # fmt: skip
+from .requests import CountRequest, MessagesRequest, stops_of
+from .sealed import Seal
+from .writer import Answerer, named
+
+PATH, COUNT_PATH = "/v1/messages", "/v1/messages/count_tokens"
+_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+def conversation_of(request: MessagesRequest | CountRequest, seal: Seal) -> Conversation:
+    """Return the conversation that a request asks to continue, or to count."""
+    messages = _system(request.system) + _messages(request.messages, seal)
+    tools = [_tool(tool, number) for number, tool in enumerate(request.tools or ()) if _is_clients(tool)]
+    thinking, _ = thinking_of(None, request.thinking, request.enable_thinking)
+    config = request.output_config or {}
+    effort = config.get("effort")
+    conversation = Conversation(
+        messages=messages,
+        sampling=Sampling(),
+        tools=tools,
+        choice=_choice(request.tool_choice, [tool.name for tool in tools]),
+        parallel=not (request.tool_choice or {}).get("disable_parallel_tool_use", False),
+        thinking=thinking,
+        effort="max" if effort == "xhigh" else effort if isinstance(effort, str) else None,
+        format=format_of(config.get("format"), "output_config.format"),
+    )
+    if isinstance(request, MessagesRequest):
+        conversation.sampling = Sampling(
+            max_tokens=request.max_tokens,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            top_k=request.top_k,
+            stops=stops_of(request.stop_sequences, "stop_sequences"),
+        )
+    return conversation
+
+
+def _system(given: str | list[Any] | None) -> list[Message]:
+    if isinstance(given, list):
+        texts = [text_of(block) for block in given if type_of(block) == "text" and block.get("text")]
+        given = "\n".join(texts)
+    return [Message("system", given)] if given and given.strip() else []
+
+
+def _messages(given: list[Any], seal: Seal) -> list[Message]:
+    if not given:
+        raise Refusal("there is no message to answer", param="messages")
+    roles = [str(message.get("role")) if isinstance(message, dict) else "" for message in given]
+    if roles[-1] == "assistant":
+        why = "this model does not support assistant message prefill: the conversation must end with a user message"
+        raise Refusal(why, param="messages")
+    past = last_user_turn(roles)
+    messages: list[Message] = []
+    for at, message in enumerate(given):
+        if roles[at] not in ("user", "assistant", "system"):
+            raise Refusal(f"messages.{at}.role is {roles[at]!r:.40}", param="messages")
+        content = message.get("content")
+        if isinstance(content, str):
+            messages.append(Message(roles[at], content))  # type: ignore[arg-type]  # compared above
+        elif roles[at] == "assistant":
+            messages.append(_said(content, seal))
+        else:
+            messages += _turn(roles[at], content, at < past)
+    check_results(messages)
+    return messages
+
+
+def _said(blocks: Any, seal: Seal) -> Message:
+    """Return an assistant's turn."""
+    message, parts, thinking = Message("assistant"), list[Part](), list[str]()
+    for block in blocks if isinstance(blocks, list) else ():
+        match type_of(block):
+            case "thinking":
+                text = block.get("thinking") or seal.open(block.get("signature"))
+                thinking += [text] if isinstance(text, str) else []
+            case "redacted_thinking":
+                thinking.append(line_for(block))
+            case "tool_use":
+                message.calls.append(call(block, orjson.dumps(block.get("input") or {}).decode()))
+            case "text":
+                parts.append(Text(text_of(block)))
+            case "tool_result":
+                raise Refusal("a tool_result belongs into the user's message", param="messages")
+            case _:
+                parts.append(unreadable(block, past=True))
+    message.thinking, message.content = "\n".join(thinking), flat(parts) if parts else ""
+    return message
+
+
+def _turn(role: str, blocks: Any, past: bool) -> list[Message]:
+    """Return a user's turn: the results of tools are messages of their own, in their place."""
+    messages: list[Message] = []
+    parts: list[Part] = []
+
+    def close() -> None:
+        if parts:
+            messages.append(Message(role, flat(list(parts))))  # type: ignore[arg-type]  # the caller compared it
+            parts.clear()
+
+    for block in blocks if isinstance(blocks, list) else [blocks]:
+        if type_of(block) != "tool_result":
+            parts.append(_part(block, past))
+            continue
+        close()
+        content = contents(block.get("content"), lambda part: _part(part, True))
+        if not isinstance(content, str) and all(isinstance(part, Text) for part in content):
+            content = "\n".join(part.text for part in content if isinstance(part, Text))
+        content = failed(content) if block.get("is_error") is True else flat(content)
+        messages.append(Message("tool", content, call_id=str(block.get("tool_use_id") or block.get("id") or "")))
+    close()
+    return messages
+
+
+def _part(block: Any, past: bool) -> Part:
+    source = block.get("source") if isinstance(block, dict) else None
+    match type_of(block):
+        case "text":
+            return Text(text_of(block))
+        case "image":
+            if isinstance(source, dict) and source.get("type") == "base64" and set(source) <= {
+                "type", "media_type", "data",
+            }:  # fmt: skip
+                return picture(f"data:{source.get('media_type')};base64,{source.get('data')}")
+            return picture(only_source(block, source))
+        case "document" if isinstance(source, dict) and source.get("type") == "text":
+            return Text(f"{source.get('data')}\n")
+        case "search_result":
+            return Text(_search_result(block))
+        case "tool_reference":
+            return Text(str(block.get("tool_name") or block.get("name") or ""))
+    return unreadable(block, past)
+
+
+def _search_result(block: dict[str, Any]) -> str:
+    found = [part["text"] for part in block.get("content") or () if isinstance(part, dict) and part.get("text")]
+    lines = [f"Title: {block['title']}"] if block.get("title") else []
+    lines += [f"Source: {block['source']}"] if isinstance(block.get("source"), str) else []
+    return "\n".join([*lines, *(["Content: " + "\n".join(found)] if found else [])])
+
+
+def _is_clients(tool: Any) -> bool:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    return kind in (None, "custom") or not isinstance(kind, str)
+
+
+def _tool(tool: Any, number: int) -> Tool:
+    if not isinstance(tool, dict):
+        raise Refusal(f"tools.{number}: Input should be an object", param="tools")
+    if tool.get("type") not in (None, "custom"):
+        raise Refusal("the body is not what this endpoint reads (the type of a tool)", param="tools")
+    declared = {**tool, "parameters": tool.get("input_schema"), "description": tool.get("description") or ""}
+    return function_tool(declared, f"tools.{number}")
+
+
+def _choice(given: dict[str, Any] | None, tools: list[str]) -> ToolChoice:
+    match (given or {}).get("type", "auto"):
+        case "auto":
+            return ToolChoice()
+        case "none":
+            return ToolChoice("none")
+        case "any" if tools:
+            return ToolChoice("required")
+        case "tool" if tools:
+            return named_choice(str((given or {}).get("name")), tools)
+        case "any" | "tool":
+            raise Refusal("tool_choice forces a tool, and the request has none that the client runs")
+    raise Refusal(f"tool_choice.type is {(given or {}).get('type')!r:.40}", param="tool_choice")
+
+
+class MessagesWriter:
+    """Writes Anthropic's messages. A stream has each block's beginning, deltas and end."""
+
+    def __init__(self, server: Answerer, seal: Seal, prompt_tokens: int) -> None:
+        self._server, self._seal, self._prompt_tokens = server, seal, prompt_tokens
+        self._id = f"msg_{secrets.token_hex(12)}"
+        self._blocks: list[dict[str, Any]] = []
+        self._open: str | None = None  # the type of the last block, while it is written
+        self._texts: list[str] = []  # of it
+        self._end: End | None = None
+
+    def begin(self) -> bytes:
+        message: dict[str, Any] = {
+            "id": self._id, "type": "message", "role": "assistant", "model": self._server.model, "content": [],
+            "stop_reason": None, "stop_sequence": None,
+            "usage": {"input_tokens": self._prompt_tokens, "output_tokens": 0},
+        }  # fmt: skip
+        return named({"type": "message_start", "message": message}) + named({"type": "ping"})
+
+    def delta(self, delta: Delta) -> bytes:
+        events = b"".join(self._piece(piece) for piece in delta.pieces)
+        if delta.end is not None:
+            self._end = delta.end
+            events += self._close()
+        return events
+
+    def _piece(self, piece: object) -> bytes:
+        match piece:
+            case Thought(text):
+                return self._text("thinking", "thinking", "thinking_delta", text)
+            case Said(text):
+                return self._text("text", "text", "text_delta", text)
+            case Called(_, name):
+                block = {"type": "tool_use", "id": f"toolu_{secrets.token_hex(12)}", "name": name, "input": {}}
+                return self._close() + self._begin(block)
+            case Arguments(_, text):
+                self._texts.append(text)
+                return self._changed({"type": "input_json_delta", "partial_json": text})
+            case CallEnd():
+                return self._close()
+        raise AssertionError(piece)
+
+    def _text(self, kind: str, name: str, delta: str, text: str) -> bytes:
+        events = b""
+        if self._open != kind:
+            signature = {"signature": ""} if kind == "thinking" else {}
+            events = self._close() + self._begin({"type": kind, name: "", **signature})
+        self._texts.append(text)
+        return events + self._changed({"type": delta, name: text})
+
+    def _begin(self, block: dict[str, Any]) -> bytes:
+        self._blocks.append(dict(block))
+        self._open, self._texts = block["type"], []
+        return named({"type": "content_block_start", "index": len(self._blocks) - 1, "content_block": block})
+
+    def _changed(self, delta: dict[str, Any]) -> bytes:
+        return named({"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": delta})
+
+    def _close(self) -> bytes:
+        if self._open is None:
+            return b""
+        block, text, events = self._blocks[-1], "".join(self._texts), b""
+        match self._open:
+            case "thinking":
+                block |= {"thinking": text, "signature": self._seal.seal(text)}
+                events = self._changed({"type": "signature_delta", "signature": block["signature"]})
+            case "text":
+                block["text"] = text
+            case "tool_use":
+                block["input"] = _object(text, f"{block['name']} {text}")
+        self._open = None
+        return events + named({"type": "content_block_stop", "index": len(self._blocks) - 1})
+
+    def finish(self) -> bytes:
+        delta = {"stop_reason": self._reason(), "stop_sequence": self._stop()}
+        changed = {"type": "message_delta", "delta": delta, "usage": self._usage()}
+        return named(changed) + named({"type": "message_stop"})
+
+    def whole(self) -> dict[str, Any]:
+        content = [block for block in self._blocks if block["type"] != "tool_use" or isinstance(block["input"], dict)]
+        broken = [block["input"] for block in self._blocks if block["type"] == "tool_use" and block not in content]
+        if broken:  # calls whose input is no object are text: no client reads them otherwise
+            said = next((block for block in content if block["type"] == "text"), None)
+            text = "\n".join([*([said["text"]] if said else []), *broken])
+            if said:
+                said["text"] = text
+            else:
+                after = sum(block["type"] == "thinking" for block in content)
+                content.insert(after, {"type": "text", "text": text})
+        reason = self._reason()
+        if reason == "tool_use" and not any(block["type"] == "tool_use" for block in content):
+            reason = "end_turn"
+        return {
+            "id": self._id, "type": "message", "role": "assistant", "model": self._server.model, "content": content,
+            "stop_reason": reason, "stop_sequence": self._stop(), "usage": self._usage(),
+        }  # fmt: skip
+
+    def _reason(self) -> str:
+        assert self._end is not None
+        return "stop_sequence" if self._end.stop is not None else _REASONS[self._end.reason]
+
+    def _stop(self) -> str | None:
+        return self._end.stop if self._end is not None else None
+
+    def _usage(self) -> dict[str, int]:
+        assert self._end is not None
+        usage = self._end.usage
+        cached = {"cache_read_input_tokens": usage.cached} if usage.cached else {}
+        return {"input_tokens": usage.prompt - usage.cached, **cached, "output_tokens": usage.answer}
+
+    def failed(self, body: bytes, message: str, code: str) -> bytes:
+        return b"event: error\ndata: %b\n\n" % body
+
+
+def _object(text: str, otherwise: str) -> dict[str, Any] | str:
+    """Return the object of a call's input, or a text for arguments that an answer cannot hold."""
+    try:
+        read = orjson.loads(text)
+    except ValueError:
+        return otherwise
+    return read if isinstance(read, dict) else otherwise

@@ -1,0 +1,196 @@
+"""What one request asks for, from its body to the answer's writer; nothing here sends or receives."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import chat, completions, messages, metrics, responses
+from .bodies import characters, parse, require_room
+from .collect import Collecting
+from .conversation import Conversation
+from .endpoints import Endpoint
+from .engine import Engine
+from .errors import Refusal
+from .facts import EngineFacts, usual_sampling
+from .generate import Generator
+from .grammar import check_tools, grammar_of
+from .keys import Client
+from .limits import bound_logprobs, candidates_of
+from .render import ANSWER, Prompt, Renderer
+from .requests import (
+    ChatRequest,
+    CompletionRequest,
+    CountRequest,
+    DetokenizeRequest,
+    MessagesRequest,
+    ResponsesRequest,
+    TokenizeRequest,
+    read,
+)  # fmt: skip
+from .responses_writer import ResponsesWriter
+from .sealed import Seal
+from .trials import Trials
+from .writer import Answerer, Writer
+
+
+@dataclass(slots=True)
+class Work:
+    """A request that was read. whole: its answer, where no engine is needed. candidates: logprobs a step."""
+
+    whole: dict[str, Any] | None = None
+    conversation: Conversation | None = None
+    prompt: Prompt | None = None
+    writer: Writer | completions.CompletionWriter | None = None
+    streamed: bool = False
+    candidates: int = 0
+    bodies: list[dict[str, Any]] = field(default_factory=list)  # of a text completion
+
+
+class Service:
+    """Reads requests and yields answers.
+
+    model: the name that clients use; others are refused where `check_model`. trials: None to trust every grammar.
+    """
+
+    def __init__(
+        self, engine: Engine, facts: EngineFacts, renderer: Renderer, trials: Trials, seal: Seal, model: str,
+        check_model: bool, checkpoint: Path, collecting: Collecting | None = None,
+    ) -> None:  # fmt: skip
+        self._engine, self._facts, self._renderer, self._trials, self._seal = engine, facts, renderer, trials, seal
+        self._model, self._check, self._collecting = model, check_model, collecting
+        self._usual = usual_sampling(checkpoint)
+        self._generator = Generator(engine, renderer.encode(ANSWER, special=True)[0])
+        self._answerer = Answerer(model, renderer.token_bytes)
+
+    def models(self) -> dict[str, Any]:
+        """Return the list of the one model."""
+        made = {"id": self._model, "object": "model", "created": int(time.time()), "owned_by": "kimi-w4a8-eagle3"}
+        return {"object": "list", "data": [{**made, "max_model_len": self._facts.room.total}]}
+
+    def read(self, endpoint: Endpoint, raw: bytes) -> Work:
+        """Return what a request asks for; raise Refusal for what it may not. Runs in a thread for large bodies."""
+        room = self._facts.room
+        body, dropped = parse(raw), list[str]()
+        text = characters(body)  # before anything else is computed
+        assert endpoint.body is not None
+        request = read(endpoint.body, body, endpoint.path, dropped)
+        metrics.count_dropped(dropped)
+        self._check_model(request.model)
+        match request:
+            case CompletionRequest():
+                require_room(text, max(room.total, completions.MAX_BATCH_TOKENS // 4))
+                return self._text(request)
+            case TokenizeRequest():
+                require_room(text, room.total)
+                return Work(self._tokens(request))
+            case DetokenizeRequest():
+                return Work(self._detokenize(request))
+        conversation, declared = self._conversation(request)
+        require_room(text - sum(len(url) for message in conversation.messages for url in message.pictures), room.total)
+        check_tools(conversation.tools)
+        prompt = self._renderer.render(conversation)
+        if isinstance(request, CountRequest):
+            return Work({"input_tokens": len(prompt.ids)})
+        sampling, candidates = conversation.sampling, candidates_of(conversation)
+        for name, value in self._usual.items():
+            if getattr(sampling, name) is None:
+                setattr(sampling, name, value)
+        left = room.answer(len(prompt.ids), sampling.max_tokens)
+        asked = sampling.max_tokens
+        sampling.max_tokens = bound_logprobs(candidates, asked, left, request.stream) if candidates else left
+        conversation.grammar = grammar_of(conversation)
+        return Work(
+            conversation=conversation, prompt=prompt, writer=self._writer(request, conversation, prompt, declared),
+            streamed=request.stream, candidates=candidates,
+        )  # fmt: skip
+
+    def _conversation(self, request: Any) -> tuple[Conversation, dict[str, responses.Declared]]:
+        match request:
+            case ChatRequest():
+                return chat.conversation_of(request), {}
+            case ResponsesRequest():
+                return responses.conversation_of(request, self._seal)
+        return messages.conversation_of(request, self._seal), {}
+
+    def _writer(
+        self, request: Any, conversation: Conversation, prompt: Prompt, declared: dict[str, responses.Declared]
+    ) -> Writer:
+        match request:
+            case ChatRequest():
+                past = sum(len(message.calls) for message in conversation.messages)
+                return chat.ChatWriter(self._answerer, request, past, prompt.ids)
+            case ResponsesRequest():
+                return ResponsesWriter(self._answerer, self._seal, request, declared)
+        assert isinstance(request, MessagesRequest)
+        return messages.MessagesWriter(self._answerer, self._seal, len(prompt.ids))
+
+    def _text(self, request: CompletionRequest) -> Work:
+        room = self._facts.room
+        prompts = completions.prompts_of(request, self._renderer, room.total)
+        tokens = request.max_tokens or completions.USUAL_TOKENS
+        for prompt in prompts:
+            room.answer(len(prompt), tokens)
+        candidates = 0 if request.logprobs is None else (1 + request.logprobs) * len(prompts) * request.n
+        bound_logprobs(candidates, tokens, tokens, request.stream)
+        completions.bound_echo(request, prompts)
+        writer = completions.CompletionWriter(self._answerer, request, self._renderer, prompts)
+        bodies = completions.bodies_of(request, prompts)
+        return Work(writer=writer, streamed=request.stream, candidates=candidates, bodies=bodies)
+
+    def _check_model(self, asked: str) -> None:
+        if self._check and asked not in ("", "default", self._model) and asked.partition(":")[0] != self._model:
+            why = f"The model {asked!r} does not exist; this server serves {self._model!r}"
+            raise Refusal(why, 404, "model", "model_not_found")
+
+    def _tokens(self, request: TokenizeRequest) -> dict[str, Any]:
+        most = {"max_model_len": self._facts.room.total}
+        if request.messages is not None:
+            fields = request.model_dump(exclude={"prompt", "stream"}, exclude_none=True)
+            ids = self._renderer.render(chat.conversation_of(ChatRequest(**fields))).ids
+        elif isinstance(request.prompt, str):
+            ids = self._renderer.encode(request.prompt, special=True)
+        else:
+            lists = [self._renderer.encode(one, special=True) for one in request.prompt or ()]
+            return {"tokens": lists, "count": [len(one) for one in lists], **most}
+        return {"tokens": ids, "count": len(ids), **most}
+
+    def _detokenize(self, request: DetokenizeRequest) -> dict[str, Any]:
+        nested = bool(request.tokens) and isinstance(request.tokens[0], list)
+        lists = request.tokens if nested else [request.tokens]
+        most = self._renderer.vocabulary
+        for tokens in lists:
+            if not isinstance(tokens, list) or not all(type(token) is int and 0 <= token < most for token in tokens):
+                raise Refusal("tokens must be ids of the vocabulary", param="tokens")
+        texts = [self._renderer.decode(tokens, request.skip_special_tokens) for tokens in lists]
+        return {"text": texts if nested else texts[0]}
+
+    async def check(self, work: Work) -> None:
+        """Try the request's grammar and pictures in a process of their own; raise Refusal for costly ones."""
+        if work.prompt is not None and work.prompt.pictures:
+            await self._trials.pictures(work.prompt.pictures)
+        if work.conversation is not None and work.conversation.grammar is not None:
+            work.conversation.grammar = await self._trials.grammar(work.conversation.grammar)
+        if work.bodies and (grammar := completions.grammar_in(work.bodies[0])) is not None:
+            tried = await self._trials.grammar(grammar)
+            for body in work.bodies:
+                body["sampling_params"][tried.kind] = tried.text
+
+    async def events(self, work: Work, client: Client) -> AsyncGenerator[bytes, None]:
+        """Yield the events of what is new in the request's answers, until all have ended."""
+        if isinstance(work.writer, completions.CompletionWriter):
+            async with aclosing(completions.parts_of(self._engine, work.bodies)) as parts:
+                async for index, part in parts:
+                    yield work.writer.part(index, part)
+            return
+        assert work.conversation is not None and work.prompt is not None and work.writer is not None
+        collected = self._collecting and self._collecting.choose(work.conversation, work.prompt, client)
+        async with aclosing(self._generator.answers(work.conversation, work.prompt, work.streamed)) as deltas:
+            async for delta in deltas:
+                if collected:
+                    collected.add(delta)
+                yield work.writer.delta(delta)
