@@ -20,7 +20,7 @@ def main() -> None:
     import uvicorn  # here, because every trial process imports this module again
 
     from .config import VARIABLE, GatewayConfig
-    from .connections import BoundedProtocol
+    from .connections import ClientProtocol
 
     [file] = sys.argv[1:]
     config = GatewayConfig.read(Path(file))
@@ -28,7 +28,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="gateway: %(message)s")
     uvicorn.run(
         "kimi_w4a8_eagle3.gateway.app:create", factory=True, host=config.host, port=config.port,
-        workers=config.workers, http=BoundedProtocol, ws="none", loop="uvloop", access_log=False, log_level="warning",
+        workers=config.workers, http=ClientProtocol, ws="none", loop="uvloop", access_log=False, log_level="warning",
         proxy_headers=False, server_header=False, date_header=True, timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=GRACE_S, timeout_worker_healthcheck=WORKER_SILENT_S,
     )  # fmt: skip
