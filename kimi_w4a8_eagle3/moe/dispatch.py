@@ -1,6 +1,6 @@
 """Choose the W4A8 MoE backend: flydsl on gfx942 with its code objects, else triton on a GPU, else reference.
 
-`--moe-backend` (the `requested` argument) overrides the gate KIMI_MOE_BACKEND, which overrides the automatic choice. A
+`requested` (`--moe-backend` of `tune-moe`) overrides the gate KIMI_MOE_BACKEND, which overrides the automatic choice. A
 backend that was requested and cannot run raises an error with the reason; there is no silent fallback.
 """
 

@@ -1,10 +1,10 @@
-"""The SGLang plugin: the only package that imports sglang.
+"""The SGLang plugin: of what serves, the only folder that imports sglang.
 
-`register` is the `sglang.srt.plugins` entry point. SGLang calls it in every process before it builds anything. It
-registers features: the W4A8 scheme for AMD Quark's checkpoints, the page guard, exact sampling, the door, and others.
-Each feature is a `Feature` in a module of a room (`model/`, `decoding/`, `memory/`, `upkeep/`, `http/`), with its
-hooks and with the change in SGLang that makes it unnecessary. The table in docs/hooks.md lists all of them, and a test
-compares it with the code.
+`register` is the `sglang.srt.plugins` entry point. SGLang calls it in an engine's main process and in each scheduler,
+before it builds anything there; a detokenizer of 0.5.20 loads no plugins. It registers features: the W4A8 scheme for
+AMD Quark's checkpoints, the page guard, exact sampling, the door, and others. Each feature is a `Feature` in a module
+of a folder (`model/`, `decoding/`, `memory/`, `upkeep/`, `http/`), with its hooks and with the change in SGLang that
+makes it unnecessary. The table in docs/hooks.md lists all of them, and a test compares it with the code.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _HTTP = (  # what the process with the HTTP server registers, too
 
 @or_end("the plugin cannot be installed")
 def register() -> None:
-    """Register our hooks with SGLang's HookRegistry, which applies them later and imports their targets then.
+    """Register our hooks with SGLang's HookRegistry, which applies them later; their targets are imported now.
 
     A failure ends the process. SGLang would only log a plugin's exception and serve without the door.
     """
@@ -43,7 +43,7 @@ def register() -> None:
     orphans.end_with_parent()
     full_disk.install()
     features = [feature for name in _EVERYWHERE for feature in _features_of(name)]
-    if multiprocessing.parent_process() is None:  # schedulers and detokenizers do not need the HTTP server's imports
+    if multiprocessing.parent_process() is None:  # a scheduler does not need the HTTP server's imports
         from .http import answer_parsers, collect_hook, door  # SGLang's import order: its parsers and HTTP server
 
         answer_parsers.install()

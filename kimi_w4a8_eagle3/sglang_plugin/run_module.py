@@ -21,8 +21,9 @@ _laptop = {part.name: part for part in entry_points(group="kimi_w4a8_eagle3.lapt
 if "operators" in _laptop:
     _laptop["operators"].load()()
 
-_OURS = "kimi_w4a8_eagle3.sglang_plugin."
-_WITHOUT_MODEL = ("sglang.benchmark.", f"{_OURS}bench_", f"{_OURS}check_arguments")
+_WITHOUT_MODEL = (
+    "sglang.benchmark.", "kimi_w4a8_lab.with_sglang.bench_", "kimi_w4a8_eagle3.sglang_plugin.check_arguments",
+)  # fmt: skip
 
 
 def run(module: str, arguments: Sequence[str]) -> None:
