@@ -151,7 +151,7 @@ for folder in "${folders[@]}"; do
   may "${right:-w}" "$folder" || unusable+=" $(printf %q "$folder")"
 done
 [[ -z $unusable ]] || need "user ${user%:*} cannot use$unusable" \
-  "${sudo}mkdir -p$unusable && ${sudo}chown -R $user$unusable"
+  "(umask 022 && ${sudo}mkdir -p$unusable) && ${sudo}chown -R $user$unusable"
 if ((${#reasons[@]})); then
   printf 'docker-run.sh: %s\n' "${reasons[@]}" >&2
   command=$(printf ' && %s' "${commands[@]}")

@@ -239,7 +239,9 @@ def test_a_service_has_a_key_of_its_user_and_up_waits_until_it_serves(caller: Ho
 
 def test_a_container_that_does_not_serve_is_named_and_left_alone(ordinary: Host) -> None:
     for status, command in (("running 1", "logs --tail 30"), ("exited 0", "rm --volumes")):
-        (ordinary.folder / "state/kimi-agent").write_text(status)
+        state = ordinary.folder / "state/kimi-agent"
+        state.write_text(status)
+        state.chmod(0o644)  # the fake docker runs as another user
         done = ordinary.run("up", "agent", **RELATIVE)
         assert done.returncode == 1 and f"first run: docker {command} kimi-agent" in done.stderr
         assert ordinary.made() == ["kimi-agent"]
