@@ -13,6 +13,10 @@ from kimi_w4a8_eagle3.gateway.connections import ClientProtocol
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n"
 
 
+class Patient(ClientProtocol):
+    deadline_s = 600.0  # so that only the bounds of a header end a connection
+
+
 async def slow(scope: Any, receive: Any, send: Any) -> None:
     await receive()
     await asyncio.sleep(0.3)
@@ -24,7 +28,7 @@ def answer(*pieces: bytes, half_closed: bool = False) -> bytes:
     """Return what a client reads until its connection ends."""
 
     async def run() -> bytes:
-        server = uvicorn.Server(uvicorn.Config(slow, port=0, http=ClientProtocol, lifespan="off", log_level="error"))
+        server = uvicorn.Server(uvicorn.Config(slow, port=0, http=Patient, lifespan="off", log_level="error"))
         serving = asyncio.create_task(server.serve())
         while not server.started:
             await asyncio.sleep(0.01)
