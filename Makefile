@@ -79,7 +79,7 @@ bench: $(STAMP)
 clean:
 	rm -rf build dist *.egg-info
 
-# A draft that learns the traffic of two replicas of the built-in model, is compared on held-out requests and exchanged
+# A draft that learns the traffic of two servers of the built-in model, is compared on held-out requests and exchanged
 # while clients ask (docs/draft.md).
 draft: $(STAMP)
 	$(BIN)/python -m proof.draft_demo

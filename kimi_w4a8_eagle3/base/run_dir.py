@@ -27,7 +27,7 @@ RECORD = "run.json"
 EVENTS = "events.jsonl"
 _created: list[Path] = []  # by this process
 WANTED = "the supervisor ended it"  # reason of a `down` that is no failure
-_STYLES = {"ready": "green", "registered": "green", "down": "red", "stalled": "red", "refused": "red", "gave-up": "red"}
+_STYLES = {"ready": "green", "down": "red", "stalled": "red", "gave-up": "red"}
 _PACKAGES = ("kimi-w4a8-eagle3", "sglang", "aiter", "flydsl", "triton", "torch", "transformers", "lm_eval", "amd-quark")
 
 

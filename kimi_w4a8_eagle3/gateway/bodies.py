@@ -8,7 +8,6 @@ import orjson
 
 from .errors import CONTEXT_EXCEEDED, Refusal
 
-MAX_BODY_BYTES = 32 * 2**20
 MAX_DEPTH = 48  # nested arrays and objects: pydantic, templates and xgrammar recurse into them
 MAX_ENTRIES = 4096  # of one array other than token ids, or names of one object
 MAX_FIELDS = 256  # names at the top of a body

@@ -22,7 +22,7 @@ from .requests import (
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One path. who: every caller, or holders of a key. body: the fields that it reads. generates: it asks the engine.
+    """One path. who: every caller, or holders of a key. body: the fields that it reads.
 
     ping: what a stream gets while the model is silent.
     """
@@ -32,20 +32,19 @@ class Endpoint:
     who: Literal["everyone", "clients"] = "clients"
     body: type[Body] | None = None
     vendor: Vendor = "openai"
-    generates: bool = False
     ping: bytes = b": ping\n\n"
 
 
 _GET = ("GET", "HEAD")
 _ROWS = (
-    Endpoint(chat.PATH, body=ChatRequest, generates=True),
-    Endpoint(responses.PATH, body=ResponsesRequest, generates=True),
+    Endpoint(chat.PATH, body=ChatRequest),
+    Endpoint(responses.PATH, body=ResponsesRequest),
     Endpoint(
-        messages.PATH, body=MessagesRequest, vendor="anthropic", generates=True,
+        messages.PATH, body=MessagesRequest, vendor="anthropic",
         ping=b'event: ping\ndata: {"type": "ping"}\n\n',
     ),
     Endpoint(messages.COUNT_PATH, body=CountRequest, vendor="anthropic"),
-    Endpoint(completions.PATH, body=CompletionRequest, generates=True),
+    Endpoint(completions.PATH, body=CompletionRequest),
     *(Endpoint(path, body=TokenizeRequest) for path in ("/tokenize", "/v1/tokenize")),
     *(Endpoint(path, body=DetokenizeRequest) for path in ("/detokenize", "/v1/detokenize")),
     Endpoint("/v1/models", _GET),

@@ -13,7 +13,6 @@ from .errors import Refusal
 # any other answer in one, which takes 90 ms.
 MAX_LOGPROBS, MAX_WHOLE_LOGPROBS = 65536, 8192
 MAX_CANDIDATES = 512  # of all running answers of one key, each with its top_logprobs and one
-MAX_TOOL_OBJECTS = 8192  # in the schemas of all tools of a request
 
 
 class Running:

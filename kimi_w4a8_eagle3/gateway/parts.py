@@ -14,7 +14,6 @@ from .errors import Refusal
 
 _LABELS = ("title", "filename", "name", "file_id")
 _MEDIA_KEYS = ("url", "image_url", "data", "file_id")
-MAX_TOOL_OBJECTS = 8192
 TEMPLATE_SWITCHES = frozenset({"thinking", "enable_thinking", "preserve_thinking", "reasoning_effort"})
 Part = Text | Picture
 Object = Mapping[str, Any]

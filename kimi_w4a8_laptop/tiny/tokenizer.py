@@ -1,13 +1,8 @@
 """The built-in model's chat format. The markers carry the names that Kimi uses."""
 
-IM_END, IM_USER, IM_ASSISTANT, IM_SYSTEM, IM_MIDDLE = (
-    "<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>",
-)  # fmt: skip
+IM_END, IM_USER, IM_ASSISTANT, IM_MIDDLE = "<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>"
 THINK_BEGIN, THINK_END = "<think>", "</think>"
 CALLS_BEGIN, CALLS_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
-MEDIA_BEGIN, MEDIA_CONTENT, MEDIA_PAD, MEDIA_END = (
-    "<|media_begin|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>",
-)  # fmt: skip
 CALL_BEGIN, CALL_ARGUMENTS, CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
 
 

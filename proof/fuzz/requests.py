@@ -23,7 +23,7 @@ JSON = (("content-type", "application/json"),)
 # Only web pages send it. Without keys it is what tells an outsider from the operator on loopback.
 OUTSIDER = (("origin", "https://fuzz.example"),)
 KEY = "$KIMI_API_KEY"  # stands for the client's key in bytes, which may be written to a file
-CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 ANSWER_WITHIN_S = 90.0  # a worker of the door may take 60
 AT_ONCE = 24
 _OVERLOAD = 503

@@ -30,13 +30,6 @@ def reading(
     return Reading.parse(text)
 
 
-def stepped(depth: int | None, *samples: tuple[float, Sequence[int]]) -> Window:
-    window = Window(depth)
-    for now, steps in samples:
-        window.add(now, reading(steps=steps))
-    return window
-
-
 @st.composite
 def samples(draw: st.DrawFn) -> list[tuple[float, tuple[int, ...], bool]]:
     """(time, running totals, True after a restart) of an engine that restarts now and then."""
