@@ -140,6 +140,7 @@ def test_connections_that_claim_memory_and_send_nothing_leave_it_to_a_large_body
     assert answer.status_code == 400 and "longer than" in answer.text, answer.text[:300]  # and not 503
 
 
+@pytest.mark.slow
 def test_a_costly_grammar_fails_in_a_worker_while_another_client_goes_on(
     eagle3: EngineServer, client: EngineClient, healthy: str
 ) -> None:

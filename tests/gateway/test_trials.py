@@ -16,6 +16,7 @@ from kimi_w4a8_eagle3.gateway.errors import Refusal
 from kimi_w4a8_eagle3.gateway.trials import Trials
 from kimi_w4a8_laptop import tiny
 
+pytestmark = pytest.mark.slow
 SCHEMA = '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'
 PICTURE = "data:image/png;base64," + base64.b64encode(noise(8, 8)).decode()
 Steps = Callable[[Trials], Awaitable[None]]
@@ -57,7 +58,6 @@ def test_wrong_ones_are_refused_and_good_ones_served() -> None:
     run(steps)
 
 
-@pytest.mark.slow
 def test_a_grammar_whose_masks_take_too_long_is_refused() -> None:
     async def steps(tried: Trials) -> None:
         assert "too slow" in await refused(tried.grammar(Grammar("regex", "(.*a.{60}|b)*")))
@@ -65,7 +65,6 @@ def test_a_grammar_whose_masks_take_too_long_is_refused() -> None:
     run(steps, max_mask_ms=0.0)
 
 
-@pytest.mark.slow
 def test_a_trial_without_end_or_whose_process_dies_refuses_its_own_grammar_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
