@@ -73,8 +73,7 @@ class Trials:
 
     def close(self) -> None:
         """End all processes."""
-        self._pool.stop()
-        self._pool.join(timeout=10)
+        _end(self._pool)
 
     async def _try(self, work: partial[Any], why: str, param: str) -> Any:
         """Return the result of a trial, or the Refusal that it ended with."""
@@ -83,7 +82,8 @@ class Trials:
         self._waiting += 1
         try:
             if not self._pool.active:  # pebble gives up a pool whose process was killed without a task
-                self._pool = self._new()
+                broken, self._pool = self._pool, self._new()
+                await asyncio.to_thread(_end, broken)
             future = self._pool.schedule(work.func, args=work.args, timeout=TRIAL_S)
             return await asyncio.wrap_future(future)
         except trial_process.Refused as error:
@@ -92,3 +92,8 @@ class Trials:
             return Refusal(why, param=param)
         finally:
             self._waiting -= 1
+
+
+def _end(pool: ProcessPool) -> None:
+    pool.stop()
+    pool.join(timeout=10)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from itertools import chain
@@ -25,7 +26,7 @@ ADVICE = re.compile(r"pip install '\.\[([\w,]+)\]'|`(make venv|make demo)`")
 HIDDEN = sorted({*PARTS, "datasets", "torch", "torchvision", "transformers", "amd-quark", "kimi-w4a8-laptop"})
 # Hides modules and distributions, then runs each line of argv[2] in a fork: [exit code, output, new files].
 PROGRAM = """
-import gc, json, os, sys, tempfile
+import gc, json, os, shlex, sys, tempfile
 from importlib.machinery import PathFinder
 from pathlib import Path
 hidden = set(json.loads(sys.argv[1]))
@@ -50,7 +51,7 @@ def called(line):
         if (child := os.fork()) == 0:
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
-            sys.argv = ["kimi-w4a8", *line.split()]
+            sys.argv = ["kimi-w4a8", *shlex.split(line)]
             try:
                 main()
                 code = 0
@@ -69,7 +70,7 @@ def called(line):
 gc.freeze()
 print(json.dumps([called(line) for line in json.loads(sys.argv[2])]))
 """
-DEAD, MODEL = "http://127.0.0.1:9", tiny.target_path()
+DEAD, MODEL = "http://127.0.0.1:9", shlex.quote(str(tiny.target_path()))
 # A small real call of each command, and what its message advises: the extras, `make venv` for SGLang, `make demo` for
 # the built-in model, or nothing.
 CALLS = {

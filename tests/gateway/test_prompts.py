@@ -37,7 +37,7 @@ class Chat(OpenAIServingChat):
 serving = Chat.__new__(Chat)
 templates = Some(
     chat_template_name=None, jinja_template_content_format="openai", reasoning_config=None, force_reasoning=True,
-    jinja_template_may_reorder_tool_results=False,
+    jinja_template_may_reorder_tool_results=False, python_chat_template=None,
 )
 vars(serving).update(
     tokenizer_manager=Some(tokenizer=tokenizer), template_manager=templates, default_chat_template_kwargs=None,
