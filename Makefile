@@ -69,7 +69,7 @@ faults: $(STAMP)
 # Thousands of hostile requests, with a healthy client beside them (docs/reliability.md). BATCHES=10000 is longer.
 fuzz: $(STAMP)
 	$(BIN)/python -m proof.fuzz --batches $(or $(BATCHES),1000) --seed $(or $(SEED),1)
-	KIMI_LONG_TESTS=1 $(BIN)/python -m pytest tests/e2e/test_fuzzing.py tests/proof/test_fuzz.py tests/door/test_trial.py
+	KIMI_LONG_TESTS=1 $(BIN)/python -m pytest tests/e2e/test_fuzzing.py tests/proof/test_fuzz.py tests/gateway/test_costly_grammars.py
 
 # Speculation on and off on the built-in model, twice each in the order A B B A, and the report: ordinary text at
 # concurrency 2, then repeated text on a full CPU, where a verify step takes more plain steps than it yields tokens (docs/laptop.md).

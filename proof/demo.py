@@ -26,10 +26,10 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
+from kimi_w4a8_eagle3.base.calculator import declaration, results
 from kimi_w4a8_eagle3.base.console import table_console
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
-from kimi_w4a8_eagle3.chat.calculator import declaration, results
 from kimi_w4a8_eagle3.cli import run
 from kimi_w4a8_eagle3.door.settings import without_keys
 from kimi_w4a8_eagle3.engine import startup_check

@@ -8,6 +8,9 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from http import HTTPStatus
 from typing import Any
 
+from ..gateway.errors import CONTEXT_EXCEEDED as CONTEXT_EXCEEDED
+from ..gateway.errors import Refusal as Refusal
+
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -16,13 +19,11 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 _RETRY_AFTER_S = 1
 _FAILED_EVENT = b'data: {"error"'
 _GRAMMAR_FAULT = b"Grammar accept_token failed"
-CONTEXT_EXCEEDED = "context_length_exceeded"  # OpenAI's code, by which clients know that they must shorten the prompt
 # The messages of `request_guard`, which are Anthropic's.
 OVERFLOW = re.compile(
     r"prompt is too long: \d+ tokens > \d+ maximum"
     r"|input length and `max_tokens` exceed context limit: \d+ \+ \d+ > \d+"
 )
-_CODES = {status.value: status.phrase.lower().replace(" ", "_") for status in HTTPStatus}
 _ERROR_TYPES = {  # as OpenAI and Anthropic name them
     401: "authentication_error",
     403: "permission_error",
@@ -31,15 +32,6 @@ _ERROR_TYPES = {  # as OpenAI and Anthropic name them
     503: "overloaded_error",
 }
 _ANTHROPIC = {404: "not_found_error", 500: "api_error"}  # where the two differ
-
-
-class Refusal(Exception):
-    """A request that the door answers with `status`; `param` names the field, `code` the kind for OpenAI's clients."""
-
-    def __init__(self, message: str, status: int = 400, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.message, self.status, self.param = message, status, param
-        self.code = code or _CODES.get(status, "error")
 
 
 async def answer(scope: Scope, send: Send, refusal: Refusal) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..chat.calls import flat_name
+from ..gateway.calls import flat_name
 from .access import CHAT, COUNT_TOKENS, MESSAGES, RESPONSES, TOKENIZE
 from .answers import Refusal
 from .shape import MAX_LIST, READ

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import orjson
 from packaging.version import Version
 
+from ..gateway.pictures import check_sources
 from .access import CHAT, COMPLETIONS, COUNT_TOKENS, DETOKENIZE, GENERATE, MESSAGES, RESPONSES, TOKENIZE
 from .answers import CONTEXT_EXCEEDED, Refusal
 from .dialects import translate
 from .fields import SAMPLING, Fields
-from .pictures import check_sources
 from .schemas import check_schema, check_text, check_tools
 from .settings import DoorSettings
 from .shape import Text, media_sources, parse

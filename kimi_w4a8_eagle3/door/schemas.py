@@ -7,8 +7,8 @@ from typing import Any
 
 import orjson
 
+from ..gateway.enforceable import require_enforceable
 from .answers import Refusal
-from .enforceable import require_enforceable
 from .shape import Text
 
 _MAX_TOOL_OBJECTS = 8192  # SGLang checks each as a schema, 0.2 ms an object, while all other requests wait

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..chat.calls import fitting_tool, named_tool
-from ..chat.reader import PartKind, Reader, is_json
+from .calls import fitting_tool, named_tool
+from .reader import PartKind, Reader, is_json
 
 _NONE = "null"  # arguments of a call without any, where JSON wants an object
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..door.connections import BoundedProtocol
+from ..base.connections import BoundedProtocol
 
 MAX_HEADERS = 100
 

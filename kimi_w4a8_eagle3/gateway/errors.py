@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any, Literal
 
 import orjson
 
-from ..door import answers as door
-from ..door.answers import CONTEXT_EXCEEDED as CONTEXT_EXCEEDED
-
 Vendor = Literal["openai", "anthropic"]
 
 RETRY_AFTER_S = 1
+CONTEXT_EXCEEDED = "context_length_exceeded"  # OpenAI's code, by which clients know that they must shorten the prompt
+_CODES = {status.value: status.phrase.lower().replace(" ", "_") for status in HTTPStatus}
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -22,7 +22,7 @@ _TYPES = {
 _ANTHROPIC_TYPES = {404: "not_found_error", 500: "api_error"}  # where the two vendors differ
 
 
-class Refusal(door.Refusal):
+class Refusal(Exception):
     """A request that is answered with `status` and a message.
 
     param: the field that is wrong. code: OpenAI's name of the error. details: Anthropic's `error.details`.
@@ -36,17 +36,9 @@ class Refusal(door.Refusal):
         code: str | None = None,
         details: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__(message, status, param, code)
-        self.details = details
-
-    @classmethod
-    def of(cls, refusal: door.Refusal) -> Refusal:
-        """Return a refusal of a rule that the gateway shares with the door."""
-        return (
-            refusal
-            if isinstance(refusal, Refusal)
-            else cls(refusal.message, refusal.status, refusal.param, refusal.code)
-        )
+        super().__init__(message)
+        self.message, self.status, self.param, self.details = message, status, param, details
+        self.code = code or _CODES.get(status, "error")
 
     def error(self, vendor: Vendor) -> dict[str, Any]:
         """Return the error object, as the vendor's SDK reads it."""

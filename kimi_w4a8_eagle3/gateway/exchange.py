@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import orjson
 
-from ..door import answers as door
 from . import metrics
 from .endpoints import ENDPOINTS, Endpoint, vendor_of
 from .errors import Refusal
@@ -64,10 +63,10 @@ class Exchange:
             await self._answer()
         except Gone:
             status = 499
-        except door.Refusal as refusal:
+        except Refusal as refusal:
             status = refusal.status
             with suppress(Gone):
-                await self._refuse(Refusal.of(refusal))
+                await self._refuse(refusal)
         except Exception:
             status = 500
             with suppress(Gone):

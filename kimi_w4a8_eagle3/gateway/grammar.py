@@ -6,11 +6,11 @@ from typing import Any
 
 import orjson
 
-from ..chat.reader import ARGUMENTS as ARGUMENTS_BEGIN
-from ..chat.reader import BEGIN, END, SECTION, SECTION_END
-from ..door.enforceable import require_enforceable, schemas
 from .conversation import Conversation, Grammar, Tool
+from .enforceable import require_enforceable, schemas
 from .errors import Refusal
+from .reader import ARGUMENTS as ARGUMENTS_BEGIN
+from .reader import BEGIN, END, SECTION, SECTION_END
 
 Tag = dict[str, Any]
 MAX_GRAMMAR_CHARACTERS = 2**18

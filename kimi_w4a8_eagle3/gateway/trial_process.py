@@ -9,10 +9,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..chat.tags import compact
-from ..door.answers import Refusal
-from ..door.pictures import check_pictures, check_sources
-from ..door.trial import MAX_GRAMMAR_BYTES, costliest_mask, resident_bytes
+from .errors import Refusal
+from .mask_walk import MAX_GRAMMAR_BYTES, costliest_mask, resident_bytes
+from .pictures import check_pictures, check_sources
+from .tags import compact
 
 if TYPE_CHECKING:
     from xgrammar import GrammarCompiler

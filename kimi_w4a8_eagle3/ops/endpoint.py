@@ -24,10 +24,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from ..base.connections import BoundedProtocol
 from ..base.errors import KimiError
 from ..base.http import http_url, is_loopback, trusted
 from ..base.prometheus import Reading, merge, parse, render
-from ..door.connections import BoundedProtocol
 from ..engine.metrics import FAILED_REQUESTS, NAN_LOGITS, Acceptance
 from ..machine.hardware import gpu_loads
 from .families import seconds_since_progress, supervisor_families

@@ -14,8 +14,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from kimi_w4a8_eagle3.base import calculator
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.chat import calculator
 
 from ..base.data_file import data_file, lines
 from .problems import MathProblem, problems

@@ -10,7 +10,7 @@ from typing import Any
 
 import uvicorn
 
-from kimi_w4a8_eagle3.door.connections import BoundedProtocol
+from kimi_w4a8_eagle3.base.connections import BoundedProtocol
 from kimi_w4a8_eagle3.engine.process import free_port
 
 

@@ -14,7 +14,7 @@ from support.extent import extent
 from support.said import MODEL, Request, Said, said, stock_client, streamed, whole
 from tokenizers import Tokenizer
 
-from kimi_w4a8_eagle3.chat.calculator import NAME, calculate, declaration
+from kimi_w4a8_eagle3.base.calculator import NAME, calculate, declaration
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_lab.accuracy.problems import MathProblem, problems
 from kimi_w4a8_laptop import tiny

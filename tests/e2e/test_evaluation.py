@@ -12,7 +12,7 @@ from support.tiny_servers import tiny_launch, with_faults
 from support.waiting import until
 from typer.testing import CliRunner
 
-from kimi_w4a8_eagle3.chat.calculator import declaration
+from kimi_w4a8_eagle3.base.calculator import declaration
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_lab.accuracy import comparison, lossless, smoke

@@ -20,8 +20,8 @@ from support.tiny_servers import tiny_launch, with_faults
 from support.waiting import until
 from tokenizers import Tokenizer
 
+from kimi_w4a8_eagle3.base.calculator import declaration
 from kimi_w4a8_eagle3.base.collection import REQUESTS, VARIABLE, Consent
-from kimi_w4a8_eagle3.chat.calculator import declaration
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.metrics import read_once
 from kimi_w4a8_eagle3.engine.process import EngineServer

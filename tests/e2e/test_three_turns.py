@@ -9,7 +9,7 @@ import httpx
 import pytest
 from support.said import MODEL, stock_client, streamed, whole
 
-from kimi_w4a8_eagle3.chat.calculator import NAME, calculate, declaration
+from kimi_w4a8_eagle3.base.calculator import NAME, calculate, declaration
 from kimi_w4a8_eagle3.engine.process import EngineServer
 
 pytestmark = pytest.mark.server

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from kimi_w4a8_eagle3.chat import reader
+from kimi_w4a8_eagle3.gateway import reader
 from kimi_w4a8_eagle3.gateway.answer import Answer as Reading
 from kimi_w4a8_eagle3.gateway.answer import Arguments, Called, CallEnd, Said, Stops, Thought
 from proof.reader import PARAMETERS, transcripts

@@ -9,6 +9,10 @@ from typing import Any
 from support import recorded
 from support.gateway_app import App, ScriptedEngine, renderer
 
+from kimi_w4a8_eagle3.gateway.conversation import Tool
+from kimi_w4a8_eagle3.gateway.errors import Refusal
+from kimi_w4a8_eagle3.gateway.grammar import check_tools
+
 ANSWER = "<|im_assistant|>assistant<|im_middle|>"
 CONTEXT = 262144  # Kimi's: the built-in tokenizer makes more tokens than the one that the clients counted with
 
@@ -70,3 +74,17 @@ def functions(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
         {"name": tool["name"], "description": tool.get("description") or "", "parameters": tool["inputSchema"]}
         for tool in tools
     ]
+
+
+def test_nearly_all_real_tools_can_be_strict() -> None:
+    tools = [tool for row in recorded.rows("mcp_tools") for tool in functions(row["tools"])]
+    strict = [enforceable(Tool(tool["name"], None, tool["parameters"], True)) for tool in tools]
+    assert len(strict) >= 1000 and sum(strict) >= 0.95 * len(strict)
+
+
+def enforceable(tool: Tool) -> bool:
+    try:
+        check_tools([tool])
+    except Refusal:
+        return False
+    return True

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from kimi_w4a8_eagle3.chat.calculator import declaration
+from kimi_w4a8_eagle3.base.calculator import declaration
 from kimi_w4a8_lab.accuracy.problems import problems
 from kimi_w4a8_laptop import tiny, torchvision_ops
 from kimi_w4a8_laptop.tiny.tokenizer import chat_text

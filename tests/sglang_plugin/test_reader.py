@@ -120,10 +120,10 @@ print(json.dumps({"said": said}))
 
 
 # Ours with faults; the first is that of `support.wrong_answers`.
-_READER = "from kimi_w4a8_eagle3.chat import reader\nR = reader.Reader\n"
+_READER = "from kimi_w4a8_eagle3.gateway import reader\nR = reader.Reader\n"
 FAULTS = {
     "forgets what follows a marker": """
-from kimi_w4a8_eagle3.chat.reader import _MARKER
+from kimi_w4a8_eagle3.gateway.reader import _MARKER
 from kimi_w4a8_eagle3.sglang_plugin.http.answer_parsers import KimiToolCalls as K
 right = K.parse_streaming_increment
 def forgets(reader, text, tools):

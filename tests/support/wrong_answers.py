@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from kimi_w4a8_eagle3.chat.reader import _MARKER
+from kimi_w4a8_eagle3.gateway.reader import _MARKER
 from kimi_w4a8_eagle3.sampling.penalties import Penalties
 from kimi_w4a8_eagle3.sglang_plugin.decoding import exact_sampling
 from kimi_w4a8_eagle3.sglang_plugin.http.answer_parsers import KimiToolCalls

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ...chat.reader import CALL_MARKERS
+from ...gateway.reader import CALL_MARKERS
 from ..hooks import Feature
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from sglang.srt.function_call.kimik2_detector import KimiK2Detector as SglangCal
 from sglang.srt.parser import reasoning_parser as sglang
 from xgrammar import StructuralTag
 
-from ...chat.calls import fitting_tool, named_tool
-from ...chat.reader import CALL_MARKERS, PartKind, Reader, is_json
-from ...chat.tags import one_call
+from ...gateway.calls import fitting_tool, named_tool
+from ...gateway.reader import CALL_MARKERS, PartKind, Reader, is_json
+from ...gateway.tags import one_call
 from ..hooks import Feature
 
 PARSER = "kimi_k2"

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic.fields import FieldInfo
 from sglang.srt.entrypoints.openai import protocol
 
-from ...chat.calls import number_calls
-from ...chat.reader import is_json
+from ...gateway.calls import number_calls
+from ...gateway.reader import is_json
 from ..hooks import Feature
 from .answer_parsers import PARSER
 

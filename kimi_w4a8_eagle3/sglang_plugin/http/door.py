@@ -116,14 +116,16 @@ def _stand_in_front(server_args: ServerArgs, tokenizer_manager: TokenizerManager
 
 def _bound_connections() -> None:
     try:
-        from ...door.connections import bound_connections  # start-up: only the HTTP server needs uvicorn
+        from uvicorn.protocols.http import auto  # start-up: only the HTTP server needs uvicorn
+
+        from ...base.connections import BoundedProtocol
     except ModuleNotFoundError as error:
         raise KimiError(
             f"{error.name} is not installed, and without it a client stops this server with a body of small chunks",
             expected="httptools, which this package requires",
             remedy="pip install httptools",
         ) from error
-    bound_connections()
+    auto.AutoHTTPProtocol = BoundedProtocol
 
 
 @FEATURE.around(_WARM_UP)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from sglang.srt.entrypoints.openai import protocol
 
-from ...chat.calls import flat_name
-from ...chat.reader import is_json
 from ...door.answers import CONTEXT_EXCEEDED, OVERFLOW
+from ...gateway.calls import flat_name
+from ...gateway.reader import is_json
 from ..hooks import Feature, Hook
 from .sealed_thinking import sealed, unsealed
 

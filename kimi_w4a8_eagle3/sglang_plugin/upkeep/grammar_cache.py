@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from ...chat.tags import compact
 from ...door.admission import cores, threads_of
+from ...gateway.tags import compact
 from ..hooks import Feature
 
 if TYPE_CHECKING:

@@ -2,42 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import signal
 from random import Random
-from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 from support.extent import extent
 from support.sglang_program import BOTH, found
 
-from kimi_w4a8_eagle3.door import trial
-from kimi_w4a8_eagle3.door.admission import Admission
-from kimi_w4a8_eagle3.door.answers import Refusal
-from kimi_w4a8_eagle3.door.shares import Shares
-from kimi_w4a8_eagle3.door.trial import grammars_of
 from proof.structured.schemas import draw
 
 PROGRAM = """
 import json, xgrammar
-from kimi_w4a8_eagle3.door import trial
 from proof.vocabulary import SIZE, vocabulary
 info = xgrammar.TokenizerInfo([*vocabulary(), b"</s>"], xgrammar.VocabType.RAW, stop_token_ids=[SIZE])
 compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
-trial._WALK_S = 60.0  # so that a slow machine, too, walks until it finds nothing new
+mask_walk._WALK_S = 60.0  # so that a slow machine, too, walks until it finds nothing new
 place = xgrammar.GrammarMatcher(compiler.compile_regex(".*a.{20}"))
 assert place.accept_string("a" * 30)
 mask = xgrammar.allocate_token_bitmask(1, info.vocab_size)
-unit_ms = min(trial._mask_ms(place, mask, float("inf")) for _ in range(5))
+unit_ms = min(mask_walk._mask_ms(place, mask, float("inf")) for _ in range(5))
 def units(text):
     if text[0] != "{":
         grammar = compiler.compile_regex(text)
     else:  # with free white space, which the plugin does not serve: it has states in which a mask is slow
         grammar = compiler.compile_grammar(xgrammar.Grammar.from_json_schema(text))
-    return round(trial.costliest_mask(grammar, %r * unit_ms)[0] / unit_ms, 3)
+    return round(mask_walk.costliest_mask(grammar, %r * unit_ms)[0] / unit_ms, 3)
 print(json.dumps([units(text) for text in json.load(open(%r))]))
 """
 # Milliseconds depend on the machine, so the unit is a mask of 21 states of `.*a.{20}`. The ordinary grammars take at
@@ -87,35 +77,3 @@ def test_costly_grammars_are_told_from_ordinary_ones(newest: bool, tmp_path_fact
     units = dict(zip(cases, found(program, newest), strict=True))
     print(units)
     assert {name for name, value in units.items() if value > LIMIT} == costly.keys(), units
-
-
-def test_a_walk_that_does_not_end_is_cut_long_before_compiling_would_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    def walk(*_: object) -> NoReturn:
-        while True:
-            pass
-
-    monkeypatch.setattr(trial, "CPU_S", 3600.0)
-    monkeypatch.setattr(trial, "_STEP_S", 0.2)
-    monkeypatch.setattr(trial, "costliest_mask", walk)
-    job = trial._grammar_job(lambda: lambda kind, text: SimpleNamespace(ctx=None), 20)
-
-    async def refused() -> str:
-        door = Admission({"grammar": job}, Shares(1))
-        try:
-            with pytest.raises(Refusal) as refusal:
-                await asyncio.wait_for(door.require("grammar", ("regex", "a"), "regex"), 280)
-        finally:
-            os.kill(door.pid, signal.SIGKILL)
-        return refusal.value.message
-
-    assert "or a token takes seconds" in asyncio.run(refused())
-
-
-def test_grammars_are_found_in_every_form_of_sampling_parameters() -> None:
-    assert grammars_of(None) == grammars_of({}) == grammars_of([{}, None]) == grammars_of({"regex": None}) == []
-    assert grammars_of({"n": 2, "regex": "a"}) == [("regex", "a")]
-    assert grammars_of([{"json_schema": "{}"}, {"ebnf": "a", "structural_tag": "{}"}]) == [
-        ("json_schema", "{}"),
-        ("ebnf", "a"),
-        ("structural_tag", "{}"),
-    ]

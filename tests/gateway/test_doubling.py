@@ -12,15 +12,14 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from support.door_app import ANYTHING, CLOSED
+from support.gateway_app import App, ScriptedEngine
 
-from kimi_w4a8_eagle3.chat.reader import Reader
-from kimi_w4a8_eagle3.door.access import CHECKED
-from kimi_w4a8_eagle3.door.answers import Refusal
-from kimi_w4a8_eagle3.door.enforceable import require_enforceable
-from kimi_w4a8_eagle3.door.rules import RequestRules
+from kimi_w4a8_eagle3.gateway.endpoints import ENDPOINTS
+from kimi_w4a8_eagle3.gateway.enforceable import require_enforceable
+from kimi_w4a8_eagle3.gateway.errors import Refusal
+from kimi_w4a8_eagle3.gateway.reader import Reader
 
-RULES = RequestRules(CLOSED, dict.fromkeys(CHECKED, ANYTHING), ANYTHING, context=2**20)
+SERVICE = App(ScriptedEngine(), context=2**20).service
 TEXT, IMAGE = {"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
 CALL = {"id": "f:0", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 USER, TOOL = {"role": "user", "content": "x"}, {"type": "function", "function": {"name": "f", "parameters": {}}}
@@ -78,6 +77,10 @@ def steps(work: Callable[[], object]) -> int:
     return count + Name.compared
 
 
+def ask(path: str, name: str, size: int) -> None:
+    SERVICE.read(ENDPOINTS[path], body(path, name, size))
+
+
 def read(piece: str, size: int, opening: str) -> None:
     reader = Reader(thinking=False, opens=False, calls=True)
     for part in (opening, *[piece] * size):
@@ -89,7 +92,11 @@ BEGIN = "<|tool_calls_section_begin|><|tool_call_begin|>"
 BEGINS = ("", BEGIN, f"{BEGIN}f:0<|tool_call_argument_begin|>")
 PIECES = ("x", " ", "<|", "</think>", BEGIN, "<|tool_call_end|>", '"', "\\", "{")
 SHAPES: dict[str, Callable[[int], object]] = {
-    **{f"{p} {name}": lambda n, p=p, name=name: RULES.admit(p, {}, body(p, name, n)) for p in PATHS for name in LISTS},
+    **{
+        f"{p} {name}": lambda n, p=p, name=name: SERVICE.read(ENDPOINTS[p], body(p, name, n))
+        for p in PATHS
+        for name in LISTS
+    },
     **{f"schema {name}": lambda n, make=make: require_enforceable(make(n), "x") for name, make in SCHEMAS.items()},
     **{f"answer {begin!r} {p!r}": lambda n, p=p, begin=begin: read(p, n, begin) for p in PIECES for begin in BEGINS},
 }

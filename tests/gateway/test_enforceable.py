@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import nullcontext
 from importlib import metadata, util
 from random import Random
@@ -10,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from kimi_w4a8_eagle3.door import enforceable, schemas
-from kimi_w4a8_eagle3.door.answers import Refusal
-from kimi_w4a8_eagle3.door.enforceable import require_enforceable
-from kimi_w4a8_eagle3.door.schemas import check_schema, check_text, check_tools
+from kimi_w4a8_eagle3.gateway import enforceable
+from kimi_w4a8_eagle3.gateway.conversation import Tool
+from kimi_w4a8_eagle3.gateway.enforceable import require_enforceable
+from kimi_w4a8_eagle3.gateway.errors import Refusal
+from kimi_w4a8_eagle3.gateway.formats import format_of, json_schema
+from kimi_w4a8_eagle3.gateway.grammar import MAX_SCHEMAS, check_tools
 from proof.structured.schemas import NOT_HELD, draw
 
 
@@ -21,19 +22,19 @@ def wanted(schema: Any, **more: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **more}}
 
 
-def tool(schema: Any, strict: bool) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": "f", "parameters": schema, "strict": strict}}
+def tool(schema: Any, strict: bool) -> Tool:
+    return Tool("f", None, schema, strict)
 
 
 @pytest.mark.parametrize("schema", NOT_HELD.values(), ids=NOT_HELD)
 def test_unenforceable_schemas_are_refused_in_every_field(schema: dict[str, Any]) -> None:
     nested = {"type": "object", "properties": {"x": {"type": "array", "items": schema}}}
     with pytest.raises(Refusal, match=r"response_format: the schema at #/properties/x/items.* cannot be enforced"):
-        check_schema(wanted(nested), "response_format")
+        format_of(wanted(nested), "response_format")
     with pytest.raises(Refusal, match=r"tools\[1\]: the schema at #"):
-        check_tools([[tool({}, True), tool(schema, True)]])
-    check_schema(wanted(schema, strict=False), "response_format")
-    check_tools([None, [tool(schema, False)]])
+        check_tools([tool({}, True), tool(schema, True)])
+    format_of(wanted(schema, strict=False), "response_format")
+    check_tools([tool(schema, False)])
 
 
 NULLABLE, MANY = {"type": ["number", "null"]}, [f"name{number}" for number in range(4000)]
@@ -121,25 +122,22 @@ def test_parts_of_structural_tags_that_hold_grammars_are_closed() -> None:
     for kind in ("grammar", "ebnf", "lark", "repeat", "plus", "star"):
         tag = {"type": "structural_tag", "format": {"elements": [{"type": "const_string"}, {"type": kind}]}}
         with pytest.raises(Refusal, match=f"holds a {kind}, which is not for clients"):
-            check_schema(tag, "response_format")
-        with pytest.raises(Refusal, match=f"holds a {kind}, which is not for clients"):
-            check_text(json.dumps(tag), "structural_tag")
+            format_of(tag, "response_format")
 
 
-def test_the_objects_of_all_tools_are_counted_together() -> None:
-    half = {"properties": {f"p{number}": {} for number in range(schemas._MAX_TOOL_OBJECTS // 2 - 4)}}
-    lists = [[tool(half, False)], [tool(half, False)]]  # a tool, its function, its schema and the properties' object
-    check_tools(lists)
-    with pytest.raises(Refusal, match="tools hold more than 8192 objects"):
-        check_tools([*lists, [{}]])
+def test_the_schemas_of_all_tools_are_counted_together() -> None:
+    half = {"properties": {f"p{number}": {} for number in range(MAX_SCHEMAS // 2 - 1)}}
+    check_tools([tool(half, False)] * 2)
+    with pytest.raises(Refusal, match="tools hold 8193 schemas"):
+        check_tools([*[tool(half, False)] * 2, tool({}, False)])
 
 
 def test_a_schema_in_a_text_is_read_too() -> None:
     with pytest.raises(Refusal, match="multipleOf would be ignored"):
-        check_text('{"type": "integer", "multipleOf": 2}', "json_schema")
+        json_schema('{"type": "integer", "multipleOf": 2}', "json_schema")
 
 
 def test_a_schema_sent_as_text_nests_no_deeper_than_a_body() -> None:
     deep = '{"type": "array", "items": ' * 60 + "{}" + "}" * 60
     with pytest.raises(Refusal, match="nests more than 48"):
-        check_text(deep, "json_schema")
+        json_schema(deep, "json_schema")

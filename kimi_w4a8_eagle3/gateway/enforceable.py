@@ -12,8 +12,12 @@ from collections.abc import Iterator, Mapping
 from importlib import metadata
 from typing import Any
 
-from .answers import Refusal
-from .fields import names
+from .errors import Refusal
+
+
+def names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
 
 # xgrammar 0.2.7 holds multipleOf, and a minimum below zero without a maximum. 0.2.1 does not.
 _OLD = tuple(map(int, re.findall(r"\d+", metadata.version("xgrammar"))[:3])) < (0, 2, 7)

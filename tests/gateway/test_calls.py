@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kimi_w4a8_eagle3.chat.calls import fitting_tool, named_tool, number_calls
+from kimi_w4a8_eagle3.gateway.calls import fitting_tool, named_tool, number_calls
 
 
 def asks(*calls: tuple[str | None, str]) -> Any:

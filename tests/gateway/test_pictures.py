@@ -1,25 +1,19 @@
-"""A worker of the door decodes pictures as the engine will, and refuses what costs more than its pixels explain."""
+"""A trial decodes pictures as the engine will, and refuses what costs more than its pixels explain."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import struct
 import zlib
 from contextlib import nullcontext
-from dataclasses import replace
 
-import httpx
 import pytest
-from support.door_app import CLOSED, Engine, guarded, message
-from support.pictures import claiming, moving, noise, picture, showing
+from support.pictures import claiming, moving, noise, picture
 
-from kimi_w4a8_eagle3.door import pictures
-from kimi_w4a8_eagle3.door.admission import Admission, WorkerJob
-from kimi_w4a8_eagle3.door.answers import Refusal
-from kimi_w4a8_eagle3.door.pictures import MAX_PIXELS, check_pictures, check_sources, picture_job
-from kimi_w4a8_eagle3.door.shares import Shares
+from kimi_w4a8_eagle3.gateway import pictures, trials
+from kimi_w4a8_eagle3.gateway.errors import Refusal
+from kimi_w4a8_eagle3.gateway.pictures import MAX_PIXELS, check_pictures, check_sources
+from kimi_w4a8_laptop import tiny
 
 SIDE = int(MAX_PIXELS**0.5)
 BROKEN = {
@@ -108,7 +102,6 @@ def jpeg(segments: int, size: int) -> bytes:
     return whole[:2] + (b"\xff\xe1" + struct.pack(">H", size + 8) + b"Exif\0\0" + bytes(size)) * segments + whole[2:]
 
 
-READ = WorkerJob(lambda: lambda _: None, 5.0, "", bytes)  # how long bodies take to read is test_large.py's subject
 TEXT = (b"zTXt", b"a\0\0" + zlib.compress(bytes(2**20 - 1)))
 COSTLY = {
     "Exif segments of a JPEG": [jpeg(500_000, 4)],
@@ -118,28 +111,24 @@ COSTLY = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pictures", COSTLY.values(), ids=COSTLY)
-def test_what_takes_longer_than_its_pixels_is_refused_and_another_client_does_not_wait(pictures: list[bytes]) -> None:
-    """Pillow took 65 s for the first and 14 s for 48 of the last in the event loop of the engine."""
-    # 10 s in an engine
-    engine, admission = Engine(), Admission({"pictures": replace(picture_job(), cpu_s=2.0), "reading": READ}, Shares(1))
-    door = guarded(engine, CLOSED, admission=admission)
+@pytest.mark.parametrize("costly", COSTLY.values(), ids=COSTLY)
+def test_what_takes_longer_than_its_pixels_is_refused_and_another_client_does_not_wait(
+    costly: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pillow takes 65 s for the first and 14 s for 48 of the last."""
+    monkeypatch.setattr(trials, "TRIAL_S", 20.0)
 
-    async def both() -> tuple[httpx.Response, list[httpx.Response]]:
-        transport = httpx.ASGITransport(door, client=("192.0.2.7", 4711))
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=120) as client:
-            bodies = [{"messages": [showing(data, "?") for data in shown]} for shown in (pictures, [noise(8, 8)])]
-            hostile = asyncio.ensure_future(client.post("/v1/chat/completions", json=bodies[0]))
-            healthy = []
-            while not hostile.done():
-                healthy.append(await client.post("/v1/chat/completions", json=bodies[1]))
-                await asyncio.sleep(0)  # from Python 3.12 on, nothing else here waits for the loop
-            return await hostile, healthy
+    async def both() -> str:
+        tried = trials.Trials(tiny.target_path(), trusted=False, vocabulary=640, max_mask_ms=1e9)
+        try:
+            hostile = asyncio.ensure_future(tried.pictures([picture(one) for one in costly]))
+            await tried.pictures([picture(noise(8, 8))])
+            with pytest.raises(Refusal) as refused:
+                await hostile
+        finally:
+            tried.close()
+        assert (refused.value.status, refused.value.param) == (400, "messages")
+        return refused.value.message
 
-    try:
-        hostile, healthy = asyncio.run(both())
-    finally:
-        os.kill(admission.pid, signal.SIGKILL)
-    assert hostile.status_code == 400 and hostile.json()["error"]["param"] == "messages"
-    assert "save them again without metadata" in message(hostile) or "cannot be decoded" in message(hostile)
-    assert {answer.status_code for answer in healthy} == {200} and engine.seen
+    message = asyncio.run(both())
+    assert "save them again without metadata" in message or "cannot be decoded" in message

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kimi_w4a8_eagle3.chat.tags import compact, one_call
+from kimi_w4a8_eagle3.gateway.tags import compact, one_call
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "json_schema"}, "b": {"const": {"type": "triggered_tags"}}}}
 CONTENT = {"type": "json_schema", "json_schema": SCHEMA}

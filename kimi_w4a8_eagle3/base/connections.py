@@ -1,4 +1,4 @@
-"""The engine's connections: read by httptools, and closed when a client sends neither a request nor the end of one.
+"""Connections of a server: read by httptools, and closed when a client sends neither a request nor the end of one.
 
 uvicorn reads with h11 where httptools is missing. h11 needs 0.56 s of the event loop for 600 kB in chunks of one byte,
 httptools 0.009 s. uvicorn bounds neither the time nor, with httptools, the size of a header.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http import auto
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 
@@ -67,8 +66,3 @@ class BoundedProtocol(HttpToolsProtocol):
     def _close(self) -> None:
         if self.transport.get_protocol() is self:  # not a websocket's by now
             self.transport.close()
-
-
-def bound_connections() -> None:
-    """Make every server that this process starts by uvicorn's default read with `BoundedProtocol`."""
-    auto.AutoHTTPProtocol = BoundedProtocol

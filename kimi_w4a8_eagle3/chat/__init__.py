@@ -1,1 +1,0 @@
-"""Kimi's chat format: how an answer is read, and ids of tool calls."""

@@ -1,0 +1,71 @@
+"""Check the pictures of a request in a process of its own, which opens and decodes them as the engine will.
+
+Only `data:` URLs are accepted. Media that the server fetches could not be checked before they are decoded, and a client
+could make the server connect to any address.
+
+The engine opens pictures in a thread that shares the interpreter with its event loop. Many small parts in a header take
+Pillow minutes, so pictures that take longer than their pixels explain are refused.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from typing import Any
+
+import pybase64
+
+from .errors import Refusal
+
+MAX_PIXELS = 2**26  # of all pictures of one request: SGLang decodes them together, at three or more bytes per pixel
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+_BROKEN = f"one of the pictures is broken, or is not one of {', '.join(_FORMATS)}"
+_MAX_PICTURES = 256
+# A picture may take this long, and more for its pixels: PNG and WebP take 25 to 60 ns for one.
+_USUAL_S, _PIXEL_S = 0.2, 1e-7
+
+
+def check_sources(sources: list[tuple[str, Any]]) -> int:
+    """Return the characters of all pictures, given as (field, source); raise Refusal for one that is elsewhere."""
+    for name, source in sources:
+        if not (isinstance(source, str) and source.startswith("data:") and "," in source):
+            raise Refusal(
+                "the server fetches no media, neither from the network nor from files; send a data: URL", param=name
+            )
+    if len(sources) > _MAX_PICTURES:
+        name = sources[0][0]
+        raise Refusal(f"{name} holds {len(sources)} pictures; at most {_MAX_PICTURES} are read", param=name)
+    return sum(len(source) - source.index(",") for _, source in sources)
+
+
+def check_pictures(sources: list[str]) -> None:
+    """Decode all pictures; raise Refusal for one that the engine should not decode."""
+    start = time.process_time()
+    pictures = [_opened(source) for source in sources]
+    pixels = sum(picture.width * picture.height for picture in pictures)
+    if pixels > MAX_PIXELS:
+        raise Refusal(f"the pictures have {pixels} pixels in all, more than {MAX_PIXELS}; send smaller ones")
+    if any(getattr(picture, "is_animated", False) for picture in pictures):
+        raise Refusal("one of the pictures is animated; send a single frame")
+    for picture in pictures:
+        try:
+            picture.load()
+        except Exception:
+            raise Refusal(_BROKEN) from None
+    seconds, usual_s = time.process_time() - start, _USUAL_S + pixels * _PIXEL_S
+    if seconds > usual_s:
+        raise Refusal(
+            f"the pictures take {seconds:.1f} s to decode, and {usual_s:.1f} s are usual for their pixels; save them "
+            "again without metadata"
+        )
+
+
+def _opened(source: str) -> Any:
+    from PIL import Image  # as above
+
+    Image.MAX_IMAGE_PIXELS = None  # ours is MAX_PIXELS
+    try:
+        data = pybase64.b64decode(source.partition(",")[2], validate=True)  # as SGLang does, whatever the media type
+        return Image.open(io.BytesIO(data), formats=_FORMATS)
+    except Exception:  # Pillow's readers raise all kinds for broken bytes
+        raise Refusal(_BROKEN) from None
