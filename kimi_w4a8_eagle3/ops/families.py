@@ -37,6 +37,7 @@ def _state(state: EngineState, answered: bool) -> list[Metric]:
     return [
         _family("kimi_engine_phase", "1 for the phase that the engine is in, 0 for all others.", ("phase",), phases),
         _one("kimi_engine_ready", "1 while the engine takes requests.", state.ready),
+        _one("kimi_engine_start_time_seconds", "When the engine last began to start, in Unix time.", state.started),
         _one("kimi_engine_up", "1 when the engine's own metrics were read for this exposition.", answered),
         _one(
             "kimi_seconds_since_progress",

@@ -38,8 +38,8 @@ class EngineState:
     least_accept_length: of the canary; at or below it the engine is not ready. openings: of its answers to the canary
     prompts at its start. alarms: rows of NaN logits and failed requests that it has counted. broken: the reason to end
     it, when canary requests keep failing. last_progress: time.monotonic() when a token last advanced. history: the last
-    phases with the time and reason of their start. mark: a file that exists while the engine is not READY, so that its
-    HTTP server answers 503 at /ready.
+    phases with the time and reason of their start. started: Unix time of the engine's last start. mark: a file that
+    exists while the engine is not READY, so that its HTTP server answers 503 at /ready.
     """
 
     recipe: str
@@ -51,6 +51,7 @@ class EngineState:
     phase: Phase = Phase.STARTING
     reason: str = "not started"
     since: float = field(default_factory=time.time)
+    started: float | None = None
     canary: Acceptance | None = None
     canary_at: float | None = None
     openings: Openings | None = None
@@ -84,6 +85,8 @@ class EngineState:
         if phase in (Phase.STARTING, Phase.DOWN):
             self.last_progress, self.broken = None, ""  # of the engine that is gone
         self.phase, self.reason, self.since = phase, reason, time.time()
+        if phase is Phase.STARTING:
+            self.started = self.since
         self.history.append((self.since, phase, reason))
         if self.mark is not None:
             with suppress(OSError):  # the folder goes with its engine

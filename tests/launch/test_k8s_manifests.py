@@ -277,6 +277,7 @@ def test_prometheus_finds_the_ops_ports_and_a_path_that_is_there(objects: list[M
     found = []
     for monitor in render(ROOT / "launch/k8s/monitoring"):
         assert monitor["metadata"]["namespace"] in of_kind(objects, "Namespace")
+        assert monitor["metadata"]["labels"]["release"] == "kube-prometheus-stack"  # else its Prometheus ignores it
         wanted = monitor["spec"]["selector"]["matchLabels"].items()
         (service,) = (service for service in services if wanted <= service["metadata"]["labels"].items())
         (endpoint,) = monitor["spec"]["endpoints"]

@@ -84,6 +84,9 @@ def test_ready_follows_the_phases_and_says_why_not() -> None:
 
 def test_one_exposition_has_the_engine_and_ours(exporter: Exporter) -> None:
     state = engine_state(exporter.base_url)
+    state.enter(Phase.STARTING)
+    time.sleep(0.01)
+    state.enter(Phase.READY)
     state.restarts["stalled"] += 2
     state.stalls, state.canary, state.canary_at = 3, Acceptance(3.5, 0.8, 40), 1234.5
     exporter.steps.labels("3").inc(5)
@@ -93,6 +96,7 @@ def test_one_exposition_has_the_engine_and_ours(exporter: Exporter) -> None:
         found = reading(ops)
     assert found.total("kimi_spec_steps_total", accepted="3") == 5 and found.total("sglang:num_running_reqs") == 2
     assert found.total("kimi_engine_restarts_total", reason="stalled") == 2
+    assert found.total("kimi_engine_start_time_seconds") == pytest.approx(state.history[0][0], abs=1e-4)
     assert found.total("kimi_watchdog_stalls_total") == 3 and found.total("kimi_engine_up") == 1
     assert found.total("kimi_canary_accept_length") == 3.5 and found.total("kimi_canary_timestamp_seconds") == 1234.5
     assert 7 <= found.total("kimi_seconds_since_progress") < 280
