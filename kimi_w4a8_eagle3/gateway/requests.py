@@ -119,8 +119,6 @@ class ResponsesRequest(Sampled):
     thinking: bool | Object | None = None
     enable_thinking: bool | None = None
     chat_template_kwargs: Object | None = None
-    service_tier: str | None = None
-    truncation: Literal["auto", "disabled"] | None = None
     user: str | None = None
 
 

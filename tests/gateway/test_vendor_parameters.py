@@ -1,4 +1,4 @@
-"""Fields and turns of other vendors' clients, through the door and SGLang's endpoints: the prompt, or the refusal.
+"""Fields and turns of other vendors' clients: the prompt, or the refusal; and every parameter of their APIs.
 
 The vendors' own models, openai's and anthropic's in two versions, read each answer, event and error.
 """
@@ -6,6 +6,7 @@ The vendors' own models, openai's and anthropic's in two versions, read each ans
 from __future__ import annotations
 
 import json
+from itertools import count
 from typing import Any
 
 import pytest
@@ -14,7 +15,10 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from openai.types.shared import ErrorObject
 from pydantic import TypeAdapter
+from support import vendor_parameters
 from support.gateway_app import MODEL, App, ScriptedEngine, renderer
+
+from kimi_w4a8_eagle3.gateway.requests import HARMLESS, REFUSED
 
 C, R, M = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 USER = {"role": "user", "content": "?"}
@@ -120,3 +124,80 @@ def test_the_vendors_types_read_every_event(path: str) -> None:
     assert len(events) > 2
     for text in events:
         read(EVENTS[path], text)
+
+
+PATHS = {
+    "chat.completions": C, "responses": R, "completions": "/v1/completions", "messages": M, "beta.messages": M,
+    "messages.count_tokens": f"{M}/count_tokens", "beta.messages.count_tokens": f"{M}/count_tokens",
+}  # fmt: skip
+SCHEMA = {"type": "json_schema", "name": "x", "schema": {"type": "object"}, "json_schema": {"schema": {}}}
+FUNCTION = {"type": "function", "name": "f", "function": {"name": "f"}}
+# A value of each parameter that is no default, and what must stand beside it to count.
+VALUES: dict[str, Any] = {
+    "audio": {"voice": "a", "format": "wav"}, "background": True, "background_options": {"a": 1}, "best_of": 2,
+    "betas": ["x"], "billing_policy": {"a": 1}, "cache_control": {"type": "ephemeral"}, "compaction": {"a": 1},
+    "container": "c", "context_management": {"edits": []}, "conversation": "c", "diagnostics": {"a": 1}, "echo": True,
+    "fallback_credit_token": "t", "fallbacks": [{"model": "m"}], "frequency_penalty": 0.5, "function_call": "auto",
+    "functions": [{"name": "f"}], "image": {"a": 1}, "include": ["message.output_text.logprobs"],
+    "inference_geo": "eu", "input": "other", "instructions": "Be short.", "logit_bias": {"5": 1}, "logprobs": True,
+    "max_completion_tokens": 9, "max_output_tokens": 9, "max_tokens": 9, "max_tool_calls": 1,
+    "mcp_servers": [{"type": "url", "name": "a", "url": "https://example.org"}], "messages": [USER, *DONE],
+    "metadata": {"user_id": "u"}, "modalities": ["text"], "model": "gpt", "moderation": {"a": 1}, "n": 2,
+    "output_config": {"format": SCHEMA}, "parallel_tool_calls": False, "prediction": {"type": "content"},
+    "presence_penalty": 0.5, "previous_response_id": "resp_1", "prompt": "other", "prompt_cache_key": "k",
+    "prompt_cache_options": {"a": 1}, "prompt_cache_retention": "24h", "reasoning": {"effort": "none"},
+    "reasoning_effort": "none", "response_format": SCHEMA, "safety_identifier": "s", "seed": 3,
+    "service_tier": "flex", "speed": "fast", "stop": ["i"], "stop_sequences": ["n"], "store": True, "stream": True,
+    "stream_options": {"include_usage": True}, "suffix": "x", "system": "Be short.", "temperature": 0.5,
+    "text": {"format": SCHEMA}, "thinking": {"type": "disabled"}, "thread": {"type": "create"},
+    "tool_choice": "none", "tools": [FUNCTION], "top_logprobs": 2, "top_p": 0.5, "truncation": "auto", "user": "u",
+    "user_profile_id": "u", "verbosity": "low", "web_search_options": {"a": 1}, "workspace_id": "w",
+    "access_programs": ["p"],
+}  # fmt: skip
+BESIDE = {
+    "parallel_tool_calls": "tools", "tool_choice": "tools", "max_tool_calls": "tools", "stream_options": "stream",
+    f"{C} top_logprobs": "logprobs", f"{R} top_logprobs": "include",
+}  # fmt: skip
+CLAUDES = {"tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "none"}}
+NOT_FOR_ALL = {"store", "previous_response_id", "suffix", "best_of", "prompt"}  # one endpoint or one value has them
+PARAMETERS = sorted({
+    (PATHS[api], name) for apis in vendor_parameters.listed().values() for api, names in apis.items()
+    for name in names.split()
+})  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "name"), PARAMETERS)
+def test_each_parameter_is_honoured_refused_or_harmless(path: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = VALUES | (CLAUDES if M in path else {"logprobs": 1} if path == "/v1/completions" else {})
+    beside = {one: values[one] for one in BESIDE.get(f"{path} {name}", BESIDE.get(name, "")).split()}
+    body, value = {"model": MODEL, **REQUIRED[path], **beside}, values[name]
+    without, given = (effect(path, one, monkeypatch) for one in (body, {**body, name: value}))
+    if given[0] == 400:
+        assert name in REFUSED or name in NOT_FOR_ALL
+        error = json.loads(given[2])["error"]
+        assert name in (error.get("param"), *error["message"].replace("'", " ").split()), error
+        assert error.get("details") == ({"error_code": "thread_unsupported_request"} if name == "thread" else None)
+    elif given == without:
+        assert name in HARMLESS or (name == "output_config" and path == f"{M}/count_tokens")  # no part of the prompt
+    else:
+        assert given[0] == (404 if name == "model" else 200)
+
+
+REQUIRED: dict[str, dict[str, Any]] = {
+    C: {"messages": [USER]}, R: {"input": "?"}, M: {"messages": [USER], "max_tokens": 8},
+    "/v1/completions": {"prompt": "?"}, f"{M}/count_tokens": {"messages": [USER]},
+}  # fmt: skip
+
+
+def effect(path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[Any], str]:
+    """Return status, what the engine was asked and the answer, with ids and times that are always the same."""
+    numbers = count()
+    monkeypatch.setattr("secrets.token_hex", lambda size: f"{next(numbers):0{2 * size}x}")
+    monkeypatch.setattr("time.time", lambda: 0.0)
+    answer = App(engine := ScriptedEngine()).ask(path, body)
+    return answer.status_code, engine.seen, answer.text
+
+
+def test_the_list_of_parameters_is_that_of_the_installed_packages() -> None:
+    for release, apis in vendor_parameters.installed().items():
+        assert vendor_parameters.listed().get(release) == apis, "tests/support/vendor_parameters.py says how to add it"
