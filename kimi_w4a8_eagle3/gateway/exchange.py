@@ -179,8 +179,12 @@ class Exchange:
                 await self._write(b" ")  # white space of JSON; a client that has left resets the connection
 
     async def _generate(self, endpoint: Endpoint, work: Work, client: Client) -> None:
-        assert self._service is not None and work.writer is not None
+        assert self._service is not None
         await self._service.check(work)
+        if work.whole is not None:
+            await self._respond(200, orjson.dumps(work.whole))
+            return
+        assert work.writer is not None
         async with aclosing(self._service.events(work, client)) as events:
             if work.streamed:
                 await self._stream(endpoint, work, events)

@@ -69,6 +69,17 @@ def only_source(part: Object, source: Any) -> Any:
     return source
 
 
+def without_pictures(messages: list[Message]) -> None:
+    """Put a line of text in place of pictures, for a model that reads none; refuse those of the user's last turn."""
+    past = last_user_turn([message.role for message in messages])
+    for at, message in enumerate(messages):
+        if message.pictures and at >= past:
+            raise Refusal("this model reads no pictures: send text", param="messages")
+        if message.pictures:
+            line = line_for({"type": "image"})
+            message.content = [Text(f"{line}\n") if isinstance(part, Picture) else part for part in message.content]
+
+
 def contents(value: Any, read: Callable[[Any], Part | None], name: str = "content") -> Content:
     """Return a content that is a text or a list of parts; `read` returns None for a part without effect."""
     if value is None:

@@ -10,7 +10,11 @@ Pillow minutes, so pictures that take longer than their pixels explain are refus
 from __future__ import annotations
 
 import io
+import json
+import math
 import time
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pybase64
@@ -38,8 +42,41 @@ def check_sources(sources: list[tuple[str, Any]]) -> int:
     return sum(len(source) - source.index(",") for _, source in sources)
 
 
-def check_pictures(sources: list[str]) -> None:
-    """Decode all pictures; raise Refusal for one that the engine should not decode."""
+@dataclass(frozen=True)
+class Pads:
+    """Tokens that the engine puts in place of a picture, by the checkpoint's own numbers.
+
+    It scales a picture down until its patches fit, and pads it to whole tokens (SGLang's processor of Kimi-K2.5).
+    """
+
+    patch_size: int
+    merge_kernel_size: int
+    in_patch_limit: int
+    patch_limit_on_one_side: int
+    fixed_output_tokens: int | None = None
+
+    @classmethod
+    def of(cls, checkpoint: Path) -> Pads | None:
+        """Return the numbers of a checkpoint, or None for one that reads no pictures."""
+        file = checkpoint / "preprocessor_config.json"
+        if json.loads((checkpoint / "config.json").read_text()).get("language_model_only") or not file.is_file():
+            return None
+        given = json.loads(file.read_text()).get("media_proc_cfg") or {}
+        return cls(**{name: given[name] for name in cls.__dataclass_fields__ if name in given})
+
+    def tokens(self, width: int, height: int) -> int:
+        """Return the tokens of a picture of so many pixels."""
+        if self.fixed_output_tokens is not None:
+            return self.fixed_output_tokens
+        longest = self.patch_limit_on_one_side * self.patch_size
+        patches = max(1, width // self.patch_size) * max(1, height // self.patch_size)
+        scale = min(1.0, math.sqrt(self.in_patch_limit / patches), longest / width, longest / height)
+        side = self.patch_size * self.merge_kernel_size
+        return math.prod(-(-min(max(1, int(size * scale)), longest) // side) for size in (width, height))
+
+
+def check_pictures(sources: list[str]) -> list[tuple[int, int]]:
+    """Decode all pictures and return their sizes; raise Refusal for one that the engine should not decode."""
     start = time.process_time()
     pictures = [_opened(source) for source in sources]
     pixels = sum(picture.width * picture.height for picture in pictures)
@@ -58,6 +95,7 @@ def check_pictures(sources: list[str]) -> None:
             f"the pictures take {seconds:.1f} s to decode, and {usual_s:.1f} s are usual for their pixels; save them "
             "again without metadata"
         )
+    return [picture.size for picture in pictures]
 
 
 def _opened(source: str) -> Any:

@@ -32,11 +32,12 @@ _MARKS = (
 
 @dataclass(slots=True)
 class Prompt:
-    """ids: tokens, with one pad a picture. thinking: the prompt has opened thinking."""
+    """ids: tokens, with one pad a picture. thinking: the prompt has opened thinking. tokens: as the engine counts."""
 
     ids: list[int]
     pictures: list[str]
     thinking: bool
+    tokens: int
 
 
 class Renderer:
@@ -92,7 +93,7 @@ class Renderer:
             raise Refusal(f"the chat template does not take these messages: {error}", param="messages") from None
         ids = self._encode(text, mark) + self._encode(prefix, mark)  # apart, as SGLang joins them
         pictures = [url for message in messages for url in message.pictures]
-        return Prompt(ids, pictures, not prefix and text.endswith(THINK))
+        return Prompt(ids, pictures, not prefix and text.endswith(THINK), len(ids))
 
     def encode(self, text: str, special: bool = False) -> list[int]:
         """Return the tokens of a text. special: control tokens in it are such."""

@@ -21,13 +21,14 @@ from .generate import Generator
 from .grammar import check_tools, grammar_of
 from .keys import Client
 from .limits import bound_logprobs, candidates_of
+from .parts import without_pictures
+from .pictures import Pads
 from .render import ANSWER, Prompt, Renderer
 from .requests import (
     ChatRequest,
     CompletionRequest,
     CountRequest,
     DetokenizeRequest,
-    MessagesRequest,
     ResponsesRequest,
     TokenizeRequest,
     read,
@@ -40,10 +41,15 @@ from .writer import Answerer, Writer
 
 @dataclass(slots=True)
 class Work:
-    """A request that was read. whole: its answer, where no engine is needed. candidates: logprobs a step."""
+    """A request that was read. whole: its answer, where no engine is needed. candidates: logprobs a step.
 
+    declared: tools of a response, by the names that the model sees.
+    """
+
+    request: Any = None
     whole: dict[str, Any] | None = None
     conversation: Conversation | None = None
+    declared: dict[str, responses.Declared] = field(default_factory=dict)
     prompt: Prompt | None = None
     writer: Writer | completions.CompletionWriter | None = None
     streamed: bool = False
@@ -63,7 +69,7 @@ class Service:
     ) -> None:  # fmt: skip
         self._engine, self._facts, self._renderer, self._trials, self._seal = engine, facts, renderer, trials, seal
         self._model, self._check, self._collecting = model, check_model, collecting
-        self._usual = usual_sampling(checkpoint)
+        self._usual, self._pads = usual_sampling(checkpoint), Pads.of(checkpoint)
         self._generator = Generator(engine, renderer.encode(ANSWER, special=True)[0])
         self._answerer = Answerer(model, renderer.token_bytes)
 
@@ -87,27 +93,36 @@ class Service:
                 return self._text(request)
             case TokenizeRequest():
                 require_room(text, room.total)
-                return Work(self._tokens(request))
+                return Work(whole=self._tokens(request))
             case DetokenizeRequest():
-                return Work(self._detokenize(request))
+                return Work(whole=self._detokenize(request))
         conversation, declared = self._conversation(request)
+        if self._pads is None:
+            without_pictures(conversation.messages)
         require_room(text - sum(len(url) for message in conversation.messages for url in message.pictures), room.total)
         check_tools(conversation.tools)
         prompt = self._renderer.render(conversation)
-        if isinstance(request, CountRequest):
-            return Work({"input_tokens": len(prompt.ids)})
-        sampling, candidates = conversation.sampling, candidates_of(conversation)
+        work = Work(
+            request, conversation=conversation, declared=declared, prompt=prompt, streamed=request.stream,
+            candidates=candidates_of(conversation),
+        )  # fmt: skip
+        if not prompt.pictures:  # only a trial knows their size
+            self._fit(work, conversation, prompt)
+        return work
+
+    def _fit(self, work: Work, conversation: Conversation, prompt: Prompt) -> None:
+        """Count the request's tokens, give the answer the room that is left, and make its writer."""
+        if isinstance(work.request, CountRequest):
+            work.whole = {"input_tokens": prompt.tokens}
+            return
+        sampling = conversation.sampling
         for name, value in self._usual.items():
             if getattr(sampling, name) is None:
                 setattr(sampling, name, value)
-        left = room.answer(len(prompt.ids), sampling.max_tokens)
-        asked = sampling.max_tokens
-        sampling.max_tokens = bound_logprobs(candidates, asked, left, request.stream) if candidates else left
+        left, asked = self._facts.room.answer(prompt.tokens, sampling.max_tokens), sampling.max_tokens
+        sampling.max_tokens = bound_logprobs(work.candidates, asked, left, work.streamed) if work.candidates else left
         conversation.grammar = grammar_of(conversation)
-        return Work(
-            conversation=conversation, prompt=prompt, writer=self._writer(request, conversation, prompt, declared),
-            streamed=request.stream, candidates=candidates,
-        )  # fmt: skip
+        work.writer = self._writer(work, conversation, prompt)
 
     def _conversation(self, request: Any) -> tuple[Conversation, dict[str, responses.Declared]]:
         match request:
@@ -117,17 +132,14 @@ class Service:
                 return responses.conversation_of(request, self._seal)
         return messages.conversation_of(request, self._seal), {}
 
-    def _writer(
-        self, request: Any, conversation: Conversation, prompt: Prompt, declared: dict[str, responses.Declared]
-    ) -> Writer:
-        match request:
+    def _writer(self, work: Work, conversation: Conversation, prompt: Prompt) -> Writer:
+        match work.request:
             case ChatRequest():
                 past = sum(len(message.calls) for message in conversation.messages)
-                return chat.ChatWriter(self._answerer, request, past, prompt.ids)
+                return chat.ChatWriter(self._answerer, work.request, past, prompt.ids)
             case ResponsesRequest():
-                return ResponsesWriter(self._answerer, self._seal, request, declared)
-        assert isinstance(request, MessagesRequest)
-        return messages.MessagesWriter(self._answerer, self._seal, len(prompt.ids))
+                return ResponsesWriter(self._answerer, self._seal, work.request, work.declared)
+        return messages.MessagesWriter(self._answerer, self._seal, prompt.tokens)
 
     def _text(self, request: CompletionRequest) -> Work:
         room = self._facts.room
@@ -171,8 +183,11 @@ class Service:
 
     async def check(self, work: Work) -> None:
         """Try the request's grammar and pictures in a process of their own; raise Refusal for costly ones."""
-        if work.prompt is not None and work.prompt.pictures:
-            await self._trials.pictures(work.prompt.pictures)
+        if work.conversation is not None and work.prompt is not None and work.prompt.pictures:
+            assert self._pads is not None
+            sizes = await self._trials.pictures(work.prompt.pictures)
+            work.prompt.tokens += sum(self._pads.tokens(*size) - 1 for size in sizes)
+            self._fit(work, work.conversation, work.prompt)
         if work.conversation is not None and work.conversation.grammar is not None:
             work.conversation.grammar = await self._trials.grammar(work.conversation.grammar)
         if work.bodies and (grammar := completions.grammar_in(work.bodies[0])) is not None:

@@ -99,11 +99,11 @@ def _bound_memory(more: int | None) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
 
 
-def try_pictures(urls: list[str]) -> None:
-    """Decode all pictures as the engine will; raise Refused for one that it should not decode."""
+def try_pictures(urls: list[str]) -> list[tuple[int, int]]:
+    """Decode all pictures as the engine will, and return their sizes; raise Refused for one that it should not."""
     _bound_memory(_MEMORY)
     try:
         check_sources([("messages", url) for url in urls])
-        check_pictures(urls)
+        return check_pictures(urls)
     except Refusal as refusal:
         raise Refused(refusal.message) from None

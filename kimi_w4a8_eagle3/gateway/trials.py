@@ -64,12 +64,14 @@ class Trials:
             raise Refusal(verdict.message, verdict.status, verdict.param)
         return Grammar(grammar.kind, verdict)
 
-    async def pictures(self, urls: list[str]) -> None:
-        """Raise Refusal for pictures that the engine should not decode."""
+    async def pictures(self, urls: list[str]) -> list[tuple[int, int]]:
+        """Return the sizes of pictures; raise Refusal for those that the engine should not decode."""
         why = "the pictures cannot be decoded in time: send fewer or smaller ones"
         verdict = await self._try(partial(trial_process.try_pictures, urls), why, "messages")
         if isinstance(verdict, Refusal):
             raise verdict
+        sizes: list[tuple[int, int]] = verdict
+        return sizes
 
     def close(self) -> None:
         """End all processes."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import struct
 import zlib
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
-from support.pictures import claiming, moving, noise, picture
+from support.gateway_app import App, ScriptedEngine, renderer
+from support.pictures import claiming, moving, noise, picture, showing
 
 from kimi_w4a8_eagle3.gateway import pictures, trials
 from kimi_w4a8_eagle3.gateway.errors import Refusal
@@ -86,6 +89,46 @@ def test_pictures_may_take_the_usual_time_of_all_their_pixels(times: float, monk
     monkeypatch.setattr(pictures.time, "process_time", lambda: next(clock))
     with pytest.raises(Refusal, match=r"take 2.0 s to decode, and 2.0 s are usual") if times > 1 else nullcontext():
         check_pictures([picture(noise(8, 8))] * 2)
+
+
+WIDE = noise(112, 28)  # four tokens of the built-in model
+COUNT, MESSAGES, CHAT = "/v1/messages/count_tokens", "/v1/messages", "/v1/chat/completions"
+
+
+def turn(*data: bytes) -> dict[str, Any]:
+    shown = [{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": encoded(one)}}
+             for one in data]  # fmt: skip
+    return {"role": "user", "content": [*shown, {"type": "text", "text": "?"}]}
+
+
+def encoded(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def test_a_picture_counts_as_the_tokens_that_the_engine_puts_in_its_place() -> None:
+    def ask(path: str, **more: Any) -> tuple[Any, list[Any]]:
+        body = {"messages": [turn(WIDE, noise(8, 8))], **more}
+        answer = App(engine := ScriptedEngine(), context=200).ask(path, body)
+        return answer.json(), engine.seen
+
+    found, seen = ask(COUNT)
+    tokens = found["input_tokens"]
+    _, [body] = ask(MESSAGES, max_tokens=200 - tokens)
+    assert seen == [] and len(body["input_ids"]) == tokens - 3
+    assert "exceed context limit" in ask(MESSAGES, max_tokens=201 - tokens)[0]["error"]["message"]
+    shown = {"messages": [showing(WIDE, "?")]}
+    App(engine := ScriptedEngine(), context=200).ask(CHAT, shown)
+    assert engine.seen[0]["sampling_params"]["max_new_tokens"] == 200 - len(engine.seen[0]["input_ids"]) - 3
+
+
+def test_a_model_without_eyes_refuses_a_picture_and_reads_past_a_past_one() -> None:
+    app = App(ScriptedEngine(), sees=False)
+    answer = app.ask(CHAT, {"messages": [showing(WIDE, "?")]})
+    assert answer.status_code == 400 and "reads no pictures" in answer.json()["error"]["message"]
+    said = [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Why?"}]
+    assert app.ask(CHAT, {"messages": [showing(WIDE, "?"), *said]}).status_code == 200
+    assert "[image: this server cannot read it]" in renderer().decode(app.engine.seen[0]["input_ids"])
+    assert "image_data" not in app.engine.seen[0]
 
 
 def png(*parts: tuple[bytes, bytes]) -> bytes:

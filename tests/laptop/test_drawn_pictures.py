@@ -10,6 +10,7 @@ import numpy as np, torch
 from PIL import Image
 from sglang.srt.multimodal.processors import kimi_k25 as sglang
 from transformers import AutoProcessor
+from kimi_w4a8_eagle3.gateway.pictures import Pads
 from kimi_w4a8_laptop import tiny
 
 processor = AutoProcessor.from_pretrained(str(tiny.target_path()))
@@ -36,6 +37,12 @@ for width, height in sizes:
     )
     if not same:
         wrong.append([width, height])
+    large = {**config, "in_patch_limit": 16384, "patch_limit_on_one_side": 512}  # Kimi-K2.5's
+    for numbers in (config, large, {**config, "fixed_output_tokens": 5}):
+        if Pads(**numbers).tokens(width * 5, height * 5) != sglang.navit_resize_config(
+            width * 5, height * 5, **numbers
+        )["num_tokens"]:
+            wrong.append([width, height, numbers])
 print(json.dumps([type(processor).__name__, ours["input_ids"].tolist(), wrong]))
 """
 

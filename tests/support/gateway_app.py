@@ -21,6 +21,7 @@ from kimi_w4a8_eagle3.gateway.exchange import Exchange
 from kimi_w4a8_eagle3.gateway.facts import EngineFacts, Room
 from kimi_w4a8_eagle3.gateway.keys import Keys
 from kimi_w4a8_eagle3.gateway.limits import Running
+from kimi_w4a8_eagle3.gateway.pictures import Pads, check_pictures
 from kimi_w4a8_eagle3.gateway.render import Renderer
 from kimi_w4a8_eagle3.gateway.sealed import Seal
 from kimi_w4a8_eagle3.gateway.service import Service
@@ -119,8 +120,8 @@ class NoTrials:
     async def grammar(self, grammar: Grammar) -> Grammar:
         return grammar
 
-    async def pictures(self, urls: list[str]) -> None:
-        pass
+    async def pictures(self, urls: list[str]) -> list[tuple[int, int]]:
+        return check_pictures(urls)
 
 
 class App:
@@ -128,7 +129,7 @@ class App:
 
     def __init__(
         self, engine: ScriptedEngine, keys: Path | None = None, context: int = CONTEXT, running: Running | None = None,
-        trials: Any = None, made: Renderer | None = None, max_body: int = 32 * 2**20,
+        trials: Any = None, made: Renderer | None = None, max_body: int = 32 * 2**20, sees: bool = True,
     ) -> None:  # fmt: skip
         self.engine = engine
         self.facts = EngineFacts(engine, Path("engine.json"), "", 0)
@@ -137,6 +138,8 @@ class App:
         self.service = Service(
             engine, self.facts, made or renderer(), trials or NoTrials(), Seal("seal"), MODEL, True, tiny.target_path()
         )
+        if sees:  # the built-in checkpoint has the numbers, and says that it reads text alone
+            self.service._pads = Pads(14, 2, 16, 8)
 
     def ready(self) -> None:
         _ = self.facts.room
