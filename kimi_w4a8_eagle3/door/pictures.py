@@ -17,7 +17,7 @@ def picture_job() -> WorkerJob:
     return WorkerJob(_prepare, _CPU_S, why)
 
 
-def _prepare() -> Callable[[Any], None]:
+def _prepare() -> Callable[[Any], Any]:
     from PIL import Image  # only the zygote needs it
 
     Image.init()

@@ -28,7 +28,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="gateway: %(message)s")
     uvicorn.run(
         "kimi_w4a8_eagle3.gateway.app:create", factory=True, host=config.host, port=config.port,
-        workers=config.workers, http=ClientProtocol, ws="none", loop="uvloop", access_log=False, log_level="warning",
+        workers=config.workers, http=ClientProtocol, ws="none", loop="uvloop", access_log=False, log_level="error",
         proxy_headers=False, server_header=False, date_header=True, timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=GRACE_S, timeout_worker_healthcheck=WORKER_SILENT_S,
     )  # fmt: skip

@@ -26,6 +26,11 @@ USUAL_TOKENS = 16  # OpenAI's limit where a request names none
 MAX_BATCH_TOKENS = 2**18  # of many prompts together: other clients wait for their prefill
 
 
+def tokens_of(request: CompletionRequest) -> int:
+    """Return the tokens that an answer may have; with 0 a client asks for its prompt's echo and logprobs alone."""
+    return USUAL_TOKENS if request.max_tokens is None else request.max_tokens
+
+
 def prompts_of(request: CompletionRequest, renderer: Renderer, context: int) -> list[list[int]]:
     """Return the token ids of each prompt; raise Refusal for too many, and for what is none."""
     given = request.prompt
@@ -53,7 +58,7 @@ def prompts_of(request: CompletionRequest, renderer: Renderer, context: int) -> 
 
 def bodies_of(request: CompletionRequest, prompts: list[list[int]]) -> list[dict[str, Any]]:
     """Return the bodies for /generate: n for each prompt."""
-    sampling = sampling_of(request, request.max_tokens or USUAL_TOKENS)
+    sampling = sampling_of(request, tokens_of(request))
     params = sampling_params(sampling) | ({"stop": list(sampling.stops)} if sampling.stops else {})
     grammar = format_of(request.response_format, "response_format")
     grammar = grammar or (regex(request.regex) if request.regex is not None else None)
@@ -131,7 +136,10 @@ class CompletionWriter:
 
     def part(self, index: int, part: dict[str, Any]) -> bytes:
         """Return the event of what is new in an answer."""
-        choice, meta, new = self._choices[index], part["meta_info"], part["text"]
+        choice, meta, new, ids = self._choices[index], part["meta_info"], part["text"], part["output_ids"]
+        if self._request.max_tokens == 0:  # the engine draws one token at least
+            new, ids, meta = "", [], {**meta, "completion_tokens": 0, "output_token_logprobs": [],
+                                      "output_top_logprobs": [], "finish_reason": {"type": "length"}}  # fmt: skip
         logprobs = None
         if self._request.logprobs is not None:
             logprobs = self._logprobs(choice, meta, first=index not in self._echoed)
@@ -139,7 +147,7 @@ class CompletionWriter:
             new = self._renderer.decode(choice.prompt) + new
         self._echoed.add(index)
         choice.text.append(new)
-        choice.ids += part["output_ids"]
+        choice.ids += ids
         reason = meta["finish_reason"]
         if reason is not None:
             usage = Usage(meta["prompt_tokens"], meta["completion_tokens"], 0, meta.get("cached_tokens") or 0)

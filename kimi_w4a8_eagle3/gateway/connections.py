@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..base.connections import BoundedProtocol
+from . import metrics
 
 MAX_HEADERS = 100
 
@@ -16,6 +17,10 @@ class ClientProtocol(BoundedProtocol):
         super().data_received(data)
         if len(self.headers or ()) > MAX_HEADERS:
             self._close()
+
+    def send_400_response(self, msg: str) -> None:
+        metrics.REQUESTS.labels("other", "400").inc()  # counted, never logged: a client can send thousands
+        super().send_400_response(msg)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # the answer keeps the connection open
         """Keep a half-closed connection until its answer is written; the application reads an empty message."""

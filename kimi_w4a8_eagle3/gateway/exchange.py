@@ -97,10 +97,7 @@ class Exchange:
         self._ready()
         if b"content-encoding" in headers:
             raise Refusal("compressed bodies are not supported", status=415)
-        raw = await self._body(headers)
-        read = self._service.read
-        work = await asyncio.to_thread(read, endpoint, raw) if len(raw) > THREAD_BYTES else read(endpoint, raw)
-        del raw
+        work = await self._work(self._service, endpoint, headers, client)
         if work.whole is not None:
             await self._respond(200, orjson.dumps(work.whole))
             return
@@ -131,16 +128,25 @@ class Exchange:
             raise Refusal(f"The model {name[:200]!r} does not exist", 404, "model", "model_not_found")
         await self._respond(200, orjson.dumps(models["data"][0] if name else models))
 
-    async def _body(self, headers: Mapping[bytes, bytes]) -> bytes:
+    async def _work(self, service: Service, endpoint: Endpoint, headers: Mapping[bytes, bytes], client: Client) -> Work:
+        """Return what the body asks for."""
+        with self._running.unread(client.name) as count:
+            raw = await self._body(headers, count)
+            async with self._running.turn(client.name):
+                if len(raw) > THREAD_BYTES:
+                    return await asyncio.to_thread(service.read, endpoint, raw)
+                return service.read(endpoint, raw)
+
+    async def _body(self, headers: Mapping[bytes, bytes], count: Callable[[int], None]) -> bytes:
         claimed = headers.get(b"content-length", b"0")
         if claimed.isdigit() and int(claimed[:19]) > self._max_body:
             raise self._too_large()
         try:
-            return await asyncio.wait_for(self._read(), BODY_S)
+            return await asyncio.wait_for(self._read(count), BODY_S)
         except asyncio.TimeoutError:
             raise Refusal(f"the body did not arrive within {BODY_S:.0f} s", status=408) from None
 
-    async def _read(self) -> bytes:
+    async def _read(self, count: Callable[[int], None]) -> bytes:
         chunks, arrived = list[bytes](), 0
         while True:
             message = await self._receive()
@@ -150,6 +156,7 @@ class Exchange:
             arrived += len(chunk)
             if arrived > self._max_body:
                 raise self._too_large()
+            count(len(chunk))
             chunks.append(chunk)
             if not message.get("more_body", False):
                 return b"".join(chunks)

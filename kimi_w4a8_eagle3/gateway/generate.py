@@ -109,6 +109,10 @@ class Generator:
         async with aclosing(self._engine.generate(body)) as parts:
             async for part in parts:
                 meta, ids = part["meta_info"], part["output_ids"]
+                if conversation.sampling.max_tokens == 0:  # only the prefix cache is filled
+                    usage = Usage(meta["prompt_tokens"], cached=meta.get("cached_tokens") or 0)
+                    yield Delta(index, [], [], [], End("length", usage, meta=meta))
+                    return
                 thinking.count(ids)
                 reason = meta["finish_reason"]
                 pieces = answer.read(part["text"], ended=reason is not None)
@@ -161,7 +165,7 @@ def requests(conversation: Conversation, prompt: Prompt, streamed: bool) -> list
 def sampling_params(sampling: Sampling) -> dict[str, Any]:
     """Return SGLang's sampling parameters, without those that the client left open."""
     params = {
-        "max_new_tokens": sampling.max_tokens,
+        "max_new_tokens": None if sampling.max_tokens is None else max(1, sampling.max_tokens),
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from .conversation import Conversation
 from .errors import Refusal
@@ -13,6 +14,7 @@ from .errors import Refusal
 # any other answer in one, which takes 90 ms.
 MAX_LOGPROBS, MAX_WHOLE_LOGPROBS = 65536, 8192
 MAX_CANDIDATES = 512  # of all running answers of one key, each with its top_logprobs and one
+MAX_UNREAD_BYTES = 2**28  # of the bodies of one key that arrive, or wait to be read
 
 
 class Running:
@@ -22,6 +24,8 @@ class Running:
         self._most = most
         self._requests: Counter[str] = Counter()
         self._candidates: Counter[str] = Counter()
+        self._unread: Counter[str] = Counter()
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     @property
     def total(self) -> int:
@@ -43,6 +47,30 @@ class Running:
         finally:
             self._requests[key] -= 1
             self._candidates[key] -= candidates
+
+    @contextmanager
+    def unread(self, key: str) -> Iterator[Callable[[int], None]]:
+        """Yield what counts the bytes of a body as they arrive, until it is read; it raises Refusal for too many."""
+        arrived = 0
+
+        def count(size: int) -> None:
+            nonlocal arrived
+            if self._unread[key] and self._unread[key] + size > MAX_UNREAD_BYTES:
+                raise Refusal("too many large requests of this key arrive at once; try again", status=429)
+            self._unread[key] += size
+            arrived += size
+
+        try:
+            yield count
+        finally:
+            self._unread[key] -= arrived
+
+    @asynccontextmanager
+    async def turn(self, key: str) -> AsyncIterator[None]:
+        """Let one request of each key be read at a time, so that other keys wait for one and not for thousands."""
+        async with self._turns[key]:
+            await asyncio.sleep(0)  # requests of other keys come before the next one of this key
+            yield
 
 
 def candidates_of(conversation: Conversation) -> int:

@@ -76,8 +76,9 @@ def without_pictures(messages: list[Message]) -> None:
         if message.pictures and at >= past:
             raise Refusal("this model reads no pictures: send text", param="messages")
         if message.pictures:
-            line = line_for({"type": "image"})
-            message.content = [Text(f"{line}\n") if isinstance(part, Picture) else part for part in message.content]
+            line = Text(line_for({"type": "image"}) + "\n")
+            parts: list[Any] = list(message.content)
+            message.content = [line if isinstance(part, Picture) else part for part in parts]
 
 
 def contents(value: Any, read: Callable[[Any], Part | None], name: str = "content") -> Content:

@@ -92,6 +92,7 @@ class CompletionRequest(Completing):
     """/v1/completions"""
 
     prompt: Any
+    max_tokens: int | None = Field(None, ge=0, le=_INT32)
     logprobs: TopLogprobs | None = None
     echo: bool = False
     suffix: Literal[""] | None = None
@@ -139,7 +140,7 @@ class MessagesRequest(Body):
     """/v1/messages"""
 
     messages: list[Any]
-    max_tokens: int = Field(ge=1, le=_INT32)
+    max_tokens: int = Field(ge=0, le=_INT32)
     system: str | list[Any] | None = None
     tools: list[Any] | None = None
     tool_choice: Object | None = None

@@ -144,7 +144,7 @@ class Service:
     def _text(self, request: CompletionRequest) -> Work:
         room = self._facts.room
         prompts = completions.prompts_of(request, self._renderer, room.total)
-        tokens = request.max_tokens or completions.USUAL_TOKENS
+        tokens = completions.tokens_of(request)
         for prompt in prompts:
             room.answer(len(prompt), tokens)
         candidates = 0 if request.logprobs is None else (1 + request.logprobs) * len(prompts) * request.n

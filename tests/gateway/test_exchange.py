@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from support.gateway_app import MODEL, App, ScriptedEngine, events_of
+from support.gateway_app import MODEL, App, ScriptedEngine, Wire, events_of, until
 
 from kimi_w4a8_eagle3.gateway import exchange
 from kimi_w4a8_eagle3.gateway.engine import EngineGone
@@ -18,38 +18,6 @@ CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/respons
 USER = [{"role": "user", "content": "?"}]
 BODY: dict[str, Any] = {"model": MODEL, "messages": USER, "max_tokens": 64}
 STREAM = {**BODY, "stream": True}
-
-
-class Wire:
-    """An ASGI server's side of one request, which the test plays step by step."""
-
-    def __init__(self, app: App, path: str, body: Any, method: str = "POST") -> None:
-        self.sent: list[dict[str, Any]] = []
-        self.arriving: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self.arriving.put_nowait({"type": "http.request", "body": json.dumps(body).encode(), "more_body": False})
-        scope = {"type": "http", "method": method, "path": path, "headers": []}
-        self.task = asyncio.ensure_future(app(scope, self.arriving.get, self.send))
-
-    async def send(self, message: dict[str, Any]) -> None:
-        self.sent.append(message)
-
-    def leave(self) -> None:
-        self.arriving.put_nowait({"type": "http.disconnect"})
-
-    def half_close(self) -> None:
-        self.arriving.put_nowait({"type": "http.request", "body": b"", "more_body": False})
-
-    @property
-    def body(self) -> bytes:
-        return b"".join(message.get("body", b"") for message in self.sent)
-
-
-async def until(condition: Any) -> None:
-    for _ in range(2000):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it did not come to be")
 
 
 @pytest.mark.parametrize(("path", "body"), [(CHAT, BODY), (CHAT, STREAM), (MESSAGES, STREAM)])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -165,3 +165,37 @@ class App:
 def events_of(text: str) -> list[dict[str, Any]]:
     """Return the objects of a stream."""
     return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+
+
+class Wire:
+    """An ASGI server's side of one request, which the test plays step by step."""
+
+    def __init__(
+        self, app: App, path: str, body: Any, headers: Sequence[tuple[bytes, bytes]] = (), more: bool = False
+    ) -> None:
+        self.sent: list[dict[str, Any]] = []
+        self.arriving: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.arriving.put_nowait({"type": "http.request", "body": json.dumps(body).encode(), "more_body": more})
+        scope = {"type": "http", "method": "POST", "path": path, "headers": list(headers)}
+        self.task = asyncio.ensure_future(app(scope, self.arriving.get, self.send))
+
+    async def send(self, message: dict[str, Any]) -> None:
+        self.sent.append(message)
+
+    def leave(self) -> None:
+        self.arriving.put_nowait({"type": "http.disconnect"})
+
+    def half_close(self) -> None:
+        self.arriving.put_nowait({"type": "http.request", "body": b"", "more_body": False})
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message.get("body", b"") for message in self.sent)
+
+
+async def until(condition: Any) -> None:
+    for _ in range(2000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it did not come to be")

@@ -1,0 +1,109 @@
+"""Bounds of what one client may cost others: names, bytes and turns of requests, and answers without a token."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from support.gateway_app import MODEL, App, ScriptedEngine, Wire, events_of, until
+
+from kimi_w4a8_eagle3.gateway import limits
+from kimi_w4a8_eagle3.gateway.keys import Client
+
+CHAT, MESSAGES, TEXT = "/v1/chat/completions", "/v1/messages", "/v1/completions"
+BODY: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "?"}], "max_tokens": 64}
+
+
+class TwoClients:
+    """Keys of two clients, by the header that names them."""
+
+    first = "key"
+
+    def admit(self, headers: dict[bytes, bytes]) -> Client:
+        return Client(headers.get(b"x-api-key", b"honest").decode(), "key")
+
+
+def with_two_clients() -> App:
+    app = App(ScriptedEngine())
+    app.keys = TwoClients()  # type: ignore[assignment]
+    return app
+
+
+HOSTILE = [(b"x-api-key", b"hostile")]
+
+
+def test_names_are_counted_before_anything_is_read() -> None:
+    answer = App(engine := ScriptedEngine()).ask(CHAT, {**BODY, **{f"x{number}": 1 for number in range(16367)}})
+    assert answer.status_code == 400 and "has 16370 fields, and 256 are allowed" in answer.text
+    assert engine.seen == []
+
+
+def test_a_client_waits_for_one_request_of_another_and_not_for_all() -> None:
+    async def ask() -> list[str]:
+        app, order = with_two_clients(), list[str]()
+        read = app.service.read
+
+        def noting(endpoint: Any, raw: bytes) -> Any:
+            order.append(json.loads(raw)["model"])
+            return read(endpoint, raw)
+
+        app.service.read = noting  # type: ignore[method-assign]
+        bodies = [{**BODY, "model": f"{MODEL}:hostile"}] * 50
+        wires = [Wire(app, MESSAGES, body, headers=HOSTILE) for body in bodies]
+        wires.append(Wire(app, MESSAGES, {**BODY, "model": f"{MODEL}:honest"}))
+        await asyncio.gather(*(wire.task for wire in wires))
+        assert {wire.sent[0]["status"] for wire in wires} == {200}
+        return order
+
+    order = asyncio.run(ask())
+    assert len(order) == 51 and order.index(f"{MODEL}:honest") <= 1
+
+
+def test_bodies_of_one_client_that_wait_have_a_bound_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_UNREAD_BYTES", 1000)
+
+    async def ask() -> list[int]:
+        app = with_two_clients()
+        cut = Wire(app, CHAT, {"x": "y" * 900}, headers=HOSTILE, more=True)
+        await until(lambda: cut.arriving.empty())
+        more = [Wire(app, CHAT, BODY, headers=headers) for headers in (HOSTILE, [])]
+        await asyncio.gather(*(wire.task for wire in more))
+        cut.leave()
+        await cut.task
+        last = Wire(app, CHAT, BODY, headers=HOSTILE)
+        await last.task
+        return [wire.sent[0]["status"] for wire in (*more, last)]
+
+    assert asyncio.run(ask()) == [429, 200, 200]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_tokens_fill_the_prefix_cache_of_a_message(stream: bool) -> None:
+    app = App(engine := ScriptedEngine())
+    answer = app.ask(MESSAGES, {**BODY, "max_tokens": 0, "stream": stream})
+    assert answer.status_code == 200 and engine.seen[0]["sampling_params"]["max_new_tokens"] == 1
+    events = events_of(answer.text) if stream else [{**answer.json(), "delta": answer.json()}]
+    assert events[-2 if stream else -1]["delta"]["stop_reason"] == "max_tokens"
+    assert [event["usage"]["output_tokens"] for event in events if "usage" in event] == [0]
+    assert not any("content_block" in event.get("type", "") for event in events)
+    assert app.ask(CHAT, {**BODY, "max_tokens": 0}).status_code == 400
+
+
+def test_no_tokens_of_a_text_completion_are_its_echo() -> None:
+    body = {"model": MODEL, "prompt": "What is", "max_tokens": 0, "echo": True}
+    answer = App(ScriptedEngine()).ask(TEXT, body).json()
+    assert answer["choices"][0]["text"] == "What is" and answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"]["completion_tokens"] == 0
+
+
+@pytest.mark.parametrize(("path", "field"), [(CHAT, "created"), (CHAT, "id"), (TEXT, "created"), (TEXT, "id")])
+def test_the_chunks_of_a_stream_have_one_id_and_one_time(
+    path: str, field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = iter(range(10**6))
+    monkeypatch.setattr("time.time", lambda: next(now))
+    asked = {"prompt": "?"} if path == TEXT else {"messages": BODY["messages"]}
+    chunks = events_of(App(ScriptedEngine()).ask(path, {"model": MODEL, **asked, "stream": True}).text)
+    assert len(chunks) > 2 and len({chunk[field] for chunk in chunks}) == 1
