@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import logging
 import re
+from typing import Any
+from urllib.parse import urlsplit
 
-import httpx
 from huggingface_hub import HfApi, constants, get_token, set_client_factory
 from huggingface_hub.errors import (
     FileMetadataError,
     GatedRepoError,
     HfHubHTTPError,
+    HTTPError,  # of its HTTP library: httpx, from huggingface_hub 2 on httpx2
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
@@ -44,17 +46,31 @@ def ask_hub(repo: str, revision: str) -> None:
         raise explain(error, f"{repo} at {revision}") from None
 
 
-def _client() -> httpx.Client:
+def _client() -> Any:
+    """Return a client of huggingface_hub's HTTP library."""
     client = default_client_factory()
+    client.event_hooks["request"].append(_check_token)
     client.event_hooks["response"].append(_check_storage)
     return client
 
 
-def _check_storage(response: httpx.Response) -> None:
+def _check_token(request: Any) -> None:
+    """Raise before the Hub's token is sent elsewhere: the Hub names the address from which a right to Xet comes."""
+    if "authorization" in request.headers and _origin(str(request.url)) != _origin(constants.ENDPOINT):
+        scheme, host, _ = _origin(str(request.url))
+        raise KimiError(f"the token is not sent to {scheme}://{host}, because it is not the Hub")
+
+
+def _origin(address: str) -> tuple[str, str | None, int | None]:
+    url = urlsplit(address)
+    return url.scheme, url.hostname, url.port or {"http": 80, "https": 443}.get(url.scheme)
+
+
+def _check_storage(response: Any) -> None:
     """Raise for a Xet storage that would get the token of a download in plain text."""
-    if address := response.headers.get(constants.HUGGINGFACE_HEADER_X_XET_ENDPOINT):
-        url = httpx.URL(address)
-        if url.scheme != "https" and not (url.scheme == "http" and is_loopback(url.host)):
+    if (address := response.headers.get(constants.HUGGINGFACE_HEADER_X_XET_ENDPOINT)) is not None:
+        url = urlsplit(address)
+        if url.scheme != "https" and not (url.scheme == "http" and is_loopback(url.hostname or "")):
             raise KimiError(f"the Xet storage at {address!a:.80} is not used, because it is not https")
 
 
@@ -71,7 +87,7 @@ _MESSAGES: tuple[tuple[type[Exception], str, str], ...] = (
     (RevisionNotFoundError, "no such revision: {}", "name a branch, a tag or a commit"),
     (RepositoryNotFoundError, "no {}, or it is private", "check spelling; set HF_TOKEN or run `hf auth login`"),
     (HfHubHTTPError, "{} was refused", "repeat the command later, which keeps complete files; check HF_TOKEN"),
-    (httpx.RequestError, "cannot reach the Hub for {}", "check network, HTTPS_PROXY and HF_ENDPOINT; or use --offline"),
+    (HTTPError, "cannot reach the Hub for {}", "check network, HTTPS_PROXY and HF_ENDPOINT; or use --offline"),
     (FileMetadataError, "unusable answer for {}", "check whether a proxy or a login page answers in the Hub's place"),
     (OSError, "cannot store {}", "make room and check permissions, or choose another place with HF_HOME"),
     (Exception, "unusable answer for {}", "check whether a proxy or a login page answers in the Hub's place"),
@@ -79,12 +95,12 @@ _MESSAGES: tuple[tuple[type[Exception], str, str], ...] = (
 
 
 def explain(error: BaseException, asked: str) -> KimiError:
-    """Return the message for an error of huggingface_hub, httpx or the disk."""
-    while error.__cause__ and not isinstance(error, (KimiError, HfHubHTTPError, httpx.RequestError)):
+    """Return the message for an error of huggingface_hub, its HTTP library or the disk."""
+    while error.__cause__ and not isinstance(error, (KimiError, HTTPError)):
         error = error.__cause__  # huggingface_hub says that the file is not on this disk either
     if isinstance(error, KimiError):
         return error
     what, remedy = next((what, remedy) for kind, what, remedy in _MESSAGES if isinstance(error, kind))
     status = f"HTTP {error.response.status_code}" if isinstance(error, HfHubHTTPError) else scrub(error)
-    message = HubUnreachable if isinstance(error, httpx.RequestError) else KimiError
+    message = HubUnreachable if isinstance(error, HTTPError) and not isinstance(error, HfHubHTTPError) else KimiError
     return message(f"{what.format(asked)}: {status or type(error).__name__}", scrub(constants.ENDPOINT), remedy=remedy)

@@ -7,8 +7,8 @@ import socket
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
 import pytest
+from huggingface_hub.errors import HTTPError
 from support.fetch_helpers import NAME, SHARDS, TOKEN, kimi, kimi_process
 from support.hub_server import SIGNATURE, Fault, Repo
 from support.waiting import until
@@ -80,6 +80,14 @@ def test_a_xet_storage_that_is_not_https_gets_no_token(address, hub, repo, bring
     assert any("the transfer failed" in line for line in said) and len(hub.gets(SHARD)) == 1
 
 
+def test_the_token_goes_to_no_other_host_that_the_hub_names(hub, repo, bring, said, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    hub.xet_route, repo.xet = f"{hub.storage}/org/model/xet-read-token", {SHARD: "a" * 64}
+    bring(silence_s=60.0)
+    assert not [request for request in hub.log if request.origin == "storage" and request.authorized]
+    assert any("the transfer failed" in line for line in said) and len(hub.gets(SHARD)) == 1
+
+
 def test_damaged_bytes_are_fetched_once_more(hub, repo, bring, wanted, said):
     hub.faults[SHARD] = [Fault(damage=True)]
     bring()
@@ -148,7 +156,7 @@ def test_scrubbing_hides_tokens_credentials_and_signatures(monkeypatch):
 def test_every_error_has_a_message_and_a_remedy():
     messages = [
         explain(error, "org/model at main").what
-        for error in (OSError(28, "No space left on device"), httpx.ConnectError("no route"), ValueError("no etag"))
+        for error in (OSError(28, "No space left on device"), HTTPError("no route"), ValueError("no etag"))
     ]
     assert messages == [
         "cannot store org/model at main: [Errno 28] No space left on device",

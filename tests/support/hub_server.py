@@ -73,14 +73,15 @@ class Request:
 class HubServer:
     """`endpoint` goes into HF_ENDPOINT. `faults[path]` is a list of faults, used in order.
 
-    `xet_storage` is the address that it names for the files with a hash in `Repo.xet`.
+    `xet_storage` is the address that it names for the files with a hash in `Repo.xet`, and `xet_route`, if set, the
+    address that a file's headers name as the place to get the right to that storage from. Then the listing has no hash.
     """
 
     def __init__(self, repos: dict[str, Repo], page: int = 1000) -> None:
         self.repos, self.page = repos, page
         self.faults: dict[str, list[Fault]] = defaultdict(list)
         self.log: list[Request] = []
-        self.xet_storage = ""
+        self.xet_storage = self.xet_route = ""
         self.lock = threading.Lock()
         self.closing = threading.Event()
         self._hub = _server(_HubHandler, self, "127.0.0.1")
@@ -246,7 +247,7 @@ class _HubHandler(_Handler):
             if repo.is_large(path):
                 pointer = {"oid": repo.digest(path), "size": len(repo.files[path]), "pointerSize": 134}
                 entry |= {"oid": "1" * 40, "lfs": pointer}
-            if path in repo.xet:
+            if path in repo.xet and not self.hub.xet_route:
                 entry["xetHash"] = repo.xet[path]
             entries.append(entry)
         headers = {"content-type": "application/json"}
@@ -266,6 +267,9 @@ class _HubHandler(_Handler):
             # Small files: a redirect within the Hub, which keeps the authorization.
             location = f"/api/resolve-cache/models/{name}/{repo.commit}/{quote(path)}"
             return self.reply(307, b"", headers | {"location": location, "etag": f'"{repo.digest(path)}"'}, path)
+        if path in repo.xet:
+            route = f"{self.hub.endpoint}/api/models/{name}/xet-read-token/{repo.commit}"
+            headers |= {"x-xet-hash": repo.xet[path], "x-xet-refresh-route": self.hub.xet_route or route}
         size, digest = str(len(repo.files[path])), repo.digest(path)
         headers = {"x-linked-size": size, "x-linked-etag": f'"{digest}"'} | headers
         location = f"{self.hub.storage}/{name}/{digest}/{quote(path)}?X-Signature={SIGNATURE}"
