@@ -19,11 +19,20 @@ CHECKS: tuple[Check, ...] = (
     *(gpus.gpus, gpus.arch, gpus.partition, gpus.hbm),
     *(host.driver, host.rocm, host.devices, host.numa, host.numa_balancing, host.shm, host.memlock, host.nofile),
     *(software.base, software.sglang, software.known_faults, software.plugin, software.torch, software.kernels),
-    *(software.patches, storage.checkpoints, storage.disk, host.port, host.processes),
+    *(software.patches, storage.checkpoints, storage.disk, storage.memory, host.port, host.processes),
 )
 
 # Checks that a recipe for a CPU skips, and checks that also need a GPU to look at.
-FOR_GPUS = {host.driver, host.rocm, host.devices, host.numa_balancing, host.memlock, software.base, software.patches}
+FOR_GPUS = {
+    host.driver,
+    host.rocm,
+    host.devices,
+    host.numa_balancing,
+    host.memlock,
+    software.base,
+    software.patches,
+    storage.memory,
+}
 OF_GPUS = {gpus.arch, gpus.partition, gpus.hbm, host.numa}
 
 

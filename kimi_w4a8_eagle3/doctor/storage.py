@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from rich.filesize import decimal
@@ -62,6 +63,21 @@ def _checkpoint(facts: Facts, name: str, checkpoint: RecipeCheckpoint) -> Findin
     if problem := facts.hub_problem(checkpoint.repo, checkpoint.revision):
         return fail(f"{state}; {problem.what}", problem.remedy or command, name)
     return warn(f"{state}; the Hub has it", command, name)
+
+
+def memory(facts: Facts) -> Finding:
+    """Check the host memory for a load by mmap: ROCm makes each page that it copies from private, and keeps it."""
+    weights = _missing(facts, facts.recipe.model)[0] if facts.recipe.model.on_hub else 0
+    found = re.search(r"^MemAvailable: +(\d+) kB", facts.probe.read("proc/meminfo") or "", re.MULTILINE)
+    if not weights or not found:
+        return skip("the size of the weights or the free memory is not known")
+    free, limit = int(found[1]) << 10, facts.probe.read("sys/fs/cgroup/memory.max") or "max"
+    free = min(free, int(limit)) if limit.isdigit() else free
+    state = f"{decimal(free)} free, {decimal(weights)} of weights"
+    if facts.args.get("weight-loader-disable-mmap") or free >= weights:
+        return ok(state)
+    what = f"{state}: while ROCm loads by mmap, host memory can grow by the weights (https://github.com/alibaba/rtp-llm/pull/1218)"
+    return warn(what, "--set weight-loader-disable-mmap=true, which reads each file into memory and frees it")
 
 
 def disk(facts: Facts) -> Finding:

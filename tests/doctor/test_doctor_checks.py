@@ -133,6 +133,17 @@ CASES = {
     "small disk": Case(
         "disk", "fail", "*540.0 GB needed, 300.0 GB free in*", answers={"spaces": {"cache": 300 * 10**9}}
     ),
+    "host memory below the weights": Case(
+        "memory", "warn", "107.4 GB free, 534.0 GB of weights*", "weight-loader-disable-mmap=true",
+        files={"proc/meminfo": f"MemAvailable: {100 << 20} kB"},
+    ),
+    "a container's limit below the weights": Case(
+        "memory", "warn", "107.4 GB free*", files={"sys/fs/cgroup/memory.max": str(100 * GIB)}
+    ),
+    "little host memory without mmap": Case(
+        "memory", "ok", files={"proc/meminfo": f"MemAvailable: {100 << 20} kB"},
+        asked=resolve(load_recipe("eagle3-opt"), ["weight-loader-disable-mmap=true"]),
+    ),
     "port in use": Case(
         "port", "fail", "port 9527 is used by process 7", answers={"taken": "port 9527 is used by process 7"}
     ),
@@ -163,10 +174,13 @@ CASES |= {
     command: Case(
         "processes",
         *(("warn", "", "kill 4711") if runs else ("ok",)),
-        answers={"running": (Process(4711, command, "me"),)},
+        answers={"running": (Process(2, "kthreadd", "root"), Process(4711, command, "me"))},
     )
     for command, runs in ENGINES.items()
 }
+CASES["a container of its own"] = Case(
+    "processes", "skip", "*on the host: pgrep*", answers={"running": (Process(1, "bash", "me"),)}
+)
 CASES["engines of other people"] = Case(
     "processes", "ok", "1 engine processes: 7 of bob (sglang::scheduler_TP3)",
     answers={"running": (Process(7, "sglang::scheduler_TP3", "bob"),)},

@@ -54,6 +54,27 @@ def test_long_drafts_are_refused_where_they_verify_wrongly(tokens: int, arch: st
     assert ("mla-verify-length" in ids(args=args, arch=arch)) == (arch == "gfx942" and tokens > 4)
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "other"),
+    [
+        ("rocm-fused-moe-nan", {"installed": {"rocm": "7.14.0"}}, {"installed": {"rocm": "7.2.4"}}),
+        ("rocm-fused-moe-nan", {"installed": {"rocm": "10.0.0"}}, {"installed": {"rocm": "10.0.0"}, "arch": "gfx950"}),
+        (
+            "dp-attention-drafts",
+            {"args": {"enable-dp-attention": True, "speculative-algorithm": "EAGLE3"}},
+            {"args": {"enable-dp-attention": True}},
+        ),
+        (
+            "graphs-triton-moe-drafts",
+            {"args": {"speculative-algorithm": "EAGLE3", "moe-runner-backend": "triton"}},
+            {"args": {"speculative-algorithm": "EAGLE3"}},
+        ),
+    ],
+)
+def test_what_others_reported_is_warned_of(name: str, given: dict[str, object], other: dict[str, object]) -> None:
+    assert name in ids(**given) and name not in ids(**other)
+
+
 @given(rocm=st.tuples(st.integers(5, 8), st.integers(0, 4)))
 def test_conditions_hold_together_or_not_at_all(rocm: tuple[int, int]) -> None:
     args, text = {"attention-backend": "aiter", "tp-size": 8}, ".".join(map(str, rocm))

@@ -52,7 +52,7 @@ class Recorded(Probe):
     regime: Regime = Regime.FIXED64
     kernels_refused: str = ""
     taken: str | None = None
-    running: tuple[Process, ...] = ()
+    running: tuple[Process, ...] = (Process(2, "kthreadd", "root"),)
     hub_answers: bool = True
     is_offline: bool = False
     variables: dict[str, str] = field(default_factory=dict)
@@ -151,6 +151,7 @@ def host_files() -> dict[str, str]:
         "sys/class/kfd/kfd/topology/nodes/1/properties": "cpu_cores_count 64\nsimd_count 0",
         "sys/module/amdgpu/version": "6.16.6",
         "proc/sys/kernel/numa_balancing": "0",
+        "proc/meminfo": f"MemTotal: {3 << 30} kB\nMemAvailable: {2 << 30} kB",
         "opt/rocm/.info/version": "7.2.0-43",
         "dev/kfd": "",
         "dev/shm/.keep": "",

@@ -27,7 +27,7 @@ from ..configs import KernelConfig
 from ..objects import ARCH, CodeObject, cache_dir
 from .code_object import describe
 
-SUPPORTED = ("0.4.2",)  # the kernels use FlyDSL's MLIR bindings, which releases change
+SUPPORTED = ("0.4.2", "0.5.0")  # the kernels use FlyDSL's MLIR bindings, which releases change
 LINKERS = ("ld.lld-19", "ld.lld-20", "ld.lld-21")  # lld 16 rejects the code objects ("unknown abi version")
 DEFAULT_ROCM = Path("/opt/rocm")
 
