@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,11 @@ from .recorder import Answer, Recorder, ShowAnswers
 from .results import ProblemOutcome, Status
 from .tasks import MARKER, METRICS, Problems, Protocol
 
+_END_OF_THINKING = "</think>"
+
 
 class _RecordedModel(LM):
-    """Model of lm-eval whose answers come from the recorder. answers: by problem."""
+    """Model of lm-eval whose answers come from the recorder. answers, texts (cut at a stop): by problem."""
 
     tokenizer_name = ""
 
@@ -32,12 +34,16 @@ class _RecordedModel(LM):
         super().__init__()
         self.protocol, self.model, self.recorder, self.show = protocol, model, recorder, show
         self.answers: dict[int, Answer] = {}
+        self.texts: dict[int, str] = {}
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
         bodies = [request_body(self.protocol, self.model, *request.args) for request in requests]
         answers = self.recorder.ask(self.protocol.endpoint, bodies, self.protocol.concurrency, self.show)
         self.answers = {request.doc_id: answer for request, answer in zip(requests, answers, strict=True)}
-        return [answer.text for answer in answers]
+        stops = [request.args[1]["until"] if self.protocol.chat else [] for request in requests]
+        texts = [cut(answer.text, until) for answer, until in zip(answers, stops, strict=True)]
+        self.texts = dict(zip(self.answers, texts, strict=True))
+        return texts
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         return json.dumps(chat_history)
@@ -49,11 +55,20 @@ class _RecordedModel(LM):
 
 
 def request_body(protocol: Protocol, model: str, prompt: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the body that lm-eval's `local-completions` or `local-chat-completions` would send."""
-    stop = settings["until"]
-    asked = {"messages": json.loads(prompt), "stop": stop[:4]} if protocol.chat else {"prompt": prompt, "stop": stop}
+    """Return the body that lm-eval's `local-completions` or `local-chat-completions` would send.
+
+    A chat request has no stops: a server would apply them to the thinking, too, which may quote "Question:". `cut`
+    applies them to the answer.
+    """
+    asked = {"messages": json.loads(prompt)} if protocol.chat else {"prompt": prompt, "stop": settings["until"]}
     limits = {"max_tokens": protocol.max_tokens, "temperature": settings["temperature"], "seed": protocol.seed}
     return {"model": model, **asked, **limits}
+
+
+def cut(text: str, stops: Sequence[str]) -> str:
+    """Return the answer after the thinking, up to the first stop."""
+    answer = text.rpartition(_END_OF_THINKING)[2] if stops else text
+    return min((answer.partition(stop)[0] for stop in stops), key=len, default=answer)
 
 
 def load_task(protocol: Protocol, data: Problems | None) -> dict[str, Any]:
@@ -97,11 +112,13 @@ def score(
     by_problem: dict[int, dict[str, dict[str, Any]]] = {}
     for sample in found["samples"][protocol.task.name]:
         by_problem.setdefault(sample["doc_id"], {})[sample["filter"]] = sample
-    outcomes = [_outcome(asked.answers[number], samples) for number, samples in sorted(by_problem.items())]
+    outcomes = [
+        _outcome(asked.answers[number], asked.texts[number], samples) for number, samples in sorted(by_problem.items())
+    ]
     return outcomes, found["results"][protocol.task.name]
 
 
-def _outcome(answer: Answer, samples: dict[str, dict[str, Any]]) -> ProblemOutcome:
+def _outcome(answer: Answer, text: str, samples: dict[str, dict[str, Any]]) -> ProblemOutcome:
     problem = samples[METRICS[0]]
     cut: Status = "truncated" if answer.finish_reason == "length" else "answered"
     return ProblemOutcome(
@@ -109,11 +126,23 @@ def _outcome(answer: Answer, samples: dict[str, dict[str, Any]]) -> ProblemOutco
         question=problem["doc"]["question"],
         target=problem["doc"]["answer"].rpartition(MARKER)[2].strip(),
         status="failed" if answer.error is not None else cut,
-        text=answer.text,
+        text=text,
         extracted={name: str(samples[name]["filtered_resps"][0]) for name in METRICS},
         correct={name: bool(samples[name]["exact_match"] == 1.0) for name in METRICS},
         completion_tokens=answer.completion_tokens,
         attempts=answer.attempts,
         seconds=answer.seconds,
         error=answer.error,
+        why_empty="" if text.strip() or answer.error else _why_empty(answer),
     )
+
+
+def _why_empty(answer: Answer) -> str:
+    """Return the cause of an answer without text, and the remedy."""
+    if answer.text.strip():
+        return "it begins with a stop of the task"
+    message = answer.response["choices"][0].get("message")
+    if message is None:
+        return "no text came; if the model needs its chat template, add --chat"
+    thought = "only thinking came" if message.get("reasoning_content") else "the server sent no text"
+    return f"{thought}; raise --max-tokens" if answer.finish_reason == "length" else f"{thought}; read requests.jsonl"

@@ -34,9 +34,9 @@ def judge(
         failed=sum(o.status == "failed" for o in outcomes),
         truncated=sum(o.status == "truncated" for o in outcomes),
         without_marker=sum(o.status != "failed" and not o.has_marker for o in outcomes),
-        empty=sum(o.status != "failed" and not o.text.strip() for o in outcomes),
+        empty=sum(o.status == "answered" and not o.text.strip() for o in outcomes),
     )
-    judge_validity(found, max_unusable)
+    judge_validity(found, max_unusable, [o.why_empty for o in outcomes if o.why_empty])
     answered = [o for o in outcomes if o.status != "failed"]
     for metric in METRICS:
         correct = sum(o.correct[metric] for o in answered)
@@ -61,19 +61,18 @@ def load_references() -> list[Reference]:
     ]
 
 
-def judge_validity(found: Judgement, max_unusable: float) -> None:
-    """Conclude INVALID if more than `max_unusable` of the requests failed or were truncated."""
-    unusable = found.failed + found.truncated
+def judge_validity(found: Judgement, max_unusable: float, causes: Sequence[str] = ()) -> None:
+    """Conclude INVALID if more than `max_unusable` of the requests failed, were truncated or got no text.
+
+    causes: of each answer without text; the most frequent one is shown.
+    """
+    unusable = found.failed + found.truncated + found.empty
     if unusable > max_unusable * found.problems:
+        why = f". Without text: {max(causes, key=causes.count)}" if causes else ""
         found.conclude(
             Verdict.INVALID,
-            f"{found.failed} requests failed and {found.truncated} answers were cut at the token limit: "
-            f"{unusable / found.problems:.1%} of {found.problems}, more than {max_unusable:.1%}",
-        )
-    if found.empty > max_unusable * found.problems:
-        found.reasons.append(
-            f"{found.empty} of {found.problems} answers are empty (scored as wrong): "
-            "if the model needs its chat template, add --chat"
+            f"{found.failed} requests failed, {found.truncated} answers were cut at the token limit and {found.empty} "
+            f"are empty: {unusable / found.problems:.1%} of {found.problems}, more than {max_unusable:.1%}{why}",
         )
 
 

@@ -21,7 +21,10 @@ Status = Literal["answered", "truncated", "failed"]
 
 @dataclass(frozen=True)
 class ProblemOutcome:
-    """One problem. extracted, correct: by metric. A failed request has no answer and counts in no accuracy."""
+    """One problem. extracted, correct: by metric. A failed request has no answer and counts in no accuracy.
+
+    why_empty: cause of an answer without text.
+    """
 
     id: int
     question: str
@@ -34,6 +37,7 @@ class ProblemOutcome:
     attempts: int
     seconds: float
     error: str | None = None
+    why_empty: str = ""
 
     @property
     def has_marker(self) -> bool:
@@ -124,7 +128,7 @@ class Judgement(Conclusion):
     failed: int = 0
     truncated: int = 0
     without_marker: int = 0
-    empty: int = 0
+    empty: int = 0  # and not truncated
     accuracies: list[Accuracy] = field(default_factory=list)
     references: list[Reference] = field(default_factory=list)
     paired: list[Paired] = field(default_factory=list)

@@ -157,7 +157,7 @@ def test_the_verdict_counts_failed_and_cut_answers(resumed):
     verdict = result["verdict"]
     shown = resumed.output.replace("| ", "")
     assert resumed.exit_code == 4 and "INVALID: Accuracy: GSM8K" in shown
-    assert "1 requests failed and 1 answers were cut" in shown
+    assert "1 requests failed, 1 answers were cut" in shown
     assert verdict["state"] == "invalid" and (verdict["failed"], verdict["truncated"]) == (1, 1)
     assert all(row["answered"] == LIMIT - 1 for row in verdict["accuracies"])
     page = (resumed.folder / "report.html").read_text()
@@ -165,6 +165,35 @@ def test_the_verdict_counts_failed_and_cut_answers(resumed):
     theirs = result["lm_eval"]
     for row in verdict["accuracies"]:  # lm-eval scores the failed one as wrong; the number of right ones is the same
         assert row["correct"] == round(theirs[f"exact_match,{row['metric']}"] * LIMIT)
+
+
+def test_chat_answers_are_cut_at_a_stop_after_the_thinking_and_without_text_they_are_invalid(data, tmp_path):
+    def think(prompt: str, n: int) -> Reply:
+        number = int(prompt.rpartition("What is ")[2].split()[0])
+        right, quoting = f"It is {number + 1}.\n#### {number + 1}", "Question: what is it? I add 1."
+        return {
+            10_000: Reply(right, thinking=quoting),
+            10_001: Reply(f"<think>{quoting}</think>{right}"),  # a server without a reasoning parser
+            10_002: Reply(f"{right}\n\nQuestion: What is 0 plus 0?\n#### 0"),
+        }.get(number, Reply(finish_reason="length" if number == 10_003 else "stop", thinking=quoting))
+
+    def outcomes(limit: int):
+        protocol = replace(PROTOCOL, chat=True, shots=1, limit=limit)
+        options = RunOptions(data_dir=data, runs=tmp_path / str(limit), patience=QUICK)
+        folder = accuracy.run(Target(base_url=server.base_url), protocol, options, SILENT)
+        return load_outcomes(folder), json.loads((folder / RESULT).read_text())["verdict"]
+
+    with OpenAIServer(think) as server:
+        good, verdict = outcomes(3)
+        assert [all(one.correct.values()) for one in good] == [True] * 3 and verdict["state"] == "measured"
+        found, verdict = outcomes(6)
+    assert [one.status for one in found[3:]] == ["truncated", "answered", "answered"]
+    assert found[3].why_empty == "only thinking came; raise --max-tokens"
+    assert (
+        verdict["state"] == "invalid"
+        and "1 answers were cut at the token limit and 2 are empty" in verdict["reasons"][0]
+    )
+    assert "only thinking came; read requests.jsonl" in verdict["reasons"][0]
 
 
 def test_a_resumed_run_goes_on_with_its_own_model_only(resumed):

@@ -13,10 +13,11 @@ from kimi_w4a8_lab.base.verdict import Verdict
 N = 1319
 
 
-def outcome(number, solved=True, strict=None, status="answered", text="#### 1"):
+def outcome(number, solved=True, strict=None, status="answered", text="#### 1", why_empty=""):
     correct = {METRICS[0]: solved, METRICS[1]: solved if strict is None else strict}
+    extracted = dict.fromkeys(METRICS, "1")
     return ProblemOutcome(
-        number, f"question {number}", "1", status, text, dict.fromkeys(METRICS, "1"), correct, 5, 1, 0.1
+        number, f"question {number}", "1", status, text, extracted, correct, 5, 1, 0.1, None, why_empty
     )
 
 
@@ -133,13 +134,14 @@ def test_the_baseline_may_hold_the_problems_in_another_order_or_lack_some():
     assert verdict.paired[0].n == 1000 and verdict.paired[0].only_new == 0
 
 
-def test_too_many_empty_answers_are_reported_and_decide_nothing():
-    def reasons(empty: int) -> list[str]:
-        verdict = judge([outcome(i, solved=False, text=" " if i < empty else "18") for i in range(100)])
-        assert verdict.state == "measured" and verdict.empty == empty
-        return verdict.reasons
-
-    assert "2 of 100 answers are empty" in reasons(2)[0] and "empty" not in "".join(reasons(1))
+@pytest.mark.parametrize(("empty", "state"), [(1, "measured"), (2, "invalid")])
+def test_too_many_empty_answers_are_invalid_and_name_the_cause(empty: int, state: str) -> None:
+    blank = {"solved": False, "text": " ", "why_empty": "no text came; add --chat"}
+    verdict = judge([outcome(i, **(blank if i < empty else {})) for i in range(100)])
+    assert (verdict.state, verdict.empty) == (state, empty)
+    assert ("are empty: 2.0% of 100, more than 1.0%. Without text: no text came; add --chat" in verdict.reasons[0]) == (
+        state == "invalid"
+    )
 
 
 def test_without_answers_there_is_no_accuracy_and_no_comparison():

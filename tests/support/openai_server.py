@@ -15,13 +15,17 @@ from support.loopback import LoopbackServer
 
 @dataclass(frozen=True)
 class Reply:
-    """Answer to one request: a text with its finish reason, or an HTTP error. `drop`: close without an answer."""
+    """Answer to one request: a text with its finish reason, or an HTTP error. `drop`: close without an answer.
+
+    A stop of the request ends the thinking, too, as in SGLang.
+    """
 
     text: str = ""
     finish_reason: str = "stop"
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     drop: bool = False
+    thinking: str = ""
 
 
 class OpenAIServer(LoopbackServer):
@@ -92,8 +96,14 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         if reply.status != 200:
             return self.send(reply.status, {"message": f"fault {reply.status}"}, reply.headers)
+        text, thinking = reply.text, reply.thinking
+        stops = body.get("stop") or ()
+        for stop in [stops] if isinstance(stops, str) else stops:
+            text = "" if stop in thinking else text.partition(stop)[0]
+            thinking = thinking.partition(stop)[0]
         choice: dict[str, Any] = {"index": 0, "finish_reason": reply.finish_reason}
-        choice |= {"message": {"role": "assistant", "content": reply.text}} if chat else {"text": reply.text}
+        message = {"role": "assistant", "content": text or None, "reasoning_content": thinking or None}
+        choice |= {"message": message} if chat else {"text": text}
         usage = {"prompt_tokens": 1, "completion_tokens": len(reply.text.split()), "total_tokens": 1}
         return self.send(
             200, {"id": "x", "object": "completion", "created": int(time.time()), "model": self.server.model,
