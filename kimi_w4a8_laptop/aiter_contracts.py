@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import torch
 
-from .contracts import Arguments, Contract, Tensor, Value
+from . import aiter_rules as rules
+from .contracts import Arguments, Contract, Given, Rule, Tensor, Value, within
 
 _INT, _FLOAT, _BF16, _FP8 = torch.int32, torch.float32, torch.bfloat16, torch.float8_e4m3fnuz
 _HALF, _QUERY = (_BF16, torch.float16), (_BF16, _FP8)
 _ANY = (_FLOAT, *_HALF)
-_NUMBER, _INTEGER, _FLAG, _DTYPE = Value((int, float)), Value(int), Value(bool), Value(torch.dtype)
+_NUMBER, _INTEGER, _FLAG = Value((int, float)), Value(int), Value(bool)
 _INDEX, _MAYBE_INDEX = Tensor(_INT, "_"), Tensor(_INT, "_", optional=True)
 _MAYBE_INTEGER, _MAYBE_NUMBER = Value(int, optional=True), Value((int, float), optional=True)
 _MAYBE_FLAG, _MAYBE_DTYPE, _MAYBE_PAIR = (Value(kind, optional=True) for kind in (bool, torch.dtype, tuple))
@@ -42,6 +43,13 @@ _TOPK: Arguments = {
     "topk_ids": Tensor(_INT, "tokens topk", "rows"),
 }
 
+
+def _by_rows(given: Given) -> bool:
+    """True where rmsnorm2d_fwd_with_add takes the kernel that knows the strides of all its rows."""
+    x = given["input"]
+    return bool(x.element_size() == 2 and x.shape[-1] <= 8192 and not given.get("use_model_sensitive_rmsnorm"))
+
+
 AITER: dict[str, Contract] = {
     "aiter.mla.mla_decode_fwd": Contract(
         {
@@ -64,7 +72,10 @@ AITER: dict[str, Contract] = {
             "cp_rank": _MAYBE_INTEGER,
             "causal": _MAYBE_FLAG,
         },
-        "aiter/mla.py and csrc/py_itfs_cu/asm_mla.cu",
+        "aiter/mla.py and csrc/py_itfs_cu/asm_mla.cu of e4048607",
+        ("o",),
+        rules.DECODE_SIZES,
+        rules.DECODE_CONTENTS,
     ),
     "aiter.mla.mla_prefill_fwd": Contract(
         {
@@ -75,47 +86,10 @@ AITER: dict[str, Contract] = {
             "logit_cap": _MAYBE_NUMBER,
             "num_kv_splits": _MAYBE_INTEGER,
         },
-        "aiter/mla.py and csrc/py_itfs_cu/asm_mla.cu",
-    ),
-    "aiter.get_mla_metadata_info_v1": Contract(
-        {
-            "batch_size": _INTEGER,
-            "max_seqlen_qo": _INTEGER,
-            "num_head_qo": _INTEGER,
-            "q_dtype": _DTYPE,
-            "kv_dtype": _DTYPE,
-            "is_sparse": _FLAG,
-            "fast_mode": _MAYBE_FLAG,
-            "num_kv_splits": _MAYBE_INTEGER,
-            "intra_batch_mode": _MAYBE_FLAG,
-            "max_split_per_batch": _MAYBE_INTEGER,
-        },
-        "aiter/ops/attention.py",
-    ),
-    "aiter.get_mla_metadata_v1": Contract(
-        {
-            "seqlens_qo_indptr": Tensor(_INT, "bounds"),
-            "seqlens_kv_indptr": Tensor(_INT, "bounds"),
-            "kv_last_page_lens": _INDEX,
-            "num_heads_per_head_k": _INTEGER,
-            "num_heads_k": _INTEGER,
-            "is_causal": _FLAG,
-            "work_metadata_ptrs": Tensor(torch.uint64),
-            "work_info_set": Tensor(_INT),
-            "work_indptr": Tensor(_INT),
-            "reduce_indptr": Tensor(_INT),
-            "reduce_final_map": Tensor(_INT),
-            "reduce_partial_map": Tensor(_INT),
-            **dict.fromkeys(("page_size", "kv_granularity", "max_seqlen_qo", "uni_seqlen_qo"), _MAYBE_INTEGER),
-            "fast_mode": _MAYBE_FLAG,
-            "topk": _MAYBE_INTEGER,
-            "max_split_per_batch": _MAYBE_INTEGER,
-            "intra_batch_mode": _MAYBE_FLAG,
-            "is_cp_round_robin": _MAYBE_FLAG,
-            "mla_version": _MAYBE_INTEGER,
-            **{f"dtype_{part}": _MAYBE_DTYPE for part in ("q_nope", "q_rope", "kv_nope", "kv_rope", "q", "kv")},
-        },
-        "aiter/ops/attention.py and csrc/kernels/mla/metadata.cu",
+        "aiter/mla.py and csrc/py_itfs_cu/asm_mla.cu of e4048607",
+        ("o",),
+        rules.PREFILL_SIZES,
+        rules.PREFILL_CONTENTS,
     ),
     "aiter.flash_attn_varlen_func": Contract(
         {
@@ -144,7 +118,10 @@ AITER: dict[str, Contract] = {
             "cu_seqlens_k_padded": _MAYBE_INDEX,
             "sink_ptr": Tensor(_FLOAT, "heads", optional=True),
         },
-        "aiter/ops/mha.py and csrc/py_itfs_ck/mha_varlen_fwd_kernels.cu",
+        "aiter/ops/mha.py and csrc/py_itfs_ck/mha_varlen_fwd_kernels.cu of e4048607",
+        ("out",),
+        rules.head("q", "v"),
+        rules.RAGGED_CONTENTS,
     ),
     # Keys and values are linear with 3 or 4 dimensions, or vectorised with 5.
     "aiter.mha_batch_prefill_func": Contract(
@@ -177,7 +154,10 @@ AITER: dict[str, Contract] = {
             "sink_ptr": Tensor(_FLOAT, "heads", optional=True),
             "sink_size": _MAYBE_INTEGER,
         },
-        "aiter/ops/mha.py and csrc/py_itfs_ck/mha_batch_prefill_kernels.cu",
+        "aiter/ops/mha.py and csrc/py_itfs_ck/mha_batch_prefill_kernels.cu of e4048607",
+        ("out",),
+        rules.head("q", "v"),
+        rules.BATCH_PREFILL_CONTENTS,
     ),
     "aiter.paged_attention_ragged": Contract(
         {
@@ -202,7 +182,10 @@ AITER: dict[str, Contract] = {
             "partition_size": _MAYBE_INTEGER,
             "mtp": _MAYBE_INTEGER,
         },
-        "aiter/ops/attention.py",
+        "aiter/ops/attention.py and csrc/cpp_itfs/pa/pa_ragged.py of e4048607",
+        ("out", "workspace_buffer"),
+        rules.PAGED_SIZES,
+        rules.PAGED_CONTENTS,
     ),
     "aiter.rmsnorm2d_fwd": Contract(
         {**_NORM, "use_model_sensitive_rmsnorm": _MAYBE_INTEGER},
@@ -219,7 +202,13 @@ AITER: dict[str, Contract] = {
             "gemma_norm": _MAYBE_FLAG,
             "use_model_sensitive_rmsnorm": _MAYBE_INTEGER,
         },
-        "aiter/ops/rmsnorm.py and csrc/kernels/rmsnorm_quant_kernels.cu",
+        "aiter/ops/rmsnorm.py and csrc/kernels/rmsnorm_quant_kernels.cu of e4048607",
+        ("out", "residual_out"),
+        # Its kernel for float32, and for rows over 8192, gets the stride of the input alone.
+        tuple(
+            Rule(name, "contiguous rows", lambda g, name=name: _by_rows(g) or g[name].is_contiguous())
+            for name in ("out", "residual_in", "residual_out")
+        ),
     ),
     "aiter.layernorm2d_fwd": Contract(
         {
@@ -234,6 +223,7 @@ AITER: dict[str, Contract] = {
     "aiter.silu_and_mul": Contract(
         {"out": Tensor("input", "tokens half"), "input": Tensor(_ANY, "tokens 2*half"), "limit": _MAYBE_NUMBER},
         "aiter/ops/activation.py and csrc/kernels/activation_kernels.cu",
+        ("out",),
     ),
     # Without quantization it takes bfloat16 or float16; the other arguments belong to quantization.
     "aiter.ops.fused_qk_rmsnorm_group_quant.fused_qk_rmsnorm": Contract(
@@ -249,6 +239,7 @@ AITER: dict[str, Contract] = {
             "quant_type": _INTEGER,
         },
         "aiter/ops/fused_qk_rmsnorm_group_quant.py and csrc/kernels/fused_qk_norm.cu",
+        ("q_out_quantized", "k_out"),
     ),
     # The kernels read cosines in the type of the input; int64 positions are the build's default.
     "aiter.rope_cached_positions_2c_fwd_inplace": Contract(
@@ -263,10 +254,13 @@ AITER: dict[str, Contract] = {
             "nope_first": _FLAG,
         },
         "aiter/ops/rope.py and csrc/kernels/rope/general_2c_cached_positions_fwd_kernels.cu",
+        ("input_x", "input_y"),
+        contents=(Rule("positions", "rows of cos", lambda g: within(g["positions"], len(g["cos"]))),),
     ),
     "aiter.ops.sample.greedy_sample": Contract(
         {"out": Tensor(_INT, "rows"), "input": Tensor(_ANY, "rows vocabulary", "rows")},
         "csrc/kernels/sample_kernels.cu",
+        ("out",),
     ),
     "aiter.biased_grouped_topk": Contract(
         {
@@ -278,18 +272,9 @@ AITER: dict[str, Contract] = {
             "need_renorm": _FLAG,
             "routed_scaling_factor": _MAYBE_NUMBER,
         },
-        "aiter/ops/topk.py and csrc/kernels/topk_softmax_kernels_group.cu",
-    ),
-    "aiter.fused_moe.fused_topk": Contract(
-        {
-            "hidden_states": Tensor(_ANY, "tokens _", "rows"),
-            "gating_output": Tensor(_ANY, "tokens experts", "rows"),
-            "topk": _INTEGER,
-            "renormalize": _FLAG,
-            "topk_ids": Tensor(_INT, "_ topk", optional=True),
-            "topk_weights": Tensor(_FLOAT, "_ topk", optional=True),
-        },
-        "aiter/fused_moe.py",
+        "aiter/ops/topk.py and csrc/kernels/topk_softmax_kernels_group.cu of e4048607",
+        ("topk_weights", "topk_ids"),
+        (rules.same_strides("topk_weights", "topk_ids", 0),),  # the kernel gets that of the ids
     ),
     "aiter.tuned_gemm.tgemm.mm": Contract(
         {
@@ -300,16 +285,5 @@ AITER: dict[str, Contract] = {
             **dict.fromkeys(("scale_a", "scale_b", "scale_c"), _MAYBE_FLOATS),
         },
         "aiter/tuned_gemm.py",
-    ),
-    "aiter.ops.shuffle.shuffle_weight": Contract(
-        {
-            "x": Tensor((*_HALF, _FP8, torch.int8, torch.uint8)),
-            "layout": _MAYBE_PAIR,
-            "use_int4": _MAYBE_FLAG,
-            "is_guinterleave": _MAYBE_FLAG,
-            "gate_up": _MAYBE_FLAG,
-            "pad_k_to": _MAYBE_INTEGER,
-        },
-        "aiter/ops/shuffle.py",
     ),
 }

@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 
 from .aiter_contracts import AITER
-from .contracts import SGL_KERNEL, Contract, Value
+from .contracts import SGL_KERNEL, Contract, Rule, Value
 
 CONTRACTS = SGL_KERNEL | AITER
 
@@ -35,7 +35,8 @@ def require(name: str, contract: Contract, values: Mapping[str, object], device:
             if not rule.optional:
                 raise _refused(name, contract, argument, "missing", "a value")
         elif isinstance(rule, Value):
-            if not isinstance(value, rule.kinds):
+            # Python's True is an integer, and no size or number.
+            if not isinstance(value, rule.kinds) or (isinstance(value, bool) and rule.kinds is not bool):
                 raise _refused(name, contract, argument, type(value).__name__, str(rule.kinds))
         elif not isinstance(value, torch.Tensor):
             raise _refused(name, contract, argument, type(value).__name__, "a tensor")
@@ -53,6 +54,22 @@ def require(name: str, contract: Contract, values: Mapping[str, object], device:
                 raise _refused(name, contract, argument, str(value.device), device or str(found))
     if unknown := values.keys() - contract.arguments.keys():
         raise _refused(name, contract, ", ".join(sorted(unknown)), "given", "no such argument")
+    require_rules(name, contract, contract.sizes, values)
+
+
+def require_rules(name: str, contract: Contract, rules: tuple[Rule, ...], values: Mapping[str, object]) -> None:
+    """Raise ContractError where a rule does not hold; one about an optional argument that is not given does."""
+    for rule in rules:
+        if values.get(rule.argument) is not None and not rule.holds(values):
+            raise _refused(name, contract, rule.argument, _described(values[rule.argument]), rule.expected)
+
+
+def _described(value: object) -> str:
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    strides = "" if value.is_contiguous() else f" with strides {value.stride()}"
+    numbers = f" {value.tolist()[:40]}" if value.dtype in (torch.int32, torch.int64) and value.is_cpu else ""
+    return f"{value.dtype} {list(value.shape)}{strides}{numbers}"
 
 
 def _dtype_of(value: object) -> torch.dtype | None:

@@ -7,8 +7,9 @@ code reads without a check. `contract_check.py` checks calls, `aiter_contracts.p
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -35,13 +36,34 @@ class Value(NamedTuple):
 
 
 Arguments = dict[str, Tensor | Value]
+Given = Mapping[str, Any]
+
+
+class Rule(NamedTuple):
+    """What an operator needs of several arguments. argument: the one that is named where it does not hold."""
+
+    argument: str
+    expected: str
+    holds: Callable[[Given], bool]
+
+
+def within(numbers: torch.Tensor, size: int) -> bool:
+    """Return True if all numbers are indices of `size` elements."""
+    return not numbers.numel() or (int(numbers.min()) >= 0 and int(numbers.max()) < size)
 
 
 class Contract(NamedTuple):
-    """Arguments of one operator in their order, and the source that they were read from."""
+    """Arguments of one operator in their order, and the source that they were read from.
+
+    writes: arguments whose memory it writes. sizes: rules about shapes, strides and numbers, checked at a call.
+    contents: rules about numbers in tensors, checked on the host's memory at a launch and at each replay of it.
+    """
 
     arguments: Arguments
     source: str
+    writes: tuple[str, ...] = ()
+    sizes: tuple[Rule, ...] = ()
+    contents: tuple[Rule, ...] = ()
 
 
 _INT, _LONG, _FLOAT = torch.int32, torch.int64, torch.float32
@@ -87,6 +109,8 @@ SGL_KERNEL: dict[str, Contract] = {
             "target_predict": _LINK,
         },
         f"sgl-kernel/csrc/speculative/eagle_utils.cu and {_CPU}/spec.cpp",
+        ("predicts", "accept_index", "accept_token_num"),
+        (Rule("predicts", "a token for each draft", lambda g: len(g["predicts"]) >= g["candidates"].numel()),),
     ),
     # The GPU builds check nothing and read these types; drafts of topk 1 need no parents.
     "sgl_kernel.build_tree_kernel_efficient": Contract(
@@ -105,6 +129,12 @@ SGL_KERNEL: dict[str, Contract] = {
             "tree_mask_mode": _INTEGER,
         },
         f"sgl-kernel/csrc/speculative/eagle_utils.cu and {_CPU}/spec.cpp",
+        ("tree_mask", "positions", "retrive_index", "retrive_next_token", "retrive_next_sibling"),
+        (
+            Rule("draft_token_num", "the drafts of a request", lambda g: g["draft_token_num"] == _drafts(g)),
+            Rule("positions", "a position for each draft", lambda g: len(g["positions"]) >= g["retrive_index"].numel()),
+            Rule("tree_mask", "room for its mode", lambda g: g["tree_mask"].nbytes >= _mask_bytes(g)),
+        ),
     ),
     "sgl_kernel.assign_extend_cache_locs_cpu": Contract(_RANGES, f"{_CPU}/spec.cpp"),
     "sgl_kernel.assign_req_to_token_pool_cpu": Contract(_RANGES, f"{_CPU}/spec.cpp"),
@@ -204,6 +234,8 @@ SGL_KERNEL: dict[str, Contract] = {
             "indices": Tensor(_INT, "_", optional=True),
         },
         "sgl-kernel/csrc/grammar/apply_token_bitmask_inplace_cuda.cu",
+        ("logits",),
+        (Rule("bitmask", "32 tokens a word", lambda g: g["bitmask"].shape[1] * 32 >= g["logits"].shape[1]),),
     ),
     # SGLang compiles these two with hipcc at their first use.
     "sglang_jit.store_cache": Contract(
@@ -218,14 +250,18 @@ SGL_KERNEL: dict[str, Contract] = {
             "reserved_skip_index": _INTEGER,
         },
         "sglang/kernels/jit/csrc/elementwise/kvcache.cuh",
+        ("k_cache", "v_cache"),
+        contents=(Rule("indices", "slots below size_limit", lambda g: within(g["indices"], g["size_limit"])),),
     ),
     "sglang_jit.clamp_position": Contract(
         {"dst": Tensor(_INDEX, "batch"), "seq_lens": Tensor("dst", "batch")},
         "sglang/kernels/jit/csrc/elementwise/clamp_position.cuh",
+        ("dst",),
     ),
     "sgl_kernel.silu_and_mul": Contract(
         {"input": Tensor((_FLOAT, *_HALF)), "out": Tensor("input", optional=True)},
         "sgl-kernel/csrc/elementwise/activation.cu",
+        ("out",),
     ),
     # The kernel reads the cache in the type of the query.
     "sgl_kernel.rotary_embedding": Contract(
@@ -238,9 +274,46 @@ SGL_KERNEL: dict[str, Contract] = {
             "is_neox": Value(bool),
         },
         "sgl-kernel/csrc/elementwise/pos_enc.cu",
+        ("query", "key"),
+        contents=(
+            Rule("positions", "rows of cos_sin_cache", lambda g: within(g["positions"], len(g["cos_sin_cache"]))),
+        ),
     ),
 }
-# 0.5.23 compiles these two from its own copy of the source.
-for _name in ("verify_tree_greedy", "build_tree_kernel_efficient"):
-    _source = "sglang/kernels/jit/csrc/speculative/tree.cuh"
-    SGL_KERNEL[f"sglang_jit.{_name}"] = SGL_KERNEL[f"sgl_kernel.{_name}"]._replace(source=_source)
+
+
+def _drafts(given: Given) -> int:
+    return int(given["retrive_index"].shape[1])
+
+
+def _mask_bytes(given: Given) -> int:
+    """Return the bytes that the kernel writes: of mode 0, FULL_MASK, the host knows no bound."""
+    drafts, mode = given["retrive_index"].numel(), given["tree_mask_mode"]
+    width = 4 if _drafts(given) > 16 else 2 if _drafts(given) > 8 else 1
+    return int({1: drafts * _drafts(given), 2: drafts * width}.get(mode, 0))
+
+
+# 0.5.23 compiles these two from its own copy of the source, which checks more.
+_TREE = "sglang/kernels/jit/csrc/speculative/tree.cuh of 0.5.23"
+_EXACTLY = (
+    Rule(
+        "parent_list",
+        "topk * (depth - 1) + 1 parents",
+        lambda g: g["depth"] == 1 or g["parent_list"].shape[1] == g["topk"] * (g["depth"] - 1) + 1,
+    ),
+    Rule("selected_index", "one less than drafts", lambda g: g["selected_index"].shape[1] == _drafts(g) - 1),
+    Rule("positions", "a position for each draft", lambda g: len(g["positions"]) == g["retrive_index"].numel()),
+    Rule("topk", "at least 1", lambda g: g["topk"] > 0),
+    Rule("depth", "at least 1", lambda g: g["depth"] > 0),
+    Rule("tree_mask_mode", "0, 1 or 2", lambda g: 0 <= g["tree_mask_mode"] <= 2),
+)
+_verify, _build = (SGL_KERNEL[f"sgl_kernel.{_name}"] for _name in ("verify_tree_greedy", "build_tree_kernel_efficient"))
+SGL_KERNEL["sglang_jit.verify_tree_greedy"] = _verify._replace(
+    source=_TREE,
+    sizes=(Rule("predicts", "a token for each draft", lambda g: len(g["predicts"]) == g["candidates"].numel()),),
+)
+SGL_KERNEL["sglang_jit.build_tree_kernel_efficient"] = _build._replace(
+    source=_TREE,
+    arguments={**_build.arguments, "tree_mask": Tensor((torch.bool, torch.uint8, torch.uint16, torch.uint32), "_")},
+    sizes=(*_build.sizes, *_EXACTLY),
+)

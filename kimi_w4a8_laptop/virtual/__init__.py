@@ -53,9 +53,10 @@ def register_hooks() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # SGLang's import order: after `install`
 
     from ..cpu import dp_controller  # start-up: SGLang
-    from . import rccl, step_counts  # start-up: they load the device
+    from . import rccl, step_counts, unordered  # start-up: they load the device
 
     HookRegistry.register(rccl.TARGET, rccl.Gloo, HookType.REPLACE)
     HookRegistry.register(dp_controller.TARGET, dp_controller.event_loop, HookType.REPLACE)
+    unordered.register_hooks()
     if step_counts.wanted():
         HookRegistry.register(step_counts.TARGET, step_counts.begin, HookType.BEFORE)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from ..aiter_rules import whole
 from ..cpu.attention import BLOCK, masked_attention
 from .operators import operator
 
@@ -48,8 +49,6 @@ def _ragged(
     """Fill `out` for each sequence between the bounds; return the log-sum-exp [H, T]."""
     lse = torch.full((q.shape[1], q.shape[0]), -torch.inf)
     starts, key_starts = q_bounds.tolist(), k_bounds.tolist()
-    if starts[-1] > len(q) or starts != sorted(starts):
-        raise RuntimeError(f"query bounds {starts} (keys {key_starts}) for a query of {len(q)} rows")
     for sequence in range(min(len(starts), len(key_starts)) - 1):
         rows = slice(starts[sequence], starts[sequence + 1])
         if rows.stop > rows.start:
@@ -63,6 +62,7 @@ def _ragged(
 def _paged(cache: torch.Tensor, value: torch.Tensor, pages: torch.Tensor) -> _Reader:
     """Return a reader of a cache with pages of one token: [slots, ..., G, D]."""
     k, v = (part.reshape(-1, part.shape[-2], part.shape[-1]) for part in (cache, value))
+    pages = whole(pages)
     return lambda first, last: (k[pages[first:last].long()], v[pages[first:last].long()])
 
 

@@ -155,11 +155,8 @@ def store_cache(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     indices: torch.Tensor,
-    size_limit: int,
     reserved_skip_index: int,
 ) -> None:
-    if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < size_limit:
-        raise RuntimeError(f"store_cache: an index is outside of [0, {size_limit})")
     kept = indices != reserved_skip_index
     k_cache[indices[kept]] = k[kept]
     v_cache[indices[kept]] = v[kept]

@@ -2,7 +2,7 @@
 //
 // The dispatch key CUDA gets one boxed fallback. It passes CPU tensors over the same memory to the CPU's kernel and
 // returns CUDA tensors. It refuses what a GPU refuses (tensors of two devices in one operator, a host synchronization
-// during graph capture), counts what costs time on a GPU, and checks that streams waited for each other's data.
+// during graph capture), counts what costs time on a GPU, and refuses an access to data that was not waited for.
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -16,10 +16,11 @@
 #include <c10/core/impl/alloc_cpu.h>
 #include <torch/library.h>
 
-#include <atomic>
+#include <csignal>
 #include <map>
 #include <mutex>
 #include <set>
+#include <sys/mman.h>
 
 using c10::DeviceType;
 using c10::IValue;
@@ -50,7 +51,7 @@ void count(Kind kind, const std::string& name) {
 using Clock = std::array<uint64_t, kStreams>;
 Clock clocks[kStreams], host;
 std::map<int64_t, Clock> events;
-std::map<std::string, uint64_t> races;
+std::string race;  // the first that was noticed and not yet raised
 int64_t next_event = 1, next_stream = kDevices;  // streams 0 to 7 are the devices' default streams
 thread_local int current_device = 0;
 thread_local int current_stream[kDevices] = {0, 1, 2, 3, 4, 5, 6, 7};
@@ -66,10 +67,42 @@ struct Access {
   std::string name;
 };
 
-// Memory of a CUDA storage: the CPU storage that holds it, and the last accesses.
+// Memory of a CUDA storage or of a pinned one, and its last accesses. cpu: the storage that holds the CUDA storage's.
 struct Block {
   c10::Storage cpu;
+  const char *low = nullptr, *high = nullptr;
   std::map<int, Access> writes, reads;  // by stream
+  bool pinned = false;
+  bool unordered = false;  // vg_unordered
+
+  Block(c10::Storage storage) : cpu(std::move(storage)) { hold(static_cast<const char*>(cpu.data()), cpu.nbytes()); }
+  Block(const char* data, size_t bytes) : pinned(true) { hold(data, bytes); }
+  ~Block() {
+    std::lock_guard<std::recursive_mutex> guard(lock);
+    auto found = blocks().find(low);
+    if (found != blocks().end() && found->second == this) blocks().erase(found);
+  }
+  Block(const Block&) = delete;
+
+  static std::map<const char*, Block*>& blocks() {  // by address
+    static auto* known = new std::map<const char*, Block*>;
+    return *known;
+  }
+  static Block* at(const void* data) {
+    auto* address = static_cast<const char*>(data);
+    std::lock_guard<std::recursive_mutex> guard(lock);
+    auto after = blocks().upper_bound(address);
+    if (after == blocks().begin()) return nullptr;
+    auto* block = (--after)->second;
+    return address < block->high ? block : nullptr;
+  }
+
+ private:
+  void hold(const char* data, size_t bytes) {
+    std::lock_guard<std::recursive_mutex> guard(lock);
+    low = data, high = data + std::max<size_t>(bytes, 1);
+    if (data) blocks()[low] = this;
+  }
 };
 
 void release(void* block) { delete static_cast<Block*>(block); }
@@ -130,20 +163,25 @@ std::pair<const char*, const char*> extent(const at::Tensor& t) {
   return {low, t.numel() ? low + (last + 1) * t.itemsize() : low};
 }
 
-// Record an access of the current stream; note a race with one that it has not waited for.
-void access(const at::Tensor& tensor, bool write, bool scattered, const std::string& name) {
-  if (!tensor.storage().data()) return;
-  auto stream = current_stream[tensor.get_device()];
+// Raise the first race, if there is one. The host's own access is noticed in a signal, so the next launch raises it.
+void raise_race() {
+  if (race.empty()) return;
+  auto found = std::exchange(race, "");
+  TORCH_CHECK(false, "race: ", found, ": nothing waits for it");
+}
+
+// Record an access of a stream; refuse it where the stream has not waited for an access that it must follow.
+void access(Block* block, int stream, const char* low, const char* high, bool write, bool scattered, const std::string& name) {
+  if (!block || low >= high) return;
   auto& clock = clocks[stream];
-  auto* block = block_of(tensor.storage());
-  auto [low, high] = extent(tensor);
   auto check = [&](const std::map<int, Access>& others, const char* kind) {
     for (auto& [other, last] : others)
       if (other != stream && clock[other] < last.time && low < last.high && last.low < high)
-        ++races[name + " " + kind + " " + last.name];
+        race = name + " " + kind + " " + last.name;
   };
   check(block->writes, write ? "overwrites" : "reads");
-  if (write && !scattered) check(block->reads, "overwrites what is read by");
+  if (write && !scattered && !block->unordered) check(block->reads, "overwrites what is read by");
+  raise_race();
   Access mine{stream, clock[stream], low, high, name};
   auto& last = (write ? block->writes : block->reads)[stream];
   if (last.stream >= 0 && last.time == mine.time) {  // several arguments of one launch
@@ -152,7 +190,76 @@ void access(const at::Tensor& tensor, bool write, bool scattered, const std::str
   last = mine;
 }
 
+void access(const at::Tensor& tensor, bool write, bool scattered, const std::string& name) {
+  auto [low, high] = extent(tensor);
+  access(block_of(tensor.storage()), current_stream[tensor.get_device()], low, high, write, scattered, name);
+}
+
+// ---- pinned memory: the host may not touch what a copy under way reads or writes ------------------------------
+// Its pages are protected until the host has waited for the copy. A touch before that is a signal, and noted as a race.
+struct Pending {
+  const char *low, *high;
+  int stream;
+  uint64_t time;
+  bool write;  // the copy writes the host's memory
+};
+std::vector<Pending> pending;
+thread_local bool device_at_work = false;  // in a kernel, whose accesses have been checked
+struct AtWork {
+  bool before = std::exchange(device_at_work, true);
+  ~AtWork() { device_at_work = before; }
+};
+constexpr uintptr_t kPage = 4096;
+struct sigaction other_handler;
+
+void protect(const char* low, const char* high, int protection) {
+  auto first = reinterpret_cast<uintptr_t>(low) / kPage * kPage;
+  auto last = (reinterpret_cast<uintptr_t>(high) + kPage - 1) / kPage * kPage;
+  mprotect(reinterpret_cast<void*>(first), last - first, protection);
+}
+
+void settle() {  // after the host has waited for something
+  std::vector<Pending> left;
+  for (auto& one : pending)
+    if (host[one.stream] < one.time) left.push_back(one);
+    else protect(one.low, one.high, PROT_READ | PROT_WRITE);
+  pending = left;
+  for (auto& one : pending) protect(one.low, one.high, one.write ? PROT_NONE : PROT_READ);
+}
+
+void touched(int number, siginfo_t* info, void* context) {
+  std::lock_guard<std::recursive_mutex> guard(lock);
+  auto* address = static_cast<const char*>(info->si_addr);
+  auto* block = Block::at(address);
+  if (!block || !block->pinned) {  // a real fault: as without this handler
+    sigaction(SIGSEGV, &other_handler, nullptr);
+    return;
+  }
+  for (auto& one : pending)
+    if (!device_at_work && one.low <= address && address < one.high && race.empty())
+      race = one.write ? "the host reads pinned memory before the copy that writes it has ended"
+                       : "the host overwrites pinned memory before the copy that reads it has ended";
+  protect(block->low, block->high, PROT_READ | PROT_WRITE);
+}
+
+void copy_under_way(const char* low, const char* high, int stream, bool write) {
+  std::lock_guard<std::recursive_mutex> guard(lock);
+  if (auto* block = Block::at(low); !block || block->unordered) return;
+  struct sigaction ours{}, found{};
+  ours.sa_sigaction = &touched, ours.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
+  sigaction(SIGSEGV, &ours, &found);  // again: Python's faulthandler may have come in between
+  if (found.sa_sigaction != &touched) other_handler = found;
+  pending.push_back({low, high, stream, clocks[stream][stream], write});
+  settle();
+}
+
+void host_waits(const Clock& clock) {
+  join(host, clock);
+  settle();
+}
+
 void begin_launch(int device) {
+  raise_race();
   auto stream = current_stream[device];
   join(clocks[stream], host);
   ++clocks[stream][stream];
@@ -190,6 +297,7 @@ struct Call {
   std::vector<std::pair<c10::Storage, c10::Storage>> storages;  // cuda, cpu
   int device = -1;
   bool host_operand = false;
+  at::Tensor under_way;  // pinned memory of a copy for which nothing waits
 
   explicit Call(const c10::OperatorHandle& handle) : op(handle), name(handle.schema().name()) {}
 
@@ -292,12 +400,15 @@ void count_copy(Call& call, const at::Tensor& to, const at::Tensor& from, bool n
   if (!pinned(on_host.storage().data())) {
     if (down) count(kSynchronization, name);
     else count(kPageableCopy, name);
-    if (down) join(host, clocks[current_stream[from.get_device()]]);
+    if (down) host_waits(clocks[current_stream[from.get_device()]]);
   } else if (non_blocking) {
     count(kHostCopy, name);
+    auto [low, high] = extent(on_host);
+    access(Block::at(low), current_stream[call.device], low, high, down, false, "aten::copy_");
+    call.under_way = on_host;
   } else {
     count(kSynchronization, name);
-    join(host, clocks[current_stream[call.device]]);
+    host_waits(clocks[current_stream[call.device]]);
   }
 }
 
@@ -361,16 +472,22 @@ void run(const c10::OperatorHandle& op, Stack* stack) {
     }
     if (kSynchronous.count(call.name) || masked) {
       count(kSynchronization, call.name);
-      join(host, clocks[current_stream[call.device]]);
+      host_waits(clocks[current_stream[call.device]]);
     }
   }
   {
     at::AutoDispatchBelowADInplaceOrView guard;
+    AtWork at_work;
     as_on_gpu(op, call.name, stack, first).redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  }
+  if (call.under_way.defined()) {
+    auto [low, high] = extent(call.under_way);
+    copy_under_way(low, high, current_stream[call.device], !to.is_cuda());
   }
   for (auto& swap : call.swaps) call.carry_over(swap);
   const size_t results = schema.returns().size();
-  for (size_t i = stack->size() - results; i < stack->size(); ++i) (*stack)[i] = call.value_to_cuda((*stack)[i]);
+  if (!to.defined() || to.is_cuda())  // a copy to the host returns the host's tensor
+    for (size_t i = stack->size() - results; i < stack->size(); ++i) (*stack)[i] = call.value_to_cuda((*stack)[i]);
   if (recording && !original.empty())
     recording->push_back({&op, original, Stack(stack->end() - static_cast<int64_t>(results), stack->end()), 0});
 }
@@ -397,6 +514,22 @@ void replay(int64_t graph) {
       const auto& now = stack[i].toTensor();
       if (!old.is_same(now) && old.storage().data() != now.storage().data()) host_alias(old).copy_(host_alias(now));
     }
+  }
+}
+// A kernel that is Python here begins; `replaying` leaves it uncounted.
+void begin(const std::string& name, int64_t device) {
+  std::lock_guard<std::recursive_mutex> guard(lock);
+  begin_launch(static_cast<int>(device));
+  count(kLaunch, name);
+}
+
+// Record what such a kernel touches: pairs of addresses, from and to. A GPU computes at a replay alone.
+void touch(c10::IntArrayRef ranges, bool write, bool scattered, const std::string& name, int64_t device) {
+  std::lock_guard<std::recursive_mutex> guard(lock);
+  if (recording && !replaying) return;
+  for (size_t i = 0; i + 1 < ranges.size(); i += 2) {
+    auto* low = reinterpret_cast<const char*>(ranges[i]);
+    access(Block::at(low), current_stream[device], low, reinterpret_cast<const char*>(ranges[i + 1]), write, scattered, name);
   }
 }
 at::Tensor host_view(const at::Tensor& tensor) { return tensor.is_cuda() ? host_alias(tensor) : tensor; }
@@ -432,27 +565,23 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 };
 C10_REGISTER_GUARD_IMPL(CUDA, Guard);
 
-std::map<const char*, size_t> pinned_blocks;
 bool pinned(const void* data) {
-  std::lock_guard<std::recursive_mutex> guard(lock);
-  auto after = pinned_blocks.upper_bound(static_cast<const char*>(data));
-  if (after == pinned_blocks.begin()) return false;
-  --after;
-  return static_cast<const char*>(data) < after->first + std::max<size_t>(after->second, 1);
+  auto* block = Block::at(data);
+  return block && block->pinned;
 }
 
 struct PinnedAllocator final : c10::Allocator {
   static void unpin(void* data) {
-    {
-      std::lock_guard<std::recursive_mutex> guard(lock);
-      pinned_blocks.erase(static_cast<const char*>(data));
-    }
-    c10::free_cpu(data);
+    std::lock_guard<std::recursive_mutex> guard(lock);
+    auto* block = Block::at(data);
+    protect(block->low, block->high, PROT_READ | PROT_WRITE);
+    std::erase_if(pending, [&](auto& one) { return block->low <= one.low && one.low < block->high; });
+    delete block;
+    std::free(data);
   }
   c10::DataPtr allocate(size_t bytes) override {
-    void* data = c10::alloc_cpu(std::max<size_t>(bytes, 64));
-    std::lock_guard<std::recursive_mutex> guard(lock);
-    pinned_blocks[static_cast<const char*>(data)] = bytes;
+    void* data = std::aligned_alloc(kPage, (std::max<size_t>(bytes, 1) + kPage - 1) / kPage * kPage);  // its own pages
+    new Block(static_cast<const char*>(data), bytes);
     return {data, data, &unpin, c10::Device(DeviceType::CPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &unpin; }
@@ -509,6 +638,9 @@ TORCH_LIBRARY_IMPL(c10d, CUDA, m) {
 TORCH_LIBRARY(virtual_gpu, m) {
   m.def("host(Tensor(a) tensor) -> Tensor(a)");
   m.def("adopt(Tensor tensor, int device) -> Tensor");
+  m.def("begin(str name, int device) -> ()", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, &begin));
+  m.def("touch(int[] ranges, bool write, bool scattered, str name, int device) -> ()",
+        torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, &touch));
   m.def("replay(int graph) -> ()", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, &replay));
 }
 TORCH_LIBRARY_IMPL(virtual_gpu, CUDA, m) { m.impl("host", &host_view); }
@@ -540,22 +672,28 @@ void vg_wait(int stream, int64_t event) {
   std::lock_guard<std::recursive_mutex> guard(lock);
   join(clocks[stream], events[event]);
 }
+// Take notice that an event has passed, as the host learns from a query; see vg_synchronize.
+void vg_query(int64_t event) {
+  std::lock_guard<std::recursive_mutex> guard(lock);
+  if (event >= 0) host_waits(events[event]);
+  else if (-1 - event < kStreams) host_waits(clocks[-1 - event]);
+  else for (const auto& clock : clocks) host_waits(clock);
+}
 // event < 0: a stream, as -1 - stream, or all if that is no stream. Returns false where a graph is being captured.
 bool vg_synchronize(int64_t event, const char* name) {
   std::lock_guard<std::recursive_mutex> guard(lock);
   if (capturing) return false;
   ++counts[kSynchronization][name];
-  if (event >= 0) join(host, events[event]);
-  else if (-1 - event < kStreams) join(host, clocks[-1 - event]);
-  else for (const auto& clock : clocks) join(host, clock);
+  vg_query(event);
   return true;
 }
 
-void vg_launch(const char* name, int device) {
-  std::lock_guard<std::recursive_mutex> guard(lock);
-  begin_launch(device);
-  count(kLaunch, name);
+// Memory that may be overwritten while it is read; see unordered.py.
+void vg_unordered(const void* data) {
+  if (auto* block = Block::at(data)) block->unordered = true;
 }
+// The name of a race that no launch has raised yet: at most `size` characters.
+void vg_race(char* out, size_t size) { std::snprintf(out, size, "%s", race.c_str()); }
 
 void vg_reset() {
   std::lock_guard<std::recursive_mutex> guard(lock);
@@ -567,7 +705,6 @@ void vg_report(char* out, size_t size) {
   std::string text;
   for (int kind = 0; kind < kKinds; ++kind)
     for (auto& [name, number] : counts[kind]) text += std::string(kNames[kind]) + "\t" + name + "\t" + std::to_string(number) + "\n";
-  for (auto& [name, number] : races) text += "race\t" + name + "\t" + std::to_string(number) + "\n";
   std::snprintf(out, size, "%s", text.c_str());
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from cProfile import Profile
 from ctypes import CFUNCTYPE, c_bool, c_int64
 from typing import Any
@@ -15,6 +15,7 @@ from . import library
 
 _calls: dict[int, Callable[[], object]] = {}
 _numbers = itertools.count(1)
+failed: list[Exception] = []  # of a kernel in a replay, until the replay raises it
 not_counting: list[Profile] = []  # profiles of the engine, which the kernels are no part of
 
 
@@ -27,26 +28,82 @@ def host(value: object) -> object:
     return value
 
 
-def launch(name: str, kernel: Callable[..., object], *given: object, **named: object) -> Any:
-    """Run `kernel` on the memory of its CUDA tensors, now and at each replay of the graph that is being captured."""
+def launch(
+    name: str, kernel: Callable[..., object], *given: object, touched: Touched | None = None, **named: object
+) -> Any:
+    """Run `kernel` on the memory of its CUDA tensors, now and at each replay of the graph that is being captured.
+
+    touched: what it reads and writes; by default it reads its tensors, and writes its result.
+    """
     device = library.load()
     tensors = [value for value in (*given, *named.values()) if isinstance(value, torch.Tensor)]
     number = next((tensor.get_device() for tensor in tensors if tensor.is_cuda), device.vg_device())
-    device.vg_launch(name.encode(), number)
+    touched = touched or Touched(tensors)
     on_host, named_on_host = [host(value) for value in given], {key: host(value) for key, value in named.items()}
-    for profile in not_counting:
-        profile.disable()
-    result = kernel(*on_host, **named_on_host)
-    for profile in not_counting:
-        profile.enable()
-    if device.vg_capturing():
-        identity = next(_numbers)
-        _calls[identity] = lambda: _write(result, kernel(*on_host, **named_on_host))
-        device.vg_record_call(c_int64(identity))
+
+    def run() -> object:
+        torch.ops.virtual_gpu.begin(name, number)
+        touched.note(name, number)
+        for profile in not_counting:
+            profile.disable()
+        result = kernel(*on_host, **named_on_host)
+        for profile in not_counting:
+            profile.enable()
+        touched.note_found(name, number)
+        return result
+
+    result = run()
     given_as = {
         id(on): value for on, value in zip((*on_host, *named_on_host.values()), (*given, *named.values()), strict=True)
     }
-    return _adopted(result, number, given_as)
+    adopted = _adopted(result, number, given_as)
+    parts = adopted if isinstance(adopted, tuple) else (adopted,)
+    new = Touched((), [part for part in parts if isinstance(part, torch.Tensor)])
+    new.note(name, number)
+
+    def again() -> None:
+        _write(result, run())
+        new.note(name, number)
+
+    if device.vg_capturing():
+        identity = next(_numbers)
+        _calls[identity] = again
+        device.vg_record_call(c_int64(identity))
+    return adopted
+
+
+class Touched:
+    """Memory that a launch reads and writes: that of tensors, and what it finds while it runs."""
+
+    def __init__(
+        self,
+        reads: Sequence[torch.Tensor],
+        writes: Sequence[torch.Tensor] = (),
+        scattered: bool = False,
+        found: Callable[[], tuple[list[int], list[int]]] = lambda: ([], []),
+    ) -> None:
+        self._reads, self._writes, self._scattered, self._found = _ranges(reads), _ranges(writes), scattered, found
+
+    def note(self, name: str, device: int) -> None:
+        self._note(self._reads, self._writes, name, device)
+
+    def note_found(self, name: str, device: int) -> None:
+        self._note(*self._found(), name, device)
+
+    def _note(self, reads: list[int], writes: list[int], name: str, device: int) -> None:
+        for ranges, write in ((reads, False), (writes, True)):
+            if ranges:
+                torch.ops.virtual_gpu.touch(ranges, write, self._scattered, name, device)
+
+
+def _ranges(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """Return the first address of each device tensor and the one after its last, in turn."""
+    out = []
+    for tensor in tensors:
+        if tensor.is_cuda and tensor.numel():
+            last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            out += [tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()]
+    return out
 
 
 def _adopted(value: object, device: int, given_as: dict[int, object]) -> object:
@@ -69,8 +126,9 @@ def _write(first: object, again: object) -> None:
 def _replayed(identity: int) -> bool:
     try:
         _calls[identity]()
-    except Exception:
+    except Exception as error:
         traceback.print_exc()
+        failed.append(error)
         return False
     return True
 

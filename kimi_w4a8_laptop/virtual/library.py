@@ -64,7 +64,7 @@ def _built() -> Path:
 
 
 def report() -> dict[str, dict[str, int]]:
-    """Return what was counted since `reset`: numbers by operator for each kind, and races between streams."""
+    """Return what was counted since `reset`: numbers by operator for each kind."""
     buffer = ctypes.create_string_buffer(_SIZE)
     load().vg_report(buffer, ctypes.c_size_t(_SIZE))
     counted: dict[str, dict[str, int]] = {}

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
-from .kernel_launch import launch
+from .kernel_launch import Touched, launch
 
 TARGET = "sglang.srt.distributed.device_communicators.pynccl_wrapper.NCCLLibrary"
 _TYPES = (
@@ -42,20 +43,27 @@ class Gloo:
     ) -> None:
         read, written = _memory(source, count, kind), _memory(target, count, kind)
         _require_sum(op)
-        launch("ncclAllReduce", lambda: group.allreduce([written.copy_(read)]).wait())
+        _communicate("ncclAllReduce", read, written, lambda: group.allreduce([written.copy_(read)]).wait())
 
     def ncclReduceScatter(
         self, source: _Pointer, target: _Pointer, count: int, kind: int, op: int, group: dist.ProcessGroup, _: object
     ) -> None:
-        parts, written = _memory(source, count * group.size(), kind).chunk(group.size()), _memory(target, count, kind)
+        read, written = _memory(source, count * group.size(), kind), _memory(target, count, kind)
+        parts = list(read.chunk(group.size()))
         _require_sum(op)
-        launch("ncclReduceScatter", lambda: group.reduce_scatter([written], [list(parts)]).wait())
+        _communicate("ncclReduceScatter", read, written, lambda: group.reduce_scatter([written], [parts]).wait())
 
     def ncclAllGather(
         self, source: _Pointer, target: _Pointer, count: int, kind: int, group: dist.ProcessGroup, _: object
     ) -> None:
-        read, parts = _memory(source, count, kind), _memory(target, count * group.size(), kind).chunk(group.size())
-        launch("ncclAllGather", lambda: group.allgather([list(parts)], [read]).wait())
+        read, written = _memory(source, count, kind), _memory(target, count * group.size(), kind)
+        parts = list(written.chunk(group.size()))
+        _communicate("ncclAllGather", read, written, lambda: group.allgather([parts], [read]).wait())
+
+
+def _communicate(name: str, read: torch.Tensor, written: torch.Tensor, work: Callable[[], object]) -> None:
+    ranges = [[part.data_ptr(), part.data_ptr() + part.nbytes] for part in (read, written)]
+    launch(name, work, touched=Touched((), found=lambda: (ranges[0], ranges[1])))
 
 
 def _require_sum(op: int) -> None:

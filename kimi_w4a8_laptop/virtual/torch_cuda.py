@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 
-from . import library
+from . import kernel_launch, library
 
 DEVICES = 8
 DeviceLike = str | int | torch.device | None
@@ -79,6 +79,7 @@ class Stream:
         _synchronize(-1 - self.number, "stream")
 
     def query(self) -> bool:
+        library.load().vg_query(c_int64(-1 - self.number))
         return True
 
     def __eq__(self, other: object) -> bool:
@@ -113,6 +114,8 @@ class DeviceEvent:
             library.load().vg_wait((stream or current_stream()).number, self._number)
 
     def query(self) -> bool:
+        if self._number:
+            library.load().vg_query(c_int64(self._number))
         return True
 
     def synchronize(self) -> None:
@@ -124,7 +127,7 @@ class DeviceEvent:
 
 
 def _synchronize(event: int, name: str) -> None:
-    if not library.load().vg_synchronize(event, name.encode()):
+    if not library.load().vg_synchronize(c_int64(event), name.encode()):
         raise RuntimeError(f"operation not permitted when stream is capturing: synchronize of {name}")
 
 
@@ -169,7 +172,12 @@ class DeviceGraph:
     def replay(self) -> None:
         if not self._begun:
             raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
-        torch.ops.virtual_gpu.replay(self.number)
+        try:
+            torch.ops.virtual_gpu.replay(self.number)
+        except RuntimeError:
+            if kernel_launch.failed:
+                raise kernel_launch.failed.pop() from None
+            raise
 
     def reset(self) -> None:
         library.load().vg_forget(c_int64(self.number))

@@ -6,6 +6,7 @@ import os
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
@@ -13,7 +14,7 @@ from triton.runtime import interpreter
 
 from kimi_w4a8_eagle3.sampling.draw import draw_rows
 
-from .kernel_launch import launch
+from .kernel_launch import Touched, launch
 from .library import DRAW
 
 _SIZES = {
@@ -64,14 +65,13 @@ def install() -> None:
     patched: set[int] = set()  # modules, in the kernel that runs
 
     def call(self: Any, *given: Any, **named: Any) -> Any:
-        def kernel(*given: torch.Tensor, **named: object) -> None:
-            if self.fn.__name__ == "draw_kernel" and os.environ.get(DRAW) == "reference":
-                given[6].copy_(torch.from_numpy(draw_rows(*(tensor.numpy() for tensor in given[:6]))))
-            else:
-                patched.clear()
-                run(self, *given, **named)
+        def interpreted(*given: object, **named: object) -> None:
+            patched.clear()
+            run(self, *given, **named)
 
-        return launch(f"triton {self.fn.__name__}", kernel, *given, **named)
+        if self.fn.__name__ == "draw_kernel" and os.environ.get(DRAW) == "reference":
+            return launch("triton draw_kernel", _draw, *given, touched=Touched(given[:6], given[6:7]))
+        return launch(f"triton {self.fn.__name__}", interpreted, *given, touched=Touched((), found=_traffic), **named)
 
     def patch_once(function: FunctionType) -> object:
         """Patch Triton's language for a function, not again at each call from a kernel: that takes half of the time."""
@@ -82,10 +82,59 @@ def install() -> None:
         return patch(function)
 
     interpreter.GridExecutor.__call__, interpreter._patch_lang = call, patch_once
-    load = interpreter.InterpreterBuilder.create_masked_load
+    builder = interpreter.InterpreterBuilder
+    load, store, cas, rmw = (
+        getattr(builder, f"create_{name}") for name in ("masked_load", "masked_store", "atomic_cas", "atomic_rmw")
+    )
 
     def load_where(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
         """Load with a mask of integers, too, which `tensor & scalar` makes in the interpreter."""
-        return load(self, pointers, interpreter.TensorHandle(mask.data.astype(bool), interpreter.tl.int1), *rest)
+        mask = interpreter.TensorHandle(mask.data.astype(bool), interpreter.tl.int1)
+        _note(_loads, pointers, mask.data)
+        return load(self, pointers, mask, *rest)
 
-    interpreter.InterpreterBuilder.create_masked_load = load_where
+    def store_where(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        _note(_stores, pointers, mask.data.astype(bool))
+        return store(self, pointers, value, mask, *rest)
+
+    def compare_and_swap(self: Any, pointers: Any, *rest: Any) -> Any:
+        _note(_stores, pointers, True)
+        return cas(self, pointers, *rest)
+
+    def read_and_write(self: Any, operation: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        _note(_stores, pointers, mask.data.astype(bool))
+        return rmw(self, operation, pointers, value, mask, *rest)
+
+    builder.create_masked_load, builder.create_masked_store = load_where, store_where
+    builder.create_atomic_cas, builder.create_atomic_rmw = compare_and_swap, read_and_write
+
+
+# Ranges of addresses in the kernel that runs, by 64 KiB: a launch touches few such parts, and many elements in each.
+_Ranges = dict[int, list[int]]
+_loads: _Ranges = {}
+_stores: _Ranges = {}
+
+
+def _note(ranges: _Ranges, pointers: Any, mask: Any) -> None:
+    """Add what an interpreted kernel loads or stores."""
+    addresses = pointers.data[np.broadcast_to(mask, pointers.data.shape)]
+    if not addresses.size:
+        return
+    size = max(pointers.get_element_ty().primitive_bitwidth // 8, 1)
+    low, high = int(addresses.min()), int(addresses.max())
+    spans = [(low, high)] if low >> 16 == high >> 16 else [(address, address) for address in addresses.ravel().tolist()]
+    for first, last in spans:
+        known = ranges.setdefault(first >> 16, [first, last + size])
+        known[0], known[1] = min(known[0], first), max(known[1], last + size)
+
+
+def _traffic() -> tuple[list[int], list[int]]:
+    """Return what the kernel loaded and stored, and forget it."""
+    found = tuple([address for both in ranges.values() for address in both] for ranges in (_loads, _stores))
+    _loads.clear()
+    _stores.clear()
+    return found[0], found[1]
+
+
+def _draw(*given: torch.Tensor, **_: object) -> None:
+    given[6].copy_(torch.from_numpy(draw_rows(*(tensor.numpy() for tensor in given[:6]))))

@@ -1,4 +1,4 @@
-"""The virtual gfx942 device: 25 planted faults, each noticed by name, and what must work beside them."""
+"""The virtual gfx942 device: planted faults, each noticed by name, and what must work beside them."""
 
 from __future__ import annotations
 
@@ -46,6 +46,34 @@ NOTICED = {
     "greedy_sample into int64": "aiter.ops.sample.greedy_sample: out is torch.int64",
     "page indices in int64": "aiter.paged_attention_ragged: kv_page_indices is torch.int64",
     "a window that no stand-in computes": "aiter.flash_attn_varlen_func: the stand-in does not compute with window",
+    "one query a request instead of four": "mla_decode_fwd: max_seqlen_q is 1, expected the queries of each request",
+    "a page table that is too short": "kv_indices is torch.int32 [7] [1, 2, 3, 4, 5, 6, 7], expected as many as",
+    "a page of -1": "kv_indices is torch.int32 [9] [1, 2, 3, 4, -1, 6, 7, 8, 9], expected pages of kv_buffer",
+    "a page beyond the cache": "kv_page_indices is torch.int32 [5] [7, 1, 8, 4, 3], expected pages of key_cache",
+    "bounds that end before the query": "qo_indptr is torch.int32 [3] [0, 4, 7], expected the last bound at the",
+    "bounds that fall": "kv_indptr is torch.int32 [3] [0, 5, 3], expected 0, and then no number",
+    "8 heads in a verify": "mla_decode_fwd: q is torch.bfloat16 [8, 8, 12], expected a kernel for these heads",
+    "12 heads in a verify": "mla_decode_fwd: q is torch.bfloat16 [8, 12, 12], expected a kernel for these heads",
+    "8 heads in a prefill": "mla_prefill_fwd: q is torch.bfloat16 [8, 8, 12], expected 16 or 128 heads",
+    "a workspace of one byte": "workspace_buffer is torch.uint8 [1], expected two floats and a head",
+    "one length of a last page for two requests": "kv_last_page_lens is torch.int32 [1], expected one for each",
+    "two bounds for two queries": "kv_indptr is torch.int32 [2], expected a bound more than queries",
+    "no partition": "max_num_partitions is 0, expected as many as the longest sequence has",
+    "a pinned copy that is read too early": "race: the host reads pinned memory before the copy",
+    "a pinned source that is overwritten": "race: the host overwrites pinned memory before",
+    "a tensor that Triton reads": "race: aten::fill_ overwrites what is read by triton copy_kernel",
+    "a tensor that Triton writes": "race: aten::sum reads triton copy_kernel",
+    "a tensor that AITER reads": "race: aten::fill_ overwrites what is read by aiter.rmsnorm2d_fwd",
+    "causal=False in a verify": "mla_decode_fwd: the stand-in does not compute with causal=False",
+    "a cap of 1.0": "paged_attention_ragged: the stand-in does not compute with logits_soft_cap=1.0",
+    "True for one page": "mla_decode_fwd: page_size is bool",
+    "parents of another depth (0.5.23)": "parent_list is torch.int64 [2, 3], expected topk * (depth - 1) + 1 parents",
+    "positions of a larger batch (0.5.23)": "positions is torch.int64 [16], expected a position for each draft",
+    "a mask for fewer drafts": "tree_mask is torch.bool [16], expected room for its mode",
+    "other strides of values than of keys": "with strides (32, 32, 16, 1), expected the strides of key_cache",
+    "weights with another row stride than ids": "topk_weights is torch.float32 [4, 2] with strides (4, 1), expected",
+    "heads of 264": "q is torch.bfloat16 [2, 2, 264], expected heads of at most 256, a multiple of 8",
+    "a strided float32 output of a norm": "out is torch.float32 [4, 8] with strides (16, 1), expected contiguous rows",
 }
 
 
@@ -61,7 +89,11 @@ def said() -> dict[str, Any]:
 
 @pytest.mark.parametrize("fault", NOTICED)
 def test_the_fault_is_noticed_by_name(fault: str, said: dict[str, Any]) -> None:
-    assert NOTICED[fault] in said["faults"].pop(fault)
+    assert NOTICED[fault] in said["faults"][fault]
+
+
+def test_each_planted_fault_has_its_message(said: dict[str, Any]) -> None:
+    assert said["faults"].keys() == NOTICED.keys()
 
 
 def test_tensors_say_cuda_and_the_draw_takes_its_triton_kernel(said: dict[str, Any]) -> None:
@@ -85,7 +117,6 @@ def test_a_number_divides_as_on_a_gpu_and_rows_are_quantized_as_on_a_cpu(said: d
 def test_launches_allocations_and_copies_are_counted(said: dict[str, Any]) -> None:
     assert said["healthy"]["counted"] == {
         "launch": {"aten::add": 1, "aten::copy_": 3},
-        "allocation": {"aten::copy_": 1},
         "synchronization": {"to host": 1},
         "pageable copy": {"to device": 1},
         "host copy": {"to device": 1},

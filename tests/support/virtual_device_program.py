@@ -16,13 +16,21 @@ virtual.install()
 
 import torch  # noqa: E402  (the device is installed first, as in an engine)
 import torch.distributed as dist  # noqa: E402
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
 
 from kimi_w4a8_eagle3.moe.reference import quantize_rows  # noqa: E402
 from kimi_w4a8_eagle3.sampling.draw import Filters, draw  # noqa: E402
 from kimi_w4a8_laptop.virtual import library, rccl  # noqa: E402
+from kimi_w4a8_laptop.virtual.operators import STAND_INS  # noqa: E402
 
 FLOAT32 = 7  # of nccl.h
 LINKS = ("candidates", "retrive_index", "retrive_next_token", "retrive_next_sibling", "target_predict")
+
+
+@triton.jit
+def copy_kernel(source, target, size: tl.constexpr):  # type: ignore[no-untyped-def]
+    tl.store(target + tl.arange(0, size), tl.load(source + tl.arange(0, size)))
 
 
 def verify(**changed: torch.Tensor | None) -> None:
@@ -52,15 +60,12 @@ def race(
     second: Callable[[torch.Tensor, torch.cuda.Stream], object],
     first: Callable[[torch.Tensor], object] = lambda tensor: tensor.add_(1),
 ) -> None:
-    """Run `first` on a side stream, then `second` on the default stream; raise what was noticed."""
+    """Run `first` on a side stream, then `second` on the default stream."""
     tensor, side = torch.zeros(4, device="cuda"), torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    before = library.report().get("race", {})
     with torch.cuda.stream(side):
         first(tensor)
     second(tensor, side)
-    if new := library.report().get("race", {}).keys() - before.keys():
-        raise RuntimeError(f"race: {min(new)}")
 
 
 def early_event(tensor: torch.Tensor, side: torch.cuda.Stream) -> None:
@@ -84,23 +89,128 @@ def greedy_sample_into_int64() -> None:
     greedy_sample(torch.zeros(2, dtype=torch.int64, device="cuda"), torch.zeros(2, 8, device="cuda"))
 
 
-def wide_pages() -> None:
-    """Page indices in int64, as torch.arange makes them."""
+def ints(*numbers: int) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.int32, device="cuda")
+
+
+def paged(**changed: object) -> None:
+    """Decode two sequences of 3 and 2 tokens over pages of one token."""
     from aiter import paged_attention_ragged
 
-    q, cache = torch.zeros(1, 2, 8, device="cuda").bfloat16(), torch.zeros(4, 1, 2, 8, device="cuda").bfloat16()
-    one, bounds = torch.ones(1, device="cuda"), torch.tensor([0, 2], dtype=torch.int32, device="cuda")
-    pages, last = torch.arange(2, device="cuda"), torch.ones(1, dtype=torch.int32, device="cuda")
-    workspace = torch.zeros(64, dtype=torch.uint8, device="cuda")
-    paged_attention_ragged(
-        q.clone(), workspace, q, cache, cache, 1.0, bounds, pages, last, 1, 1, None, "auto", "NHD", 0.0, one, one
-    )
+    q, cache = torch.zeros(2, 2, 8, device="cuda").bfloat16(), torch.zeros(8, 1, 2, 8, device="cuda").bfloat16()
+    one = torch.ones(1, device="cuda")
+    values = {
+        "out": torch.empty_like(q),
+        "workspace_buffer": torch.zeros(2 * 2 * (2 * 4 + 8 * 2), dtype=torch.uint8, device="cuda"),
+        "query": q,
+        "key_cache": cache,
+        "value_cache": cache,
+        "scale": 1.0,
+        "kv_indptr": ints(0, 3, 5),
+        "kv_page_indices": ints(7, 1, 2, 4, 3),
+        "kv_last_page_lens": ints(1, 1),
+        "block_size": 1,
+        "max_num_partitions": 1,
+        "alibi_slopes": None,
+        "kv_cache_dtype": "auto",
+        "kv_cache_layout": "NHD",
+        "logits_soft_cap": 0.0,
+        "k_scale": one,
+        "v_scale": one,
+    }
+    paged_attention_ragged(**values | changed)
 
 
-def attention(**given: object) -> torch.Tensor:
+def mla(heads: int = 16, prefill: bool = False, **changed: object) -> None:
+    """Verify four tokens of each of two requests, as SGLang's AITER backend does, or prefill them."""
+    from aiter.mla import mla_decode_fwd, mla_prefill_fwd
+
+    values = {
+        "q": torch.zeros(8, heads, 12, device="cuda").bfloat16(),
+        "kv_buffer": torch.zeros(16, 1, 1, 12, device="cuda").bfloat16(),
+        "o": torch.zeros(8, heads, 8, device="cuda").bfloat16(),
+        "qo_indptr": ints(0, 4, 8),
+        "kv_indptr": ints(0, 5, 9),
+        "kv_indices": ints(*range(1, 10)),
+        "kv_last_page_lens": ints(1, 1),
+        "max_seqlen_q": 4,
+        "sm_scale": 1.0,
+    }
+    (mla_prefill_fwd if prefill else mla_decode_fwd)(**values | changed)
+
+
+def tree(package: str, **changed: object) -> None:
+    """Build the tree of two requests with three drafts each."""
+    import sgl_kernel
+    from sglang.kernels.jit.utils.compile.loader import load_jit
+
+    links = {name: torch.zeros(2, 4, dtype=torch.int64, device="cuda") for name in LINKS[1:4]}
+    values = {
+        "parent_list": torch.zeros(2, 3, dtype=torch.int64, device="cuda"),
+        "selected_index": torch.zeros(2, 3, dtype=torch.int64, device="cuda"),
+        "verified_seq_len": torch.ones(2, dtype=torch.int64, device="cuda"),
+        "tree_mask": torch.zeros(32, dtype=torch.bool, device="cuda"),
+        "positions": torch.zeros(8, dtype=torch.int64, device="cuda"),
+        **links,
+        "topk": 1,
+        "depth": 3,
+        "draft_token_num": 4,
+        "tree_mask_mode": 1,
+    }
+    module = sgl_kernel if package == "sgl_kernel" else load_jit()
+    module.build_tree_kernel_efficient(*(values | changed).values())
+
+
+def norm_into_columns() -> None:
+    """Let the norm of float32 rows write every second column of a wider tensor."""
+    from aiter import rmsnorm2d_fwd_with_add
+
+    x, wide = torch.ones(4, 8, device="cuda"), torch.zeros(4, 16, device="cuda")
+    rmsnorm2d_fwd_with_add(wide[:, :8], x, x, torch.empty_like(x), torch.ones(8, device="cuda"), 1e-5)
+
+
+def route_into_columns() -> None:
+    """Let routing write weights into a wider tensor than ids."""
+    from aiter import biased_grouped_topk
+
+    gates, bias = torch.zeros(4, 8, device="cuda"), torch.zeros(8, device="cuda")
+    wide, ids = torch.zeros(4, 4, device="cuda"), torch.zeros(4, 2, dtype=torch.int32, device="cuda")
+    biased_grouped_topk(gates, bias, wide[:, :2], ids, 1, 1, True, 1.0)
+
+
+def pinned(read: bool) -> None:
+    """Touch pinned memory on the host while a copy of it is under way."""
+    on_host, on_device = torch.zeros(4, pin_memory=True), torch.zeros(4, device="cuda")
+    if read:
+        on_host.copy_(on_device, non_blocking=True)
+        on_host.tolist()
+    else:
+        on_device.copy_(on_host, non_blocking=True)
+        on_host.fill_(1)
+    on_device.add_(1)  # the next launch raises what the host did
+
+
+def beside_triton(reads: bool) -> None:
+    """Let a kernel of Triton run on a side stream, and overwrite what it reads, or read what it writes."""
+    tensor, out, side = torch.zeros(4, device="cuda"), torch.zeros(4, device="cuda"), torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        copy_kernel[(1,)](tensor, out, 4)
+    if reads:
+        tensor.fill_(1)
+    else:
+        out.sum()
+
+
+def beside_aiter() -> None:
+    """Overwrite the gates while AITER reads them."""
+    race(lambda x, side: x.fill_(1), lambda x: STAND_INS["aiter.rmsnorm2d_fwd"](x[None], x[0:4], 1e-5))
+
+
+def attention(size: int = 8, **given: object) -> torch.Tensor:
     from aiter import flash_attn_varlen_func
 
-    q, bounds = torch.ones(2, 2, 8, device="cuda").bfloat16(), torch.tensor([0, 2], dtype=torch.int32, device="cuda")
+    q, bounds = torch.ones(2, 2, size, device="cuda").bfloat16(), torch.tensor([0, 2], dtype=torch.int32, device="cuda")
     found: torch.Tensor = flash_attn_varlen_func(q, q, q, bounds, bounds, 2, 2, causal=True, **given)
     return found
 
@@ -133,8 +243,40 @@ FAULTS: dict[str, Callable[[], object]] = {
     "a buffer overwritten while it is read": lambda: race(lambda x, side: x.fill_(3), torch.Tensor.sum),
     "a name that AITER lacks": missing_name,
     "greedy_sample into int64": greedy_sample_into_int64,
-    "page indices in int64": wide_pages,
+    "page indices in int64": lambda: paged(kv_page_indices=torch.arange(5, device="cuda")),
     "a window that no stand-in computes": lambda: attention(window_size=(128, 0)),
+    "one query a request instead of four": lambda: mla(max_seqlen_q=1),
+    "a page table that is too short": lambda: mla(kv_indices=ints(*range(1, 8))),
+    "a page of -1": lambda: mla(kv_indices=ints(1, 2, 3, 4, -1, 6, 7, 8, 9)),
+    "a page beyond the cache": lambda: paged(kv_page_indices=ints(7, 1, 8, 4, 3)),
+    "bounds that end before the query": lambda: mla(qo_indptr=ints(0, 4, 7), prefill=True),
+    "bounds that fall": lambda: paged(kv_indptr=ints(0, 5, 3)),
+    "8 heads in a verify": lambda: mla(8),
+    "12 heads in a verify": lambda: mla(12),
+    "8 heads in a prefill": lambda: mla(8, prefill=True),
+    "a workspace of one byte": lambda: paged(workspace_buffer=torch.zeros(1, dtype=torch.uint8, device="cuda")),
+    "one length of a last page for two requests": lambda: mla(kv_last_page_lens=ints(1)),
+    "two bounds for two queries": lambda: paged(kv_indptr=ints(0, 5)),
+    "no partition": lambda: paged(max_num_partitions=0),
+    "a pinned copy that is read too early": lambda: pinned(read=True),
+    "a pinned source that is overwritten": lambda: pinned(read=False),
+    "a tensor that Triton reads": lambda: beside_triton(reads=True),
+    "a tensor that Triton writes": lambda: beside_triton(reads=False),
+    "a tensor that AITER reads": beside_aiter,
+    "causal=False in a verify": lambda: mla(causal=False),
+    "a cap of 1.0": lambda: paged(logits_soft_cap=1.0),
+    "True for one page": lambda: mla(page_size=True),
+    "parents of another depth (0.5.23)": lambda: tree("sglang_jit", depth=2),
+    "positions of a larger batch (0.5.23)": lambda: tree(
+        "sglang_jit", positions=torch.zeros(16, dtype=torch.int64, device="cuda")
+    ),
+    "a mask for fewer drafts": lambda: tree("sgl_kernel", tree_mask=torch.zeros(16, dtype=torch.bool, device="cuda")),
+    "other strides of values than of keys": lambda: paged(
+        value_cache=torch.zeros(8, 1, 2, 16, device="cuda").bfloat16()[..., :8]
+    ),
+    "weights with another row stride than ids": route_into_columns,
+    "heads of 264": lambda: attention(size=264),
+    "a strided float32 output of a norm": norm_into_columns,
 }
 
 
@@ -200,7 +342,6 @@ def healthy() -> dict[str, object]:
     x.copy_(torch.ones(3).pin_memory(), non_blocking=True)
     x.add_(1).tolist()
     counted = library.report()
-    counted.pop("race", None)
     return {
         "devices": [str(drawn.device), str(x.is_cuda), str(torch.ones(1, device="cuda:3").device)],
         "draw": [drawn.tolist() == on_host.tolist(), str(drawn.dtype), launches],

@@ -13,11 +13,12 @@ FEATURE = Feature("the count of NaN logits", remove_when="SGLang has a metric fo
 
 
 class _Rows:
-    """Number of rows with a NaN, counted on the device and read one step late, so that no step waits for it."""
+    """Number of rows with a NaN, counted on the device and read after the copy ended, so that no step waits for it."""
 
     def __init__(self) -> None:
         self._found: torch.Tensor | None = None
         self._host = torch.zeros(1, dtype=torch.int64)
+        self._copied: torch.cuda.Event | None = None
         self._reported = 0
 
     def add(self, logits: torch.Tensor) -> int:
@@ -25,9 +26,15 @@ class _Rows:
         if self._found is None:
             self._found = torch.zeros(1, dtype=torch.int64, device=logits.device)
             self._host = torch.zeros(1, dtype=torch.int64, pin_memory=logits.is_cuda)
+            self._copied = torch.cuda.Event() if logits.is_cuda else None
         self._found += logits.amax(-1).isnan().sum()  # amax keeps NaN and makes no tensor of the logits' size
-        self._host.copy_(self._found, non_blocking=True)
-        seen = int(self._host)  # read once: the copy may land at any time
+        seen = self._reported
+        if self._copied is None:
+            seen = int(self._found)
+        elif self._copied.query():  # True before the first copy, too
+            seen = int(self._host)
+            self._host.copy_(self._found, non_blocking=True)
+            self._copied.record()
         new, self._reported = seen - self._reported, seen
         return new
 

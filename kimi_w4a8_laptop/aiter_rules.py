@@ -1,0 +1,179 @@
+"""What AITER's kernels for gfx942 need of sizes, and of the numbers in page tables and bounds; see `contracts.Rule`.
+
+Read in AITER e4048607: hsa/gfx942/mla/mla_asm.csv and csrc/py_itfs_cu/asm_mla.cu (which kernel, its grid and strides),
+csrc/cpp_itfs/pa/pa_ragged.py and pa_kernels.cuh (the workspace), csrc/py_itfs_ck/mha_*.cu (sizes of heads).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .contracts import Given, Rule, within
+
+_BF16, _FP8 = torch.bfloat16, torch.float8_e4m3fnuz
+# Rows of mla_asm.csv for gfx942: type of queries and keys, heads, persistent, queries of a request (0: any).
+_DECODE = {
+    *((_BF16, heads, False, 0) for heads in (32, 64, 128)),
+    *((_BF16, 16, False, queries) for queries in (1, 4, 8)),
+    (_BF16, 8, False, 1),
+    (_BF16, 8, True, 2),
+    (_BF16, 16, True, 4),
+    *((_FP8, 16, persistent, queries) for persistent in (False, True) for queries in (1, 2, 4)),
+    (_FP8, 8, False, 1),
+    (_FP8, 64, True, 1),
+    (_FP8, 128, False, 0),
+    (_FP8, 128, True, 0),
+}
+_PREFILL = (16, 128)
+_PARTITION = 256
+
+
+def _has_kernel(given: Given) -> bool:
+    """True if `mla_decode_stage1_asm_fwd` finds a kernel after `mla_decode_fwd` has folded the heads."""
+    kind, heads, queries = given["q"].dtype, given["q"].shape[1], given["max_seqlen_q"]
+    persistent = given.get("work_meta_data") is not None
+    if given["kv_buffer"].dtype != kind:
+        return False
+    native = heads == 16 or (kind == _FP8 and (heads == 128 or (heads == 64 and queries == 1)))
+    native |= kind == _BF16 and heads == 8 and queries == 2
+    if persistent and not native:
+        if heads % 16 or not 32 <= heads <= 128:
+            return False
+        heads = 16
+    if heads == 16:
+        queries = _padded(kind, queries, persistent)
+    elif heads == 128 or (kind == _BF16 and heads == 32) or (kind == _BF16 and heads == 64 and queries > 1):
+        queries = 0
+    elif heads == 64 and kind == _BF16:
+        return False  # asm_mla.cu asks for a kernel of one query, and the table's takes any number
+    return (kind, heads, persistent, queries) in _DECODE
+
+
+def _padded(kind: torch.dtype, queries: int, persistent: bool) -> int:
+    """Return the queries of the kernel that serves so many a request with 16 heads."""
+    steps = (4,) if kind == _BF16 and persistent else (1, 4, 8) if kind == _BF16 else (1, 2, 4)
+    return next((step for step in steps if queries <= step), 8 if kind == _BF16 and not persistent else -1)
+
+
+def _numbers(bounds: torch.Tensor) -> list[int]:
+    return [int(number) for number in bounds.tolist()]
+
+
+def _longest(bounds: torch.Tensor) -> int:
+    return int(bounds.diff().max()) if len(bounds) > 1 else 0
+
+
+def _same_batch(argument: str, bounds: str) -> Rule:
+    return Rule(argument, f"one for each sequence of {bounds}", lambda g: len(g[argument]) >= len(g[bounds]) - 1)
+
+
+def rising(bounds: str) -> Rule:
+    return Rule(
+        bounds,
+        "0, and then no number below the one before",
+        lambda g: int(g[bounds][0]) == 0 and bool((g[bounds].diff() >= 0).all()),
+    )
+
+
+def rows(bounds: str, query: str) -> Rule:
+    return Rule(bounds, f"the last bound at the end of {query}", lambda g: _numbers(g[bounds])[-1] == len(g[query]))
+
+
+def longest(size: str, bounds: str) -> Rule:
+    return Rule(size, f"at least the longest sequence of {bounds}", lambda g: g[size] >= _longest(g[bounds]))
+
+
+def whole(table: torch.Tensor) -> torch.Tensor:
+    """Return a table up to the end of its memory: a kernel gets its address alone, and a graph keeps it."""
+    return table.as_strided((table.untyped_storage().nbytes() // table.itemsize - table.storage_offset(),), (1,))
+
+
+def pages(table: str, bounds: str, cache: str) -> tuple[Rule, Rule]:
+    """A page table reaches to its last bound, and names pages that the cache has up to there."""
+    return (
+        Rule(
+            table, f"as many as the last bound of {bounds}", lambda g: len(whole(g[table])) >= _numbers(g[bounds])[-1]
+        ),
+        Rule(table, f"pages of {cache}", lambda g: within(whole(g[table])[: _numbers(g[bounds])[-1]], len(g[cache]))),
+    )
+
+
+def _uniform(given: Given) -> bool:
+    numbers, queries = _numbers(given["qo_indptr"]), given["max_seqlen_q"]
+    return numbers == [queries * i for i in range(len(numbers))]
+
+
+def _workspace(given: Given) -> bool:
+    sequences, heads, head = given["query"].shape
+    parts = sequences * heads * given["max_num_partitions"]
+    return bool(given["workspace_buffer"].numel() >= parts * (2 * 4 + head * given["query"].element_size()))
+
+
+def head(*arguments: str) -> tuple[Rule, ...]:
+    def rule(argument: str) -> Rule:
+        expected = "heads of at most 256, a multiple of 8"
+        return Rule(argument, expected, lambda g: g[argument].shape[-1] <= 256 and g[argument].shape[-1] % 8 == 0)
+
+    return tuple(map(rule, arguments))
+
+
+def same_strides(argument: str, other: str, *dimensions: int) -> Rule:
+    return Rule(
+        argument,
+        f"the strides of {other}",
+        lambda g: all(g[argument].stride(d) == g[other].stride(d) for d in dimensions or range(g[other].dim())),
+    )
+
+
+DECODE_SIZES = (
+    Rule("q", "a kernel for these heads, types and queries in hsa/gfx942/mla/mla_asm.csv", _has_kernel),
+    _same_batch("kv_last_page_lens", "qo_indptr"),
+)
+DECODE_CONTENTS = (
+    Rule("max_seqlen_q", "the queries of each request: it sets grid, strides and kernel", _uniform),
+    rows("qo_indptr", "q"),
+    rising("kv_indptr"),
+    *pages("kv_indices", "kv_indptr", "kv_buffer"),
+)
+PREFILL_SIZES = (
+    Rule("q", "16 or 128 heads", lambda g: g["q"].shape[1] in _PREFILL),
+    _same_batch("kv_last_page_lens", "qo_indptr"),
+)
+PREFILL_CONTENTS = (
+    rising("qo_indptr"),
+    rows("qo_indptr", "q"),
+    longest("max_seqlen_q", "qo_indptr"),
+    rising("kv_indptr"),
+    *pages("kv_indices", "kv_indptr", "kv_buffer"),
+)
+RAGGED_CONTENTS = (
+    rising("cu_seqlens_q"),
+    rows("cu_seqlens_q", "q"),
+    longest("max_seqlen_q", "cu_seqlens_q"),
+    rising("cu_seqlens_k"),
+    Rule("cu_seqlens_k", "the last bound within k", lambda g: _numbers(g["cu_seqlens_k"])[-1] <= len(g["k"])),
+    longest("max_seqlen_k", "cu_seqlens_k"),
+)
+BATCH_PREFILL_CONTENTS = (
+    rising("cu_seqlens_q"),
+    rows("cu_seqlens_q", "q"),
+    longest("max_seqlen_q", "cu_seqlens_q"),
+    rising("kv_indptr"),
+    *pages("kv_page_indices", "kv_indptr", "k"),
+)  # max_seqlen_k only bounds a window, which no stand-in computes; SGLang's draft passes the number of its queries
+# The kernel gets the strides of the keys alone.
+PAGED_SIZES = (
+    Rule("kv_indptr", "a bound more than queries", lambda g: len(g["kv_indptr"]) == len(g["query"]) + 1),
+    Rule("kv_last_page_lens", "one for each query", lambda g: len(g["kv_last_page_lens"]) >= len(g["query"])),
+    Rule("workspace_buffer", "two floats and a head of each partition of each query and head", _workspace),
+    same_strides("value_cache", "key_cache"),
+)
+PAGED_CONTENTS = (
+    rising("kv_indptr"),
+    *pages("kv_page_indices", "kv_indptr", "key_cache"),
+    Rule(
+        "max_num_partitions",
+        "as many as the longest sequence has",
+        lambda g: g["max_num_partitions"] * (g.get("partition_size") or _PARTITION) >= max(_longest(g["kv_indptr"]), 1),
+    ),
+)
