@@ -3,8 +3,8 @@
 `register` is the `sglang.srt.plugins` entry point. SGLang calls it in an engine's main process and in each scheduler,
 before it builds anything there; a detokenizer of 0.5.20 loads no plugins. It registers features: the W4A8 scheme for
 AMD Quark's checkpoints, the page guard, exact sampling, the door, and others. Each feature is a `Feature` in a module
-of a folder (`model/`, `decoding/`, `memory/`, `upkeep/`, `http/`), with its hooks and with the change in SGLang that
-makes it unnecessary. The table in docs/hooks.md lists all of them, and a test compares it with the code.
+of a folder (`model/`, `prefill/`, `decoding/`, `memory/`, `upkeep/`, `http/`), with its hooks and with the change in
+SGLang that makes it unnecessary. The table in docs/hooks.md lists all of them, and a test compares it with the code.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ _EVERYWHERE = (  # what each process of an engine registers
     "upkeep.metrics_hook", "decoding.exact_sampling", "decoding.kept_thinking", "memory.page_guard_hook",
     "model.load_check", "model.quark_config", "upkeep.failing_outputs", "upkeep.failing_requests",
     "upkeep.grammar_cache", "upkeep.local_store", "upkeep.nan_logits", "upkeep.pulse_hook", "upkeep.shared_memory",
+    "prefill.input_scattered",
 )  # fmt: skip
 _HTTP = (  # what the process with the HTTP server registers, too
     "http.answer_parsers", "http.chat_contract", "http.large_requests", "http.messages_contract",

@@ -153,6 +153,11 @@ def call_of(name: str) -> str | None:
     return " ".join(filter(None, [kind, waits, yields, str(inspect.Signature(parameters))]))
 
 
+def first_of(*names: str) -> str:
+    """Return the first of the names that this release has, for a function that moved; the first if it has none."""
+    return next((name for name in names if call_of(name) is not None), names[0])
+
+
 class _Default:
     def __repr__(self) -> str:
         return "..."

@@ -134,7 +134,7 @@ def emit_constants(
     info = _gauge(collector, "kimi_moe_backend_info", "1 for each W4A8 MoE backend in use.", "backend")
     for backend in sorted(selected_backends()):
         info.labels(**collector.labels, backend=backend).set(1)
-    missing = _gauge(collector, "kimi_missing_feature_info", "1 for each feature that this release lacks.", "feature")
+    missing = _gauge(collector, "kimi_missing_feature_info", "1 for each feature that this engine lacks.", "feature")
     for feature in missing_features:
         missing.labels(**collector.labels, feature=feature).set(1)
 

@@ -1,0 +1,1 @@
+"""Prefill: attention's input shared by the ranks."""
