@@ -63,7 +63,7 @@ class Commands(TyperGroup):
                 f"this installation has no verb {args[0]!r}",
                 expected=", ".join(VERBS),
                 remedy="bench, eval and others that measure are in kimi_w4a8_lab, in a checkout: "
-                + pip_install("'.[all]'"),
+                + pip_install("-e", "'.[all]'"),
             )
         name, stub, rest = super().resolve_command(ctx, args)
         return name, load(args[0]) if stub else None, rest

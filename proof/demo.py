@@ -41,6 +41,7 @@ from kimi_w4a8_eagle3.supervision.checks import checked
 from kimi_w4a8_eagle3.supervision.serve import Terminated, signals_raise
 from kimi_w4a8_lab.accuracy.problems import parse_answer, problems
 from kimi_w4a8_lab.accuracy.tokens import TokenClient
+from kimi_w4a8_lab.base.other_programs import busy, watched
 from kimi_w4a8_lab.report import page as report
 from kimi_w4a8_lab.report.measured import factor
 from kimi_w4a8_lab.report.page import Page, Section, Words, write_page
@@ -158,12 +159,6 @@ def demonstrate(runs: Path = DEFAULT_ROOT, console: Console | None = None) -> Pa
     return folder
 
 
-def busy(others: float) -> str:
-    """Return a warning if other programs used many of the cores while times were taken; empty otherwise."""
-    used = f"Other programs used {others:.0%} of this machine's cores meanwhile"
-    return "" if others < 0.15 else f"{used}: measure again before you use the times."
-
-
 def _launch(speculate: bool) -> Launch:
     """The tiny recipe on a free port; without speculation its draft arguments are switched off."""
     launch = render(load_recipe("tiny" if speculate else "tiny:plain"), [f"port={free_port()}"])
@@ -183,7 +178,7 @@ def _start(engines: ExitStack, launch: Launch, folder: Path) -> EngineServer:
 
 def _measure(sides: Sequence[Side], clients: Sequence[TokenClient], asked: Sequence[str], console: Console) -> float:
     """Let the sides answer in turns, A B, B A and so on; return the share of the cores that other programs used."""
-    prompts, before = [clients[0].chat_ids(q, clients[0].model_name()) for q in asked], _processor_seconds()
+    prompts, share = [clients[0].chat_ids(q, clients[0].model_name()) for q in asked], watched()
     with Progress(console=console) as progress, ThreadPoolExecutor(CONCURRENCY) as pool:
         shown = progress.add_task(f"{QUESTIONS} questions to both, in turns", total=2 * QUESTIONS)
         for pair in range(PAIRS):
@@ -193,16 +188,7 @@ def _measure(sides: Sequence[Side], clients: Sequence[TokenClient], asked: Seque
                 sides[at].answers += pool.map(partial(clients[at].timed, max_new_tokens=MAX_TOKENS), block)
                 sides[at].seconds.append(time.monotonic() - began)
                 progress.advance(shown, EACH)
-    others, everything = _processor_seconds() - before
-    return max(0.0, float(others / everything))
-
-
-def _processor_seconds() -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return the seconds that other programs used of all cores, and the seconds that there were."""
-    here, cores = psutil.Process(), psutil.cpu_times()
-    used = [process.cpu_times() for process in (here, *here.children(recursive=True))]
-    own = sum(times.user + times.system for times in used)
-    return np.asarray([sum(cores) - cores.idle - cores.iowait - own, sum(cores)])
+    return share()
 
 
 def _label(launch: Launch) -> str:

@@ -68,7 +68,7 @@ def not_installed(modules: Sequence[str]) -> KimiError:
     return KimiError(
         what,
         expected=f"the extra{'s' * (len(extras) > 1)} {', '.join(f'`{extra}`' for extra in extras)}",
-        remedy=f"in a checkout of this package: {pip_install(chosen)}",
+        remedy=f"in a checkout of this package: {pip_install('-e', chosen)}",
     )
 
 

@@ -39,7 +39,8 @@ def page(analysis: Analysis, charts: bool = True) -> Page:
     elif charts:
         remarks.append(f"No charts: {(missing := not_installed(['matplotlib'])).what}. {missing.remedy}")
     first, *verdict = verdicts(analysis)
-    about = "Kimi-K2.5 W4A8 with EAGLE3, benchmark. On " + "; ".join(
+    models = dict.fromkeys(found.model for run in analysis.runs for found in run.usable if found.model)
+    about = f"Benchmark of {' and '.join(models) or 'a model that was not recorded'}. On " + "; ".join(
         f"{_machine(run)}: {run.name} ({run.record['started']})" for run in analysis.runs
     )
     sections = [

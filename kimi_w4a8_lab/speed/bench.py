@@ -72,13 +72,15 @@ def bench(plan: Plan, texts: Texts, runs: Path, say: Say, resume: Path | None = 
     keeps finished measurements, marked incomplete. What may fail early does so before a folder exists.
     """
     require("sglang")  # its load generator also measures running servers
-    content = {workload.name: texts.prepare(workload) for workload in plan.workloads}
+    require("datasets")  # which the generator imports
+    content = {work.name: texts.prepare(work) for work in plan.workloads if not texts.on_hub(work)}
     for side in plan.sides:
         if side.base_url is not None:
             say(f"{side.name}: asking the server")
             for workload in plan.workloads:
                 _check(side.connected, workload)
         side.check()
+    content |= {work.name: texts.prepare(work) for work in plan.workloads if texts.on_hub(work)}  # perhaps 600 MB
     run, blocks = resumed(resume, plan) if resume else begun(runs, plan), plan.blocks()
     datasets = {name: placed(found, run.folder, name if len(content) > 1 else "") for name, found in content.items()}
     with saved(run, say):

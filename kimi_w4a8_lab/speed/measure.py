@@ -19,6 +19,7 @@ from kimi_w4a8_eagle3.engine.client import EngineClient, Generation
 from kimi_w4a8_eagle3.engine.metrics import Acceptance, acceptance_from_histograms
 
 from ..base.counters import Counters, acceptance_from_counters, counted, still
+from ..base.other_programs import busy, watched
 from ..base.request_progress import request_progress
 from ..base.server_under_test import Server
 from . import repetition
@@ -52,6 +53,7 @@ class Measurement(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     side: str
+    model: str = ""
     workload: Workload
     concurrency: int
     num_prompts: int
@@ -89,7 +91,7 @@ def measure(server: Server, point: Point, dataset: Path, folder: Path, repetitio
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     before: list[Counters] = []
     warmups = point.warmups * point.workload.turns
-    idle = still(server.base_url)
+    idle, share = still(server.base_url), watched()
 
     def open_window(answered: int) -> None:
         before.append(counted(server.base_url, idle.requests + answered, _WARMUP_COUNTED_S))
@@ -106,6 +108,8 @@ def measure(server: Server, point: Point, dataset: Path, folder: Path, repetitio
     after = counted(server.base_url, idle.requests + warmups + point.requests, 5.0)
     added = replace(after.since(before[0]), requests=after.requests - idle.requests - warmups)
     notes, problems = _judge(point, load, details, added)
+    if server.launch is not None and (warning := busy(share())):  # a server that ran before is an other program here
+        notes.append(warning)
     if before[0].requests < idle.requests + warmups:
         notes.append(
             f"the server had counted {before[0].requests - idle.requests:.0f} of {warmups} warm-up requests "
@@ -113,6 +117,7 @@ def measure(server: Server, point: Point, dataset: Path, folder: Path, repetitio
         )
     return Measurement(
         side=server.name,
+        model=server.model,
         workload=point.workload,
         concurrency=point.concurrency,
         num_prompts=point.num_prompts,

@@ -45,6 +45,11 @@ class Texts:
     sharegpt: str | None = None
     prompts: str | None = None
 
+    def on_hub(self, workload: Workload) -> bool:
+        """True if the text of `workload` may have to be downloaded."""
+        sharegpt = self.sharegpt or SHAREGPT if workload.text == "sharegpt" else ""
+        return (self.prompts or sharegpt).startswith(HUB_PREFIX)
+
     def prepare(self, workload: Workload) -> Path | str:
         """Return the dataset of `workload` for the generator: a file that is there, or the content of a new one.
 

@@ -32,4 +32,4 @@ def test_a_next_step_runs_as_it_is_printed(on_path: bool, monkeypatch: pytest.Mo
     pip = "pip" if on_path else f"{near}/{Path(sys.executable).name} -m pip"
     short = ("kimi-w4a8" if on_path else f"{near}/kimi-w4a8", f"{pip} install")
     assert (command(), pip_install()) == short
-    assert not_installed(["matplotlib"]).remedy == f"in a checkout of this package: {short[1]} '.[bench]'"
+    assert not_installed(["matplotlib"]).remedy == f"in a checkout of this package: {short[1]} -e '.[bench]'"

@@ -22,7 +22,7 @@ from kimi_w4a8_laptop import tiny
 
 pytestmark = pytest.mark.slow
 
-ADVICE = re.compile(r"pip install '\.\[([\w,]+)\]'|`(make venv|make demo)`")
+ADVICE = re.compile(r"pip install -e '\.\[([\w,]+)\]'|`(make venv|make demo)`")
 HIDDEN = sorted({*PARTS, "datasets", "torch", "torchvision", "transformers", "amd-quark", "kimi-w4a8-laptop"})
 # Hides modules and distributions, then runs each line of argv[2] in a fork: [exit code, output, new files].
 PROGRAM = """

@@ -18,12 +18,14 @@ from support.null_server import KEY, NUM_PROMPTS, null_server, steps_of
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.door.computed import Computed
 from kimi_w4a8_eagle3.engine import process
+from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve
 from kimi_w4a8_lab.base.counters import Counters, counted, scrape, still
 from kimi_w4a8_lab.base.server_under_test import Target
 from kimi_w4a8_lab.report.analysis import Analysis
 from kimi_w4a8_lab.report.measured import page
 from kimi_w4a8_lab.report.tables import print_page
 from kimi_w4a8_lab.speed import generator
+from kimi_w4a8_lab.speed import measure as measuring
 from kimi_w4a8_lab.speed.bench import Plan, Texts, bench
 from kimi_w4a8_lab.speed.generator import LoadDetails, LoadResult, read_last
 from kimi_w4a8_lab.speed.measure import _judge
@@ -69,6 +71,30 @@ def test_a_load_shorter_than_the_door_reuses_an_answer_of_metrics_is_counted() -
         answered[0] = 14
         assert scrape(url) == before
         assert counted(url, before.requests + 6, 60.0).since(before).requests == 6
+
+
+def test_a_busy_machine_is_noted_where_the_server_was_started_here(
+    null_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "watched", lambda: lambda: 0.4)
+    point = replace(with_changes(load_workload("tiny-con2"), num_prompts=2).points()[0], warmups=0)
+    texts = null_run.folder / "texts.json"
+    with null_server() as url:
+        before = Target(url).connected
+        started = replace(before, launch=resolve(load_recipe("tiny")))
+        notes = [measuring.measure(server, point, texts, tmp_path, 0).notes for server in (before, started)]
+    assert [any(note.startswith("Other programs used 40%") for note in found) for found in notes] == [False, True]
+
+
+def test_the_page_names_the_model_that_was_served(null_run: Run) -> None:
+    assert page(Analysis([null_run])).about.startswith(f"Benchmark of {null_run.result.measurements[0].model}. On ")
+
+
+def test_the_server_is_asked_before_a_large_text_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Texts, "prepare", lambda self, workload: pytest.fail("the text was fetched first"))
+    with pytest.raises(KimiError, match="does not answer"):
+        bench(Plan([Target("http://127.0.0.1:9")], [load_workload("con2")]), Texts(), tmp_path, lambda _: None)
+    assert not list(tmp_path.iterdir())
 
 
 def test_positions_come_from_the_probes(null_run: Run) -> None:

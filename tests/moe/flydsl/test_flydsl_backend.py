@@ -139,7 +139,7 @@ def test_a_missing_linker_is_one_clear_message(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(toolchain, "find_spec", lambda name: None)
     with pytest.raises(KimiError, match=r"no linker.*\n.*package ziglang .* or Debian's ld.lld-19") as error:
         toolchain.rocm_path()
-    assert error.value.remedy == "in a checkout of this package: " + pip_install("'.[kernels]'")
+    assert error.value.remedy == "in a checkout of this package: " + pip_install("-e", "'.[kernels]'")
 
 
 def test_inputs_of_the_wrong_kind_are_refused() -> None:

@@ -41,7 +41,7 @@ def flydsl_version() -> str:
             f"flydsl {version} is not supported",
             where="compiling the gfx942 kernels",
             expected=f"flydsl {', '.join(SUPPORTED)} (a machine that only serves needs none)",
-            remedy="in a checkout, and an environment without AITER: " + pip_install("'.[kernels,serve]'"),
+            remedy="in a checkout, and an environment without AITER: " + pip_install("-e", "'.[kernels,serve]'"),
         )
     return version
 
@@ -63,7 +63,7 @@ def rocm_path() -> Path:
         raise KimiError(
             "no linker for the gfx942 kernels",
             expected="package ziglang (extra `kernels`), ROCm's llvm/bin/ld.lld or Debian's ld.lld-19",
-            remedy="in a checkout of this package: " + pip_install("'.[kernels]'"),
+            remedy="in a checkout of this package: " + pip_install("-e", "'.[kernels]'"),
         )
     script = f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n'
     folder = cache_dir() / "rocm" / hashlib.sha256(script.encode()).hexdigest()[:16]
