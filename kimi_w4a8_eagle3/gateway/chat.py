@@ -150,6 +150,8 @@ def _message(given: Any, at: int, past: bool) -> Message:
     role = _ROLES.get(given.get("role", ""))
     if role is None:
         raise Refusal(f"messages.{at}.role is {given.get('role')!r:.40}", param="messages")
+    if role == "user" and given.get("content") is None:
+        raise Refusal(f"messages.{at}.content is missing", param="messages")
     past = past or role != "user"
     message = Message(role, contents(given.get("content"), lambda part: _part(part, past)))  # type: ignore[arg-type]
     if isinstance(given.get("name"), str):
