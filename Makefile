@@ -58,11 +58,11 @@ $(STAMP): $(DEMO)
 	@PYTHON="$(PYTHON)" requirements/install.sh test $(VENV)
 	@touch $@
 
-# Two servers behind smg under load: one engine is killed, both restart one by one, and Kubernetes' API names them (docs/scale.md).
+# Two servers behind smg under load: one engine is killed, both restart one by one, and Kubernetes' API names them (docs/runbook.md).
 scale-demo: $(STAMP)
 	$(BIN)/python -m pytest tests/e2e/test_smg.py
 
-# Every fault of docs/reliability.md with real processes. `python -m proof.faults --docs` also writes its table.
+# Every fault of docs/runbook.md with real processes. `python -m proof.faults --docs` also writes its table.
 faults: $(STAMP)
 	$(BIN)/python -m proof.faults
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Serve Kimi-K2.5 in MXFP4 or MiniMax-M2.5 with vLLM on four GPUs of an MI355X node, as AMD's articles did.
-# docs/vllm.md has their figures.
+# docs/recipes.md has their figures.
 #
 #   launch/vllm.sh NAME [OPTION...]          in the image of the figures, with docker
 #   launch/vllm.sh --here NAME [OPTION...]   with the vLLM that is installed here

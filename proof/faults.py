@@ -1,9 +1,9 @@
-"""Breaks `kimi-w4a8 serve tiny` in every way that docs/reliability.md lists, with real processes.
+"""Breaks `kimi-w4a8 serve tiny` in every way that docs/runbook.md lists, with real processes.
 
     python -m proof.faults [--list] [--only NAME ...] [--docs] [--from RUN]
 
 Exit code 1 when an answer was wrong or shortened without an error, a request was lost that could have been saved, or
-something was left behind. --docs: replace the rows of docs/reliability.md; rows of other cases stay as they are; with
+something was left behind. --docs: replace the rows of docs/runbook.md; rows of other cases stay as they are; with
 --from they are those of an earlier run, and nothing is started.
 """
 
@@ -32,8 +32,8 @@ from proof.fault_stage import ARGUMENTS, FaultCase, FaultRow, FaultStage, small_
 from proof.load.served import ServedEngine
 
 ROOT = Path(__file__).parent.parent
-DOCUMENT = ROOT / "docs" / "reliability.md"
-ROWS = ROOT / "docs" / "reliability.json"
+DOCUMENT = ROOT / "docs/runbook.md"
+ROWS = ROOT / "proof/faults.json"
 _BEGIN, _END = "<!-- faults: begin (proof/faults.py --docs) -->", "<!-- faults: end -->"
 
 
@@ -89,7 +89,7 @@ class Bench:
 def main(
     only: list[str] = typer.Option([], "--only", help="Name of a case; may be given several times."),
     list_: bool = typer.Option(False, "--list", help="Print the cases."),
-    docs: bool = typer.Option(False, "--docs", help="Write the rows of docs/reliability.md."),
+    docs: bool = typer.Option(False, "--docs", help="Write the rows of docs/runbook.md."),
     earlier: Path | None = typer.Option(None, "--from", help="Run directory whose rows --docs writes."),
     runs: Path = typer.Option(Path("runs"), "--runs", help="Where the run directory is created."),
 ) -> None:
@@ -144,12 +144,10 @@ def _write_docs(rows: dict[str, dict[str, Any]]) -> None:
     known |= rows
     kept = {case.name: known[case.name] for case in CASES if case.name in known}
     write_json(ROWS, kept)
-    lines = ["| fault | clients saw | noticed after | whole again after | remarks |", "|---|---|---|---|---|"]
+    lines = ["| fault | clients saw | noticed after | whole again after |", "|---|---|---|---|"]
     for row in kept.values():
-        left = "" if row["left"] == "nothing" else f"left behind: {row['left']}"
-        failed = [f"**FAILED: {problem[:200]}**" for problem in row["problems"]]
-        remark = "; ".join(part for part in (row["remark"], left, *failed) if part)
-        cells = [row["title"], row["clients"], _s(row["detected_s"]), _s(row["whole_s"]), remark]
+        failed = "".join(f"; **FAILED: {problem[:200]}**" for problem in row["problems"])
+        cells = [row["title"], row["clients"] + failed, _s(row["detected_s"]), _s(row["whole_s"])]
         lines.append("| " + " | ".join(cell.replace("|", "/").replace("\n", " ") for cell in cells) + " |")
     page = DOCUMENT.read_text()
     before, _, rest = page.partition(_BEGIN)

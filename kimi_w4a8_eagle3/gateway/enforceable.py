@@ -1,7 +1,7 @@
 """Refuse JSON schemas that xgrammar compiles but does not enforce: an answer could violate them with status 200.
 
 SGLang 0.5.23 refuses the keywords that xgrammar drops in response formats (sglang#37839); 0.5.20 refuses none. Neither
-checks the schemas of strict tools, or keywords that stand beside one another. docs/structured-output.md lists what was
+checks the schemas of strict tools, or keywords that stand beside one another. docs/apis.md lists what was
 tried.
 """
 

@@ -1,4 +1,4 @@
-"""Two servers of the built-in model behind one `smg launch`, as docs/scale.md runs them, and restarts one by one."""
+"""Two servers of the built-in model behind one `smg launch`, as docs/runbook.md runs them, and restarts one by one."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import Any
 
 Schema = dict[str, Any]
 
-# No quotes or backslashes: xgrammar 0.2.1 does not compile them in every place (docs/structured-output.md).
+# No quotes or backslashes: xgrammar 0.2.1 does not compile them in every place (docs/apis.md).
 _NAMES = ("a", "answer", "unit", "first name", "größe", "数", "🍎", "items", "type", "not")
 _TEXTS = ("apples", "", "a b", "ä", "数", "🍎", 'q"', "\\n", "</think>", "<|tool_call_end|>")
 _PATTERNS = ("^[a-c]{1,3}$", "^\\d{2}-\\d{2}$", "^(yes|no)$")

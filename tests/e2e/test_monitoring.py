@@ -20,7 +20,7 @@ from proof.load.behind_smg import Smg, smg
 pytestmark = [pytest.mark.server, pytest.mark.slow, installed]
 
 BOARD = json.loads(DASHBOARD.read_text())
-# docs/monitoring.md names them too: no data on a healthy CPU server, whose recipe has no prefix cache.
+# docs/runbook.md names them too: no data on a healthy CPU server, whose recipe has no prefix cache.
 NEEDS_AN_EVENT = {"Retries and errors", "Prompts found in the prefix cache"}
 NEEDS_THE_GUARD = {"Page-guard head-room"}  # it acts where attention is AITER's, or with KIMI_PAGE_GUARD=force
 NEEDS_A_GPU = {"GPU memory used", "GPU power", "GPU temperature", "GPU activity"}

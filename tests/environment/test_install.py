@@ -223,7 +223,7 @@ def test_the_places_that_name_the_versions_of_python_agree() -> None:
     (accepted,) = re.findall(r"=~ \^3\\\.1\[(\d+)\]\$", text)
     assert [f"3.1{digit}" for digit in accepted] == PYTHONS[1:]  # 3.10 is the image's, and has no wheel of Triton 3.9
     listed = f"{', '.join(PYTHONS[1:-1])} or {PYTHONS[-1]}"
-    for name in ("README.md", "docs/quickstart.md", "docs/laptop.md", "requirements/install.sh"):
+    for name in ("README.md", "docs/laptop.md", "requirements/install.sh"):
         assert f"Python {listed}" in (ROOT / name).read_text(), name
 
 

@@ -14,7 +14,7 @@ from support.repository import ROOT
 from kimi_w4a8_lab.speed import published
 
 SCRIPT = ROOT / "launch/vllm.sh"
-DOCS = (ROOT / "docs/vllm.md").read_text()
+DOCS = (ROOT / "docs/recipes.md").read_text()
 # The command of the docs for one concurrency of the published sweep.
 BENCH = shlex.split(DOCS[DOCS.index("    vllm bench serve") :].split("\n\n")[0].replace("\\\n", " "))
 TABLE = json.loads(Path(__file__).with_name("vllm_options.json").read_text())  # read from the parser of vLLM 0.19.0
