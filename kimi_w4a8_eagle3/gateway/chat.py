@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .answer import Arguments, Called, CallEnd, Said, Thought
-from .conversation import Conversation, Message, Sampling, Text, ToolChoice
+from .conversation import Conversation, Message, Text, ToolChoice
 from .errors import Refusal
 from .formats import format_of, regex
 from .generate import Delta, End, Usage
@@ -27,7 +27,7 @@ from .parts import (
     unreadable,
 )  # fmt: skip
 from .render import ANSWER
-from .requests import ChatRequest, Completing, check_number, stops_of
+from .requests import ChatRequest, Completing, check_number, sampling_of
 from .writer import Answerer, sse
 
 PATH = "/v1/chat/completions"
@@ -49,7 +49,7 @@ def conversation_of(request: ChatRequest) -> Conversation:
     tools = [_tool(tool, number) for number, tool in enumerate(request.tools or ()) if _is_clients(tool)]
     return Conversation(
         messages=messages,
-        sampling=sampling_of(request, request.max_completion_tokens or request.max_tokens),
+        sampling=sampling_of(request, request.max_completion_tokens or request.max_tokens, request.stop),
         tools=tools,
         choice=choice_of(request.tool_choice, [tool.name for tool in tools]),
         parallel=request.parallel_tool_calls,
@@ -61,27 +61,6 @@ def conversation_of(request: ChatRequest) -> Conversation:
         or (regex(request.regex) if request.regex is not None else None),
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         cache_salt=request.cache_salt,
-    )
-
-
-def sampling_of(request: Completing, max_tokens: int | None) -> Sampling:
-    """Return the sampling of a chat or text completion."""
-    return Sampling(
-        max_tokens=max_tokens,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        top_k=request.top_k,
-        min_p=request.min_p,
-        frequency_penalty=request.frequency_penalty,
-        presence_penalty=request.presence_penalty,
-        repetition_penalty=request.repetition_penalty,
-        logit_bias=request.logit_bias,
-        min_tokens=request.min_tokens,
-        seed=request.seed,
-        ignore_eos=request.ignore_eos,
-        stop_token_ids=request.stop_token_ids,
-        stops=stops_of(request.stop),
-        n=request.n,
     )
 
 

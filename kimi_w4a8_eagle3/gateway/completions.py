@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
 from .bodies import is_tokens, require_room
-from .chat import add_usage, sampling_of, spec_details, token_ids, usage_of
+from .chat import add_usage, spec_details, token_ids, usage_of
 from .conversation import Grammar
-from .engine import Engine
 from .errors import CONTEXT_EXCEEDED, Refusal
 from .formats import format_of, json_schema, regex
 from .generate import End, Usage, sampling_params
 from .limits import MAX_LOGPROBS
 from .render import Renderer
-from .requests import CompletionRequest, check_number
+from .requests import CompletionRequest, check_number, sampling_of
 from .writer import Answerer, sse
 
 PATH = "/v1/completions"
@@ -58,7 +55,7 @@ def prompts_of(request: CompletionRequest, renderer: Renderer, context: int) -> 
 
 def bodies_of(request: CompletionRequest, prompts: list[list[int]]) -> list[dict[str, Any]]:
     """Return the bodies for /generate: n for each prompt."""
-    sampling = sampling_of(request, tokens_of(request))
+    sampling = sampling_of(request, tokens_of(request), request.stop)
     params = sampling_params(sampling) | ({"stop": list(sampling.stops)} if sampling.stops else {})
     grammar = format_of(request.response_format, "response_format")
     grammar = grammar or (regex(request.regex) if request.regex is not None else None)
@@ -77,35 +74,6 @@ def bodies_of(request: CompletionRequest, prompts: list[list[int]]) -> list[dict
             salt = {"cache_salt": request.cache_salt} if request.cache_salt is not None else {}
             bodies.append(body | logprobs | salt)
     return bodies
-
-
-async def parts_of(engine: Engine, bodies: list[dict[str, Any]]) -> AsyncGenerator[tuple[int, dict[str, Any]], None]:
-    """Yield what the engine answers to each of the bodies, as it comes."""
-    queue: asyncio.Queue[tuple[int, dict[str, Any]] | BaseException | None] = asyncio.Queue()
-
-    async def put(index: int) -> None:
-        try:
-            async for part in engine.generate(bodies[index]):
-                queue.put_nowait((index, part))
-            queue.put_nowait(None)
-        except Exception as error:
-            queue.put_nowait(error)
-
-    tasks = [asyncio.ensure_future(put(index)) for index in range(len(bodies))]
-    try:
-        left = len(tasks)
-        while left:
-            got = await queue.get()
-            if isinstance(got, BaseException):
-                raise got
-            if got is None:
-                left -= 1
-            else:
-                yield got
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @dataclass

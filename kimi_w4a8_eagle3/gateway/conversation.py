@@ -94,7 +94,7 @@ class Sampling:
 class Grammar:
     """A grammar that the answer after thinking must follow: one of /generate's fields, and its text."""
 
-    kind: Literal["json_schema", "regex", "ebnf", "structural_tag"]
+    kind: Literal["json_schema", "regex", "structural_tag"]
     text: str
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from .answer import Answer, Piece, Stops
 from .conversation import Conversation, Sampling
@@ -16,6 +16,9 @@ from .errors import Refusal
 from .render import Prompt
 
 _INT64 = 2**63
+_SGLANGS = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}  # other names are the same
+_OWN = {"stops", "n", "seed"}  # the gateway's: it stops after thinking, and asks for each answer by itself
+_Item = TypeVar("_Item")
 
 
 @dataclass(slots=True, frozen=True)
@@ -75,29 +78,10 @@ class Generator:
                 async for delta in deltas:
                     yield delta
             return
-        queue: asyncio.Queue[Delta | BaseException] = asyncio.Queue()
-
-        async def put(index: int) -> None:
-            try:
-                async with aclosing(self._one(index, conversation, prompt, bodies[index])) as deltas:
-                    async for delta in deltas:
-                        queue.put_nowait(delta)
-            except Exception as error:
-                queue.put_nowait(error)
-
-        tasks = [asyncio.ensure_future(put(index)) for index in range(len(bodies))]
-        try:
-            left = len(tasks)
-            while left:
-                got = await queue.get()
-                if isinstance(got, BaseException):
-                    raise got
-                left -= got.end is not None
-                yield got
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        ones = [self._one(index, conversation, prompt, body) for index, body in enumerate(bodies)]
+        async with aclosing(together(ones)) as deltas:
+            async for _, delta in deltas:
+                yield delta
 
     async def _one(
         self, index: int, conversation: Conversation, prompt: Prompt, body: dict[str, Any]
@@ -122,6 +106,36 @@ class Generator:
                 yield delta
                 if delta.end is not None:
                     return
+
+
+async def together(sources: Sequence[AsyncGenerator[_Item, None]]) -> AsyncGenerator[tuple[int, _Item], None]:
+    """Yield what several sources yield, as it comes, with their number; an error of one ends all."""
+    queue: asyncio.Queue[tuple[int, _Item] | Exception | None] = asyncio.Queue()
+
+    async def put(number: int) -> None:
+        try:
+            async with aclosing(sources[number]) as items:
+                async for item in items:
+                    queue.put_nowait((number, item))
+            queue.put_nowait(None)
+        except Exception as error:
+            queue.put_nowait(error)
+
+    tasks = [asyncio.ensure_future(put(number)) for number in range(len(sources))]
+    try:
+        left = len(tasks)
+        while left:
+            got = await queue.get()
+            if isinstance(got, Exception):
+                raise got
+            if got is None:
+                left -= 1
+            else:
+                yield got
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Thinking:
@@ -164,23 +178,13 @@ def requests(conversation: Conversation, prompt: Prompt, streamed: bool) -> list
 
 def sampling_params(sampling: Sampling) -> dict[str, Any]:
     """Return SGLang's sampling parameters, without those that the client left open."""
-    params = {
-        "max_new_tokens": None if sampling.max_tokens is None else max(1, sampling.max_tokens),
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "frequency_penalty": sampling.frequency_penalty,
-        "presence_penalty": sampling.presence_penalty,
-        "repetition_penalty": sampling.repetition_penalty,
-        "logit_bias": sampling.logit_bias,
-        "min_new_tokens": sampling.min_tokens,
-        "stop_token_ids": sampling.stop_token_ids,
-        "ignore_eos": sampling.ignore_eos or None,
-        # text and ids begin and end where the model's do; the reader finds the markers, which are ordinary tokens
-        "spaces_between_special_tokens": False,
-    }
-    return {name: value for name, value in params.items() if value is not None}
+    names = Sampling.__dataclass_fields__.keys() - _OWN
+    given = {_SGLANGS.get(name, name): getattr(sampling, name) for name in names}
+    params = {name: value for name, value in given.items() if value is not None}
+    if sampling.max_tokens is not None:
+        params["max_new_tokens"] = max(1, sampling.max_tokens)
+    # text and ids begin and end where the model's do; the reader finds the markers, which are ordinary tokens
+    return {**params, "spaces_between_special_tokens": False}
 
 
 def _int64(seed: int) -> int:

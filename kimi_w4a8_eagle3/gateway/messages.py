@@ -29,7 +29,7 @@ from .parts import (
     type_of,
     unreadable,
 )  # fmt: skip
-from .requests import CountRequest, MessagesRequest, stops_of
+from .requests import CountRequest, MessagesRequest, sampling_of
 from .sealed import Seal
 from .writer import Answerer, named
 
@@ -55,13 +55,7 @@ def conversation_of(request: MessagesRequest | CountRequest, seal: Seal) -> Conv
         format=format_of(config.get("format"), "output_config.format"),
     )
     if isinstance(request, MessagesRequest):
-        conversation.sampling = Sampling(
-            max_tokens=request.max_tokens,
-            temperature=request.temperature,
-            top_p=request.top_p,
-            top_k=request.top_k,
-            stops=stops_of(request.stop_sequences, "stop_sequences"),
-        )
+        conversation.sampling = sampling_of(request, request.max_tokens, request.stop_sequences, "stop_sequences")
     return conversation
 
 

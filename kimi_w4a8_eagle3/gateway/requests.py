@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from .conversation import Sampling
 from .errors import Refusal
 
 MAX_SEQUENCES = 512  # prompts times n
@@ -123,8 +124,8 @@ class ResponsesRequest(Sampled):
     user: str | None = None
 
 
-class CountRequest(Body):
-    """/v1/messages/count_tokens"""
+class _Conversing(Body):
+    """Fields that Anthropic's two endpoints share."""
 
     messages: list[Any]
     system: str | list[Any] | None = None
@@ -133,20 +134,18 @@ class CountRequest(Body):
     thinking: Object | None = None
     enable_thinking: bool | None = None
     output_config: Object | None = None
+
+
+class CountRequest(_Conversing):
+    """/v1/messages/count_tokens"""
+
     stream: Literal[False] = False
 
 
-class MessagesRequest(Body):
+class MessagesRequest(_Conversing):
     """/v1/messages"""
 
-    messages: list[Any]
     max_tokens: int = Field(ge=0, le=_INT32)
-    system: str | list[Any] | None = None
-    tools: list[Any] | None = None
-    tool_choice: Object | None = None
-    thinking: Object | None = None
-    enable_thinking: bool | None = None
-    output_config: Object | None = None
     stop_sequences: list[str] | None = None
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=_SMALLEST, le=1)
@@ -285,7 +284,14 @@ def _deepest(error: ValidationError) -> Any:
     return max(specific, key=lambda detail: len(detail["loc"]))
 
 
-def stops_of(value: Stop | None, name: str = "stop") -> tuple[str, ...]:
+def sampling_of(request: Body, max_tokens: int | None, stop: Stop | None, name: str = "stop") -> Sampling:
+    """Return the sampling of a request: the fields that are named as those of `Sampling`, its limit and its stops."""
+    shared = type(request).model_fields.keys() & Sampling.__dataclass_fields__.keys() - {"max_tokens"}
+    fields: dict[str, Any] = {field: getattr(request, field) for field in shared}
+    return Sampling(max_tokens=max_tokens, stops=stops_of(stop, name), **fields)
+
+
+def stops_of(value: Stop | None, name: str) -> tuple[str, ...]:
     """Return the stop strings; raise Refusal for too many, and for long ones."""
     stops = [value] if isinstance(value, str) else value or []
     if len(stops) > MAX_STOPS:

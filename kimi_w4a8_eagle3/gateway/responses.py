@@ -7,8 +7,9 @@ from typing import Any
 
 import orjson
 
+from .calls import flat_name
 from .chat import check_results, named_choice
-from .conversation import Call, Conversation, Message, Sampling, Text, Tool, ToolChoice
+from .conversation import Call, Conversation, Message, Text, Tool, ToolChoice
 from .errors import Refusal
 from .formats import format_of
 from .parts import (
@@ -27,7 +28,7 @@ from .parts import (
     type_of,
     unreadable,
 )  # fmt: skip
-from .requests import ResponsesRequest, stops_of
+from .requests import ResponsesRequest, sampling_of
 from .sealed import Seal
 
 PATH = "/v1/responses"
@@ -56,11 +57,6 @@ class Declared:
     custom: bool = False
 
 
-def flat_name(namespace: str, name: str) -> str:
-    """Return the name that the model sees for a function in a group, as clients write tools of MCP servers."""
-    return f"{namespace}{'' if namespace.endswith('__') else '__'}{name}"
-
-
 def conversation_of(request: ResponsesRequest, seal: Seal) -> tuple[Conversation, dict[str, Declared]]:
     """Return the conversation that a request asks to continue, and its tools by the names that the model sees."""
     if request.store:
@@ -76,17 +72,7 @@ def conversation_of(request: ResponsesRequest, seal: Seal) -> tuple[Conversation
         raise Refusal(f'top_logprobs needs "include": ["{_LOGPROBS}"]', param="top_logprobs")
     return Conversation(
         messages=_messages(request, seal),
-        sampling=Sampling(
-            max_tokens=request.max_output_tokens,
-            temperature=request.temperature,
-            top_p=request.top_p,
-            top_k=request.top_k,
-            min_p=request.min_p,
-            frequency_penalty=request.frequency_penalty,
-            presence_penalty=request.presence_penalty,
-            repetition_penalty=request.repetition_penalty,
-            stops=stops_of(request.stop),
-        ),
+        sampling=sampling_of(request, request.max_output_tokens, request.stop),
         tools=tools,
         choice=_choice(request.tool_choice, declared),
         parallel=request.parallel_tool_calls and request.max_tool_calls != 1,

@@ -17,7 +17,7 @@ from .endpoints import Endpoint
 from .engine import Engine
 from .errors import Refusal
 from .facts import EngineFacts, usual_sampling
-from .generate import Generator
+from .generate import Generator, together
 from .grammar import check_tools, grammar_of
 from .keys import Client
 from .limits import bound_logprobs, candidates_of
@@ -198,7 +198,7 @@ class Service:
     async def events(self, work: Work, client: Client) -> AsyncGenerator[bytes, None]:
         """Yield the events of what is new in the request's answers, until all have ended."""
         if isinstance(work.writer, completions.CompletionWriter):
-            async with aclosing(completions.parts_of(self._engine, work.bodies)) as parts:
+            async with aclosing(together([self._engine.generate(body) for body in work.bodies])) as parts:
                 async for index, part in parts:
                     yield work.writer.part(index, part)
             return

@@ -62,8 +62,6 @@ def try_grammar(kind: str, text: str) -> str:
                 grammar = compiler.compile_json_schema(text, any_whitespace=False)
             case "regex":
                 grammar = compiler.compile_regex(text)
-            case "ebnf":
-                grammar = compiler.compile_grammar(text)
             case _:
                 text = json.dumps(compact(json.loads(text), _grammar_of))
                 grammar = compiler.compile_structural_tag(text)

@@ -39,7 +39,7 @@ _SAMPLING = {
     "max_new_tokens": int, "temperature": (int, float), "top_p": (int, float), "top_k": int, "min_p": (int, float),
     "frequency_penalty": (int, float), "presence_penalty": (int, float), "repetition_penalty": (int, float),
     "logit_bias": dict, "min_new_tokens": int, "stop_token_ids": list, "ignore_eos": bool, "stop": list,
-    "sampling_seed": int, "spaces_between_special_tokens": bool, "json_schema": str, "regex": str, "ebnf": str,
+    "sampling_seed": int, "spaces_between_special_tokens": bool, "json_schema": str, "regex": str,
     "structural_tag": str,
 }  # fmt: skip
 
