@@ -87,7 +87,7 @@ COPY --from=wheels /opt/kimi/base.json /opt/kimi/base.json
 COPY --from=kernels /opt/kimi/kernels /opt/kimi/kernels
 ENV KIMI_KERNELS=/opt/kimi/kernels
 
-# Patches of AITER's sources (docs/page-guard.md), by `git apply --check` and `git apply`. One that does not fit is named here
+# Patches of AITER's sources (docs/moe.md), by `git apply --check` and `git apply`. One that does not fit is named here
 # and by `kimi-w4a8 doctor`, and the guard keeps its limit. Then what AITER would otherwise compile while serving: its own
 # Dockerfile leaves these modules out.
 ARG AITER_ARCH=gfx942

@@ -2,7 +2,7 @@
 
 A program reads its row once for the largest probability, about nine times for the filters' threshold where a filter is
 set, and once for the race. Rows of Kimi's vocabulary (640 KB) stay in the GPU's last-level cache between the passes.
-docs/perf/sampling.md has the operation counts.
+docs/perf/kernels.md has the operation counts.
 """
 
 # mypy: disable-error-code="no-untyped-def"

@@ -1,6 +1,6 @@
 """`eval lossless`: compare a server with speculation against the same model without it.
 
-Greedy, seeded, penalized and sampled answers are compared, all as token ids. docs/lossless.md explains the checks.
+Greedy, seeded, penalized and sampled answers are compared, all as token ids. docs/eval.md explains the checks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Grade-school word problems with worked answers, from `eval/problems.jsonl`.
 
-The built-in model was not trained on them (docs/tiny.md).
+The built-in model was not trained on them (docs/virtual-node.md).
 """
 
 from __future__ import annotations

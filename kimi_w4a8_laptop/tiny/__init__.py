@@ -1,7 +1,7 @@
 """The built-in model: a Kimi-K2.5 architecture of two million weights that solves word problems, and its EAGLE3 draft.
 
 Its checkpoints are real: trained for this package, and quantized by AMD Quark to the format of amd/Kimi-K2.5-W4A8.
-docs/tiny.md says which commit has the training.
+docs/virtual-node.md says which commit has the training.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A greedy step adds nothing. A sampled step divides the logits by the temperature and takes their softmax, which moves
 the rows four times through HBM, and then draws (`sampling/triton_draw.py`). Each program of the draw has one row and
 one compute unit. It passes over the row once for the largest probability, nine times for a filter's threshold, and
-once for the race. docs/perf/sampling.md names the source of the clocks.
+once for the race. docs/perf/kernels.md names the source of the clocks.
 """
 
 from __future__ import annotations

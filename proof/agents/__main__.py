@@ -1,4 +1,4 @@
-"""Real clients against a real server, in the recorded and in the newest version: the table of docs/perf/clients.md.
+"""Real clients against a real server, in the recorded and in the newest version: the table of docs/perf/answers.md.
 
     python -m proof.agents [--only NAME] [--here]
 
@@ -28,7 +28,7 @@ from . import words
 from .clients import PRODUCTS
 from .matrix import NODE, MatrixRow, install_npm, installed, pinned, rows_of, table
 
-_PAGE = Path(__file__).parents[2] / "docs/perf/clients.md"
+_PAGE = Path(__file__).parents[2] / "docs/perf/answers.md"
 _BEGIN, _END = "<!-- matrix: begin (python -m proof.agents) -->\n", "<!-- matrix: end -->"
 
 

@@ -1,7 +1,7 @@
 """An interpreter of gfx942 (CDNA3, wave64) machine code on NumPy: it proves kernels without a GPU.
 
 `parse_kernel(asm_text)` reads the compiler's final assembly, `Gfx942Device(Memory())` executes it. See
-docs/gfx942-interpreter.md.
+docs/virtual-node.md.
 """
 
 from .errors import DataRace, MachineError, MissingWait, OutOfBounds, UndefinedRead, UnknownInstruction

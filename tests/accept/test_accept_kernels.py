@@ -36,7 +36,7 @@ def test_a_killed_process_is_reported_with_its_log(tmp_path: Path) -> None:
 
 
 def test_the_roofline_is_that_of_the_documented_floors() -> None:
-    """docs/perf/gfx942.md; its matrix floors count padded rows, these do not."""
+    """docs/perf/kernels.md; its matrix floors count padded rows, these do not."""
     gpu = GPUS["mi325x"]
     for tokens, floors in ((8, [18.2, 9.1]), (160, [113.4, 56.7])):
         experts = experts_touched(tokens, kimi())

@@ -1,4 +1,4 @@
-"""Clients as a reader runs them: the examples, and the command of docs/perf/clients.md, whose table tells failures."""
+"""Clients as a reader runs them: the examples, and the command of docs/perf/answers.md, whose table tells failures."""
 
 from __future__ import annotations
 

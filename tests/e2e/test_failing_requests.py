@@ -1,7 +1,7 @@
 """Two ranks on one machine: the sums give the same answers, and a request that raises inside the scheduler ends alone.
 
 Each rank quantizes its own slice of the intermediate activation, so logits differ in the last bits between TP sizes
-(docs/perf/checkpoint.md has the figures); answers that the model is sure of do not. A request that raises ends with
+(docs/perf/answers.md has the figures); answers that the model is sure of do not. A request that raises ends with
 500; the client beside it gets the same answer, and the KV returns: both ranks must come to the same end. The faults are
 planted by `support.planted_faults`.
 """

@@ -1,4 +1,4 @@
-"""The built-in model's files: the published format, the digest of docs/tiny.md, and a stock program that runs them."""
+"""The built-in model's files: published format, digest of docs/virtual-node.md, and a stock program that runs them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_weights_are_the_bytes_whose_digest_the_page_names() -> None:
     """As `sha256sum` prints it for the list that `sha256sum` makes of the files."""
     files = sorted(str(file.relative_to(tiny.WEIGHTS)) for file in tiny.WEIGHTS.rglob("*") if file.is_file())
     listed = "".join(f"{hashlib.sha256((tiny.WEIGHTS / file).read_bytes()).hexdigest()}  {file}\n" for file in files)
-    assert hashlib.sha256(listed.encode()).hexdigest() in (ROOT / "docs" / "tiny.md").read_text()
+    assert hashlib.sha256(listed.encode()).hexdigest() in (ROOT / "docs/virtual-node.md").read_text()
 
 
 @pytest.mark.parametrize("folder", [tiny.target_path, tiny.target_bf16_path])

@@ -142,7 +142,7 @@ def test_launches_and_time_of_a_layer(tokens: int, launches: int, most_us: float
 def test_the_page_says_what_could_shrink_a_prefill() -> None:
     load = Load(40, steps=3, accept_length=3.93)
     found = prefill.ways(account(load), changes(load), CLUSTER)
-    page = (DOCS / "perf/layouts.md").read_text()
+    page = (DOCS / "perf/machine-model.md").read_text()
     assert [way for way in found if f"| {' | '.join(prefill.cells(way))} |" not in page] == []
     reasons = [way for way in found if way.setting.startswith("none: ")]
     assert {way.part for way in reasons} == {"all-reduces", "dense matrix products", "attention"}
@@ -178,7 +178,7 @@ def test_an_engine_of_fewer_gpus_has_fewer_links() -> None:
 
 def test_the_page_of_layouts_has_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
     layouts.main(2.7)
-    page = (DOCS / "perf/layouts.md").read_text()
+    page = (DOCS / "perf/machine-model.md").read_text()
     head, *rows, pools = capsys.readouterr().out.splitlines()
     assert [row for row in (head, *rows) if row not in page] == [] and len(rows) == 9
     assert [pool for pool in re.findall(r"\d[\d,]+$|\d[\d,]+(?=, )", pools) if pool not in page] == []

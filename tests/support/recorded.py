@@ -1,4 +1,4 @@
-"""Requests of real clients and tools of real MCP servers, recorded on 2026-11-23 (docs/perf/clients.md)."""
+"""Requests of real clients and tools of real MCP servers, recorded on 2026-11-23 (docs/perf/answers.md)."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ kinds of product go to two accumulators, and `sum = high / 16 + low - 8 * low_su
 INT8 values at the k with bit 3 set; the kernel that quantizes a row writes it beside the scale.
 
 MXFP4 has k = 32*g + 16*j + i and 8 more, so a lane owns one block. A nibble is a number in PAIRS, with bit 3 clear for
-that value XOR 0xFC (docs/perf/mxfp4.md). Behind an expert's codes lies a byte for each lane and tile. Bits 6 and 7 are
-the shift of the products of a channel's four blocks, and bits 0 to 5 what is left of the block's shift: 0 to 3, or FAR
+that value XOR 0xFC (docs/perf/kernels.md). Behind an expert's codes lies a byte for each lane and tile. Bits 6 and 7
+are the shift of the products of a channel's four blocks, bits 0 to 5 what is left of the block's shift: 0 to 3, or FAR
 plus 0 to 7 for 4 to 11. A tile whose shifts are all below 4 has only these.
 
 The down projection's channels are paired: of 32 channels `8*g + 4*half + r` is number `4*g + r` of tile `half`. A lane

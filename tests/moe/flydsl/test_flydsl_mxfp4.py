@@ -44,7 +44,7 @@ def random_weights() -> QuarkMoeWeights:
 
 
 def shifted(codes: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-    """The INT8 that the kernels make of codes, by the formula of docs/perf/mxfp4.md."""
+    """The INT8 that the kernels make of codes, by the formula of docs/perf/kernels.md."""
     by = shift[..., None]
     pair = torch.tensor(layout.PAIRS)[(codes & 7).int()]
     mask = torch.where(codes >= 8, 0, 0xFC)
