@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, MutableMapping
 from contextlib import aclosing, suppress
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
 
@@ -21,7 +21,6 @@ Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-Result = TypeVar("Result")
 
 BODY_S = 30.0  # for a whole body
 SILENCE_S = 10.0  # of a stream before a sign of life
@@ -54,6 +53,7 @@ class Exchange:
         self._scope, self._receive, self._send = scope, receive, send
         self._path: str = scope["path"].removeprefix(scope.get("root_path", ""))
         self._begun = False  # headers were sent
+        self._opening, self._wrote_s = asyncio.Lock(), 0.0
         self._request_id = f"req_{id(self):x}{time.monotonic_ns():x}".encode()
 
     async def serve(self) -> None:
@@ -204,22 +204,16 @@ class Exchange:
         """Send events as they come, with signs of life between them."""
         assert work.writer is not None
         first = work.writer.begin()  # before what is numbered after it
-        waiting, silence_s = asyncio.ensure_future(_next(events)), GRACE_S
+        signs = asyncio.ensure_future(self._signs(first, endpoint.ping))
         try:
-            while True:
-                done, _ = await asyncio.wait({waiting}, timeout=silence_s)
-                if not self._begun and (not done or waiting.exception() is None):
-                    await self._start(200, _STREAM)
-                    await self._write(first)
-                silence_s = SILENCE_S
-                if not done:
-                    await self._write(endpoint.ping)
-                    continue
-                if (event := waiting.result()) is None:
-                    break
+            opened = False
+            async for event in events:
+                if not opened:
+                    await self._open(first)
+                    opened = True
                 if event:
                     await self._write(event)
-                waiting = asyncio.ensure_future(_next(events))
+            await self._open(first)
             await self._write(work.writer.finish(), more=False)
         except Refusal as refusal:
             if not self._begun:
@@ -228,8 +222,24 @@ class Exchange:
             failed = work.writer.failed(refusal.body(endpoint.vendor), refusal.message, code)
             await self._write(failed, more=False)
         finally:
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
+            signs.cancel()
+            await asyncio.gather(signs, return_exceptions=True)
+
+    async def _open(self, first: bytes) -> None:
+        async with self._opening:
+            if not self._begun:
+                await self._start(200, _STREAM)
+                await self._write(first)
+
+    async def _signs(self, first: bytes, ping: bytes) -> None:
+        """Open a stream whose first token takes long, and write a sign of life after each silence."""
+        await asyncio.sleep(GRACE_S)
+        await self._open(first)
+        while True:
+            silent_s = time.monotonic() - self._wrote_s
+            if silent_s >= SILENCE_S:
+                await self._write(ping)
+            await asyncio.sleep(SILENCE_S - silent_s if silent_s < SILENCE_S else SILENCE_S)
 
     async def _refuse(self, refusal: Refusal) -> None:
         body, headers = refusal.body(vendor_of(self._path)), refusal.headers()
@@ -253,11 +263,5 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *own, *origin]})
 
     async def _write(self, body: bytes, more: bool = True) -> None:
+        self._wrote_s = time.monotonic()
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
-
-
-async def _next(events: AsyncGenerator[bytes, None]) -> bytes | None:
-    """Return the next event, or None at the end."""
-    async for event in events:
-        return event
-    return None
