@@ -1,4 +1,4 @@
-"""Hooks of the docs site: a page for the command line from the code, and links that leave `docs/`."""
+"""Hooks of the docs site: the README, a page for the command line from the code, and links that leave `docs/`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -15,12 +16,15 @@ from mkdocs.structure.files import File, Files
 from kimi_w4a8_eagle3.cli import PROGRAM, load, tables
 
 CLI_PAGE = "cli.md"
+README_PAGE = "overview.md"
+_README = Path(__file__).parents[1] / "README.md"
 _OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+([^)#]+)(?:#[^)]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the page of the command line."""
+    """Add the README and the page of the command line."""
     files.append(File.generated(config, CLI_PAGE, content=cli_page()))
+    files.append(File.generated(config, README_PAGE, content=readme_page()))
     return files
 
 
@@ -32,6 +36,12 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return link[0] if link[0].count("../") <= folders else f"{link[1]} (`{link[2]}`)"
 
     return _OUTSIDE.sub(inside, markdown)
+
+
+def readme_page() -> str:
+    """Return the README with its links into `docs/` as links between pages, and those to other files as text."""
+    text = re.sub(r"\]\(docs/", "](", _README.read_text())
+    return re.sub(r"(?<!!)\[([^\[\]]+)\]\((?:LICENSE|\.github/[^)]*)\)", r"\1", text)
 
 
 def cli_page() -> str:
