@@ -57,5 +57,5 @@ def test_a_range_is_read_to_its_end(tmp_path: Path) -> None:
 
 
 def test_the_changelog_begins_with_the_version() -> None:
-    newest = re.search(r"^## (\S+),", (ROOT / "docs/changelog.md").read_text(), re.MULTILINE)
+    newest = re.search(r"^## (\S+),", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest is not None and newest[1] == kimi_w4a8_eagle3.__version__
