@@ -12,7 +12,7 @@ from .chat import add_usage, spec_details, token_ids, usage_of
 from .conversation import Grammar
 from .errors import CONTEXT_EXCEEDED, Refusal
 from .formats import format_of, json_schema, regex
-from .generate import End, Usage, sampling_params
+from .generate import End, Usage, each, sampling_params
 from .limits import MAX_LOGPROBS
 from .render import Renderer
 from .requests import CompletionRequest, check_number, sampling_of
@@ -66,14 +66,9 @@ def bodies_of(request: CompletionRequest, prompts: list[list[int]]) -> list[dict
     if request.logprobs is not None:
         start = 0 if request.echo else -1
         logprobs = {"return_logprob": True, "logprob_start_len": start, "top_logprobs_num": request.logprobs}
-    bodies = []
-    for prompt in prompts:
-        for number in range(request.n):
-            own = params if request.seed is None else {**params, "sampling_seed": request.seed + number}
-            body = {"input_ids": prompt, "sampling_params": own, "stream": request.stream, "rid": secrets.token_hex(16)}
-            salt = {"cache_salt": request.cache_salt} if request.cache_salt is not None else {}
-            bodies.append(body | logprobs | salt)
-    return bodies
+    salt = {"cache_salt": request.cache_salt} if request.cache_salt is not None else {}
+    shared = {"stream": request.stream, **logprobs, **salt}
+    return [body for prompt in prompts for body in each({"input_ids": prompt, **shared}, sampling, params)]
 
 
 @dataclass

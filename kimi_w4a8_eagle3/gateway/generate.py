@@ -169,6 +169,11 @@ def requests(conversation: Conversation, prompt: Prompt, streamed: bool) -> list
         body |= {"return_logprob": True, "logprob_start_len": -1, "top_logprobs_num": conversation.logprobs}
     if conversation.cache_salt is not None:
         body["cache_salt"] = conversation.cache_salt
+    return each(body, sampling, params)
+
+
+def each(body: dict[str, Any], sampling: Sampling, params: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the bodies of `n` answers, each with an id and a seed of its own."""
     bodies = []
     for index in range(sampling.n):
         own = params if sampling.seed is None else {**params, "sampling_seed": _int64(sampling.seed + index)}

@@ -284,6 +284,14 @@ def _deepest(error: ValidationError) -> Any:
     return max(specific, key=lambda detail: len(detail["loc"]))
 
 
+def check_ids(request: Completing, vocabulary: int) -> None:
+    """Raise Refusal for token ids that the model does not have: the engine's tensors have no such place."""
+    for name, ids in (("logit_bias", request.logit_bias), ("stop_token_ids", request.stop_token_ids)):
+        for token in ids or ():
+            if not (str(token).isascii() and str(token).isdecimal() and int(token) < vocabulary):
+                raise Refusal(f"{name} holds {token!r:.40}, which is no token id below {vocabulary}", param=name)
+
+
 def sampling_of(request: Body, max_tokens: int | None, stop: Stop | None, name: str = "stop") -> Sampling:
     """Return the sampling of a request: the fields that are named as those of `Sampling`, its limit and its stops."""
     shared = type(request).model_fields.keys() & Sampling.__dataclass_fields__.keys() - {"max_tokens"}

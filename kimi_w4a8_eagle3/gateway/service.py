@@ -26,11 +26,13 @@ from .pictures import Pads
 from .render import ANSWER, Prompt, Renderer
 from .requests import (
     ChatRequest,
+    Completing,
     CompletionRequest,
     CountRequest,
     DetokenizeRequest,
     ResponsesRequest,
     TokenizeRequest,
+    check_ids,
     read,
 )  # fmt: skip
 from .responses_writer import ResponsesWriter
@@ -87,6 +89,8 @@ class Service:
         request = read(endpoint.body, body, endpoint.path, dropped)
         metrics.count_dropped(dropped)
         self._check_model(request.model)
+        if isinstance(request, Completing):
+            check_ids(request, self._renderer.vocabulary)
         match request:
             case CompletionRequest():
                 require_room(text, max(room.total, completions.MAX_BATCH_TOKENS // 4))
@@ -122,6 +126,9 @@ class Service:
         left, asked = self._facts.room.answer(prompt.tokens, sampling.max_tokens), sampling.max_tokens
         sampling.max_tokens = bound_logprobs(work.candidates, asked, left, work.streamed) if work.candidates else left
         conversation.grammar = grammar_of(conversation)
+        if conversation.grammar is not None and sampling.min_tokens:
+            why = "min_tokens cannot hold where a response format or a tool shapes the answer: send one of them"
+            raise Refusal(why, param="min_tokens")
         work.writer = self._writer(work, conversation, prompt)
 
     def _conversation(self, request: Any) -> tuple[Conversation, dict[str, responses.Declared]]:

@@ -107,3 +107,28 @@ def test_the_chunks_of_a_stream_have_one_id_and_one_time(
     asked = {"prompt": "?"} if path == TEXT else {"messages": BODY["messages"]}
     chunks = events_of(App(ScriptedEngine()).ask(path, {"model": MODEL, **asked, "stream": True}).text)
     assert len(chunks) > 2 and len({chunk[field] for chunk in chunks}) == 1
+
+
+@pytest.mark.parametrize("name", ["logit_bias", "stop_token_ids"])
+@pytest.mark.parametrize("token", [640, -1, 10**30, "x", "٣"])
+def test_ids_that_the_model_lacks_never_reach_the_engine(name: str, token: Any) -> None:
+    value = {str(token): 1} if name == "logit_bias" else [token]
+    for path, asked in ((CHAT, {"messages": BODY["messages"]}), (TEXT, {"prompt": "?"})):
+        answer = App(engine := ScriptedEngine()).ask(path, {"model": MODEL, **asked, name: value})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == name and engine.seen == []
+        fine = {"639": 1} if name == "logit_bias" else [639]
+        assert App(ScriptedEngine()).ask(path, {"model": MODEL, **asked, name: fine}).status_code == 200
+
+
+@pytest.mark.parametrize("seed", [2**63 - 1, 2**64 - 1, -(2**63)])
+def test_seeds_of_any_size_are_numbers_of_the_engine(seed: int) -> None:
+    for path, asked in ((CHAT, {"messages": BODY["messages"]}), (TEXT, {"prompt": "?"})):
+        App(engine := ScriptedEngine()).ask(path, {"model": MODEL, **asked, "n": 2, "seed": seed})
+        seeds = [body["sampling_params"]["sampling_seed"] for body in engine.seen]
+        assert len(set(seeds)) == 2 and all(-(2**63) <= one < 2**63 for one in seeds)
+
+
+def test_min_tokens_and_a_grammar_are_not_both_promised() -> None:
+    shaped = {**BODY, "min_tokens": 5, "response_format": {"type": "json_object"}}
+    assert App(engine := ScriptedEngine()).ask(CHAT, shaped).status_code == 400 and engine.seen == []
+    assert App(ScriptedEngine()).ask(CHAT, {**BODY, "min_tokens": 5}).status_code == 200
