@@ -52,7 +52,7 @@ def main(
                     found = [MatrixRow(product["name"], packages[0], why=[lines[-1]])]
                 rows += [row for row in found if row not in rows]
                 for row in found:
-                    print(row.line(), *row.why, sep="\n  ", flush=True)
+                    print(row.client, row.version, row.result, *row.why, sep="\n  ", flush=True)
     if not only:
         page, after = _PAGE.read_text().split(_BEGIN)
         ran = f"Run on {time.strftime('%Y-%m-%d', time.gmtime())}:\n\n{table(rows)}"

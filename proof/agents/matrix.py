@@ -31,7 +31,7 @@ _RESULTS = re.compile(r'"(?:role|type)": "(?:tool|function_call_output|tool_resu
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 _HOP = {"host", "content-length", "transfer-encoding", "connection", "content-encoding"}
 _LIMIT_S = 240.0  # for a turn
-_HEAD = ("client", "version", "API", "turns", "tool calls", "refusals", "second turn")
+_HEAD = ("client", "version", "turns answered with their call, by API")
 
 
 @dataclass
@@ -45,23 +45,28 @@ class MatrixRow:
     of: int = 0
     calls: int = 0
     refused: int = 0
-    second: bool = True
     why: list[str] = field(default_factory=list)
 
     @property
     def good(self) -> bool:
         return self.turns == self.of == self.calls and not self.refused
 
-    def line(self) -> str:
-        counts = (f"{self.turns} of {self.of}", f"{self.calls} of {self.of}", str(self.refused))
-        reached = (self.api, *counts, "answered" if self.second else "broken")
-        cells = reached if self.api else (f"not run: {self.why[0]}", *["-"] * 4)
-        return f"| {' | '.join((self.client, self.version, *cells))} |"
+    @property
+    def result(self) -> str:
+        """Turns that were answered, and what was wrong with the others."""
+        if not self.api:
+            return f"not run: {self.why[0]}"
+        broken = "" if self.good else f" ({self.calls} calls, {self.refused} refusals)"
+        return f"{self.api} {self.turns} of {self.of}{broken}"
 
 
 def table(rows: Iterable[MatrixRow]) -> str:
-    """Return the rows as a table of Markdown."""
-    return "\n".join([f"| {' | '.join(_HEAD)} |", "|---" * len(_HEAD) + "|", *(row.line() for row in rows), ""])
+    """Return the rows as a table of Markdown, a line for each version of a client."""
+    cells: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        cells.setdefault((row.client, row.version), []).append(row.result)
+    lines = [f"| {client} | {version} | {', '.join(found)} |" for (client, version), found in cells.items()]
+    return "\n".join([f"| {' | '.join(_HEAD)} |", "|---" * len(_HEAD) + "|", *lines, ""])
 
 
 def pinned(product: Mapping[str, Any]) -> list[str]:
@@ -159,7 +164,6 @@ def rows_of(product: Mapping[str, Any], clients: Path, base_url: str, script: Pa
         row.of += len(QUESTIONS)
         row.calls += len(_RESULTS.findall(json.dumps(last.get("messages") or last["input"])))
         row.refused += len(recorder.refused)
-        row.second &= served[1:2] == [True]
         row.why += [f"{name}: {line[:600]}" for line in recorder.refused]
         row.why += [f"{name}: {text[-1500:]}" for good, text in zip(served, said, strict=False) if not good]
     return list(rows.values())
