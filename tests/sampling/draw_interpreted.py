@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kimi_w4a8_eagle3.sampling import triton_draw, triton_penalties
+from kimi_w4a8_eagle3.sampling import triton_draw, triton_finite, triton_penalties
 from kimi_w4a8_eagle3.sampling.draw import draw_rows
+from kimi_w4a8_eagle3.sampling.finite import make_finite
 from kimi_w4a8_eagle3.sampling.penalties import penalize
 
 ALL = 1 << 30
@@ -68,3 +69,23 @@ def test_the_kernel_penalizes_as_the_definition_does(n: int, monkeypatch: pytest
     penalize(wanted, *given)
     triton_penalties.launch(logits, *given)
     assert torch.equal(logits, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_kernel_makes_logits_finite_as_the_definition_does(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row 1 has a NaN in two of its four blocks, and row 3 in the last; neighbours of a slice stay as they are."""
+    monkeypatch.setattr(triton_finite, "BLOCK", 256)
+    whole = torch.randn(4, 1100, generator=torch.Generator().manual_seed(0)).to(dtype)
+    whole[0, 3], whole[0, 700], whole[1, 5], whole[1, 900], whole[3, 1000] = -torch.inf, torch.inf, *[torch.nan] * 3
+    whole[:, 1001] = torch.nan
+    logits, wanted = whole[:, :1001], whole[:, :1001].clone()
+    last, found = torch.zeros(4, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
+    triton_finite.launch(logits, last, found, 1)
+    assert make_finite(wanted) == found.item() == 2
+    torch.testing.assert_close(logits, wanted, rtol=0 if dtype == torch.float32 else 1e-2, atol=0)  # it truncates 1e30
+    assert whole[:, 1001].isnan().all()
+    logits[1, 0] = torch.nan
+    triton_finite.launch(logits, last, found, 2)
+    assert found.item() == 3 and last.tolist() == [0, 2, 0, 1]

@@ -1,4 +1,4 @@
-"""The Triton kernels of draw and penalties, compiled for gfx942; tests/moe/triton executes draw_interpreted.py."""
+"""The Triton kernels of `sampling`, compiled for gfx942; tests/moe/triton executes draw_interpreted.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from kimi_w4a8_eagle3.sampling import triton_draw, triton_penalties
+from kimi_w4a8_eagle3.sampling import triton_draw, triton_finite, triton_penalties
 from proof.triton_compile import offline_driver, target_of
 
 KIMI_VOCABULARY = 163_840
@@ -47,3 +47,14 @@ def test_the_penalties_compile_for_gfx942_without_spills() -> None:
             num_warps=triton_penalties.WARPS, enable_fp_fusion=False, grid=(40, 4, 40),
         )  # fmt: skip
     assert "load_dwordx4" in without_spills(compiled)  # four logits a lane and load
+
+
+def test_finite_logits_compile_for_gfx942_without_spills() -> None:
+    meta = torch.device("meta")
+    with offline_driver(target_of("gfx942")):
+        compiled = triton_finite.finite_kernel.warmup(
+            torch.empty(160, KIMI_VOCABULARY, device=meta), torch.empty(160, dtype=torch.int32, device=meta),
+            torch.empty(1, dtype=torch.int64, device=meta), KIMI_VOCABULARY, KIMI_VOCABULARY, 7,
+            BLOCK=triton_finite.BLOCK, num_warps=triton_finite.WARPS, grid=(160, 20),
+        )  # fmt: skip
+    assert "load_dwordx4" in without_spills(compiled)

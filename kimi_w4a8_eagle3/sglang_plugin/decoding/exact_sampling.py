@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
+from functools import cache
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -29,6 +30,7 @@ from ..hooks import Feature
 
 if TYPE_CHECKING:
     from sglang.srt.constrained.base_grammar_backend import GrammarMask
+    from sglang.srt.distributed.parallel_state import GroupCoordinator
     from sglang.srt.layers.logits_processor import LogitsProcessorOutput
     from sglang.srt.layers.sampler import Sampler
     from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
@@ -53,6 +55,7 @@ FEATURE = Feature(
 )
 
 _tables: WeakKeyDictionary[ReqToTokenPool, CountTable] = WeakKeyDictionary()
+_scanned: list[Any] = [None, 0, False]  # requests of the latest batch, their number, and True if one is penalized
 _latest: WeakKeyDictionary[ReqToTokenPool, tuple[tuple[object, ...], Penalties]] = WeakKeyDictionary()
 
 
@@ -125,10 +128,11 @@ def keep_penalties(
     forward_batch: ForwardBatch, _: type, batch: ScheduleBatch, model_runner: ModelRunner, **__: object
 ) -> None:
     """Attach the penalties to a pass that draws by `ModelRunner.sample`."""
-    mode = batch.forward_mode
-    draws = mode.is_decode() or (mode.is_extend() and not mode.is_target_verify())
     forward_batch.kimi_penalties = None
-    if draws and not model_runner.is_draft_worker:
+    if model_runner.is_draft_worker or not _any_penalized(batch.reqs):
+        return
+    mode = batch.forward_mode
+    if mode.is_decode() or (mode.is_extend() and not mode.is_target_verify()):
         forward_batch.kimi_penalties = penalties_of(batch, model_runner.model_config.vocab_size)
 
 
@@ -137,9 +141,9 @@ def penalties_of(batch: ScheduleBatch, vocab_size: int) -> Penalties | None:
 
     A batch with the same penalized requests at the same places as the pass before gets the same object.
     """
-    mine = [(row, req) for row, req in enumerate(batch.reqs) if _is_penalized(req.sampling_params)]
-    if not mine:
+    if not _any_penalized(batch.reqs):
         return None
+    mine = [(row, req) for row, req in enumerate(batch.reqs) if _is_penalized(req.sampling_params)]
     pool = batch.req_to_token_pool
     if pool not in _tables:
         _tables[pool] = CountTable(vocab_size, pool.req_to_token.device)
@@ -152,6 +156,13 @@ def penalties_of(batch: ScheduleBatch, vocab_size: int) -> Penalties | None:
         requests = [_penalized(req, row, counts, new or req not in decoding) for row, req, counts, new in placed]
         _latest[pool] = key, Penalties(_tables[pool], requests)
     return _latest[pool][1]
+
+
+def _any_penalized(reqs: list[Req]) -> bool:
+    """Return True if a request has penalties, looked for once: SGLang makes a new list for other requests."""
+    if _scanned[0] is not reqs or _scanned[1] != len(reqs):
+        _scanned[:] = reqs, len(reqs), any(_is_penalized(req.sampling_params) for req in reqs)
+    return bool(_scanned[2])
 
 
 def _is_penalized(params: SamplingParams) -> bool:
@@ -201,9 +212,14 @@ def _agree(tokens: torch.Tensor) -> None:
 
     With the same drafts and draws every rank accepts the same.
     """
-    group = runtime_context.get_parallel().attn_tp_group if is_dp_attention_enabled() else get_tp_group()
+    group = _ranks()
     if group.world_size > 1 and tokens.numel():  # an idle group of DP attention has no tokens
         group.broadcast(tokens, src=0)
+
+
+@cache
+def _ranks() -> GroupCoordinator:
+    return runtime_context.get_parallel().attn_tp_group if is_dp_attention_enabled() else get_tp_group()
 
 
 @FEATURE.before("sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2.verify")
@@ -259,10 +275,11 @@ def verify(
     if batch.forward_mode.is_idle() or SIMULATE_ACC_LEN > 0:
         return original(verify_input, batch, logits_output, grammar_mask, **named)
     # Without the overlap schedule a step with no drafts has int32 tokens (0.5.20), and the operator takes int64 alone.
-    verify_input.draft_token = verify_input.draft_token.long()
-    penalties = penalties_of(batch, info.vocab_size)
-    if info.is_all_greedy and penalties is None and grammar_mask is None:
+    if verify_input.draft_token.dtype != torch.int64:
+        verify_input.draft_token = verify_input.draft_token.long()
+    if info.is_all_greedy and grammar_mask is None and not _any_penalized(batch.reqs):
         return original(verify_input, batch, logits_output, grammar_mask, **named)
+    penalties = penalties_of(batch, info.vocab_size)
     logits, n = logits_output.next_token_logits, verify_input.draft_token_num
     chains = verify_input.draft_token.view(-1, n)
     _transform(logits, info, grammar_mask, penalties, verify_input.positions, chains)

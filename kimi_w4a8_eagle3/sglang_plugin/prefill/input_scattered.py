@@ -53,7 +53,7 @@ _SUM = first_of(
 _MODELS = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")  # subclasses override what the hooks rely on
 
 _inner_norms: set[int] = set()  # ids of the norms after attention, of all layers but the last
-_rows: list[int] = [0]  # of the prefill that is running, without its padding
+_rows: list[int] = [0]  # of the prefill by shares that is running, without its padding; otherwise 0
 
 
 @FEATURE.after("sglang.srt.model_executor.model_runner.ModelRunner.load_model")
@@ -94,7 +94,7 @@ def reason_against(target: Any) -> str | None:
 @FEATURE.around(_CONTEXT)
 def use_input_scattered(original: Callable[..., bool], context: object, forward_batch: ForwardBatch) -> bool:
     """Leave the draft's prefill alone: a draft with MLA would take all rows for its share."""
-    return original(context, forward_batch) and forward_batch.spec_info is None
+    return forward_batch.spec_info is None and original(context, forward_batch)
 
 
 @FEATURE.around("sglang.srt.models.deepseek_v2.DeepseekV2ForCausalLM.forward")
@@ -112,13 +112,19 @@ def forward(
 
     The draft reads them, too, of real tokens only.
     """
-    if deepseek_v2.get_attn_tp_context().use_input_scattered(forward_batch):
-        _rows[0] = forward_batch.extend_num_tokens
-        if forward_batch.mm_input_embeds is not None:
-            forward_batch.mm_input_embeds = forward_batch.mm_input_embeds[: _rows[0]]
-        if input_embeds is not None and get_tp_group().rank_in_group:
-            input_embeds = torch.zeros_like(input_embeds)
-    return original(model, input_ids, positions, forward_batch, input_embeds, *args, **named)
+    # The first two conditions let a verify step pass in a microsecond.
+    context = _inner_norms and forward_batch.spec_info is None and deepseek_v2.get_attn_tp_context()
+    if not context or not context.use_input_scattered(forward_batch):
+        return original(model, input_ids, positions, forward_batch, input_embeds, *args, **named)
+    rows = _rows[0] = forward_batch.extend_num_tokens
+    if forward_batch.mm_input_embeds is not None:
+        forward_batch.mm_input_embeds = forward_batch.mm_input_embeds[:rows]
+    if input_embeds is not None and get_tp_group().rank_in_group:
+        input_embeds = torch.zeros_like(input_embeds)
+    try:
+        return original(model, input_ids, positions, forward_batch, input_embeds, *args, **named)
+    finally:
+        _rows[0] = 0
 
 
 @FEATURE.around(_SUM)
@@ -155,10 +161,10 @@ def clear_padding(hidden_states: torch.Tensor) -> None:
 
 
 @FEATURE.after("sglang.srt.layers.aux_hidden_states.AuxHiddenStatePacker.finalize")
-def gather_captured(share: torch.Tensor, _: AuxHiddenStatePacker) -> torch.Tensor:
+def gather_captured(share: torch.Tensor, _: AuxHiddenStatePacker) -> torch.Tensor | None:
     """Gather the states of all captured layers at once, for the draft."""
-    if not deepseek_v2.get_attn_tp_context().input_scattered:
-        return share
+    if not _rows[0]:
+        return None  # no share: the result stays
     group = get_tp_group()
     states = share.new_empty((len(share) * group.world_size, *share.shape[1:]))
     group.all_gather_into_tensor(states, share)

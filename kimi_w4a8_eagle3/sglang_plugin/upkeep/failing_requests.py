@@ -104,10 +104,13 @@ def take_in(
 )
 def own_part(original: Callable[..., object], *args: object, **named: object) -> object:
     """End the request whose own part of a result raises: its stop checks or its logprobs."""
-    result, error = _tried(original, *args, **named)
-    if error is not None:
+    try:  # not `_tried`: it runs for each request of each step
+        return original(*args, **named)
+    except OF_CONTENT as error:
+        if not _request_failed(error):
+            raise
         _fail(next(value for value in (*args, *named.values()) if hasattr(value, "finished_reason")), error)
-    return result
+        return None
 
 
 @FEATURE.around(f"{_RESULTS}.output_streamer._GenerationStreamAccumulator.accept")
@@ -118,11 +121,13 @@ def accept(original: Callable[..., None], rows: _GenerationStreamAccumulator, *,
     """
     if not _failed(req):
         before = len(rows.rids)
-        _, error = _tried(original, rows, req=req)
-        if error is None:
-            return
-        _take_back(rows, before)
-        _fail(req, error)
+        try:  # not `_tried`: see above
+            return original(rows, req=req)
+        except OF_CONTENT as error:
+            if not _request_failed(error):
+                raise
+            _take_back(rows, before)
+            _fail(req, error)
     if req.finished():
         req.finished_output = True
         _answer(_schedulers[-1], req, req.finished_reason.to_json())

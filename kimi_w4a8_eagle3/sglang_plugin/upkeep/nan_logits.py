@@ -1,49 +1,38 @@
-"""Count logits that are NaN before SGLang makes them finite: a broken tensor or kernel otherwise looks like an answer.
+"""Count logits that are NaN while they are made finite: a broken tensor or kernel otherwise looks like an answer.
 
 `failing_requests` sets SGLANG_SANITIZE_NAN_LOGITS. With it, a model that computes NaN answers "" with status 200.
+SGLang reads all logits twice and writes them once for it; `sampling/finite.py` reads them once.
 """
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable
+from functools import cache
 
+import torch
+from sglang.srt.environ import envs
+
+from ...sampling.finite import FiniteLogits
 from ..hooks import Feature, counter
 
 FEATURE = Feature("the count of NaN logits", remove_when="SGLang has a metric for logits that are NaN")
+_finite = FiniteLogits()
 
 
-class _Rows:
-    """Number of rows with a NaN, counted on the device and read after the copy ended, so that no step waits for it."""
+@FEATURE.around("sglang.srt.utils.async_probe.sanitize_nan_logits")
+def sanitize(original: Callable[..., None], logits: torch.Tensor, msg: str = "") -> None:
+    """Make the logits finite, and add the rows with a NaN to the metric, in each rank.
 
-    def __init__(self) -> None:
-        self._found: torch.Tensor | None = None
-        self._host = torch.zeros(1, dtype=torch.int64)
-        self._copied: torch.cuda.Event | None = None
-        self._reported = 0
-
-    def add(self, logits: torch.Tensor) -> int:
-        """Count the rows of `logits` [rows, vocabulary]; return how many are new since the last call."""
-        if self._found is None:
-            self._found = torch.zeros(1, dtype=torch.int64, device=logits.device)
-            self._host = torch.zeros(1, dtype=torch.int64, pin_memory=logits.is_cuda)
-            self._copied = torch.cuda.Event() if logits.is_cuda else None
-        self._found += logits.amax(-1).isnan().sum()  # amax keeps NaN and makes no tensor of the logits' size
-        seen = self._reported
-        if self._copied is None:
-            seen = int(self._found)
-        elif self._copied.query():  # True before the first copy, too
-            seen = int(self._host)
-            self._host.copy_(self._found, non_blocking=True)
-            self._copied.record()
-        new, self._reported = seen - self._reported, seen
-        return new
-
-
-_rows = _Rows()
-
-
-@FEATURE.before("sglang.srt.utils.async_probe.sanitize_nan_logits")
-def count(logits: torch.Tensor, *_: object, **__: object) -> None:
-    """Add the rows with a NaN to the metric, in each rank."""
+    SGLang's own function runs where the operator turned it off, or asked for its assertions.
+    """
+    if not _replaced():
+        original(logits, msg)
+        return
     found = counter("kimi_nan_logits_total", "Rows of logits that held a NaN, over all ranks.")
-    found.inc(_rows.add(logits))
+    if rows := _finite.make(logits):
+        found.inc(rows)
+
+
+@cache
+def _replaced() -> bool:
+    return bool(envs.SGLANG_SANITIZE_NAN_LOGITS.get()) and not envs.SGLANG_ENABLE_ASYNC_ASSERT.get()

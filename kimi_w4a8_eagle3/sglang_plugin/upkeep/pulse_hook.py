@@ -11,7 +11,6 @@ import asyncio
 import logging
 import os
 import time
-from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -42,8 +41,7 @@ class Heartbeat:
 
     def touch(self) -> None:
         """Touch the file, at most twice a second."""
-        now = time.monotonic()
-        if self._file >= 0 and now >= self._next:
+        if self._file >= 0 and (now := time.monotonic()) >= self._next:
             os.utime(self._file)
             self._next = now + _EVERY_S
 
@@ -51,8 +49,10 @@ class Heartbeat:
 @FEATURE.before("sglang.srt.managers.scheduler.Scheduler.process_input_requests")
 def beat(*_: object) -> None:
     """Touch the file in each round of the loop, with or without requests. Never raise."""
-    with suppress(OSError):  # a full disk must not end an engine
+    try:
         _scheduler_heartbeat().touch()
+    except OSError:  # a full disk must not end an engine
+        return
 
 
 @cache

@@ -1,0 +1,82 @@
+"""Runs a program of SGLang with a clock around each hook of the plugin, for `python -m proof.hook_costs`.
+
+A hook around a function does not count that function. Each verify step is a line of the file that HOOK_COSTS names:
+the requests of its batch, and the nanoseconds of each hook since the verify step before.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from functools import wraps
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+from kimi_w4a8_eagle3.sglang_plugin import hooks
+from kimi_w4a8_eagle3.sglang_plugin.run_module import run
+
+STEP = "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2.verify"
+_spent: defaultdict[str, int] = defaultdict(int)
+
+
+def timed(hook: hooks.Hook) -> hooks.Hook:
+    """Return the hook with a clock around it."""
+    name = f"{hook.function.__module__.rpartition('.')[2]}.{hook.function.__name__}"
+
+    @wraps(hook.function)
+    def measured(*args: Any, **named: Any) -> Any:
+        inner = [0]
+        if hook.kind == "around":
+            args = (_excluded(args[0], inner), *args[1:])
+        began = perf_counter_ns()
+        try:
+            return hook.function(*args, **named)
+        finally:
+            _spent[name] += perf_counter_ns() - began - inner[0]
+            if hook.target == STEP:
+                _end_step(len(args[1].reqs))
+
+    return hook._replace(function=measured)
+
+
+def _excluded(original: Callable[..., Any], inner: list[int]) -> Callable[..., Any]:
+    def call(*args: Any, **named: Any) -> Any:
+        began = perf_counter_ns()
+        try:
+            return original(*args, **named)
+        finally:
+            inner[0] += perf_counter_ns() - began
+
+    return call
+
+
+def _end_step(requests: int) -> None:
+    with Path(os.environ["HOOK_COSTS"]).open("a") as file:
+        file.write(json.dumps([requests, _spent]) + "\n")
+    _spent.clear()
+
+
+def register(registry: Any, features: Iterable[hooks.Feature]) -> None:
+    """Register the features with timed hooks."""
+    given = list(features)
+    for feature in given:
+        feature.hooks = [timed(hook) if _is_ours(hook) else hook for hook in feature.hooks]
+    _register(registry, given)
+
+
+def _is_ours(hook: hooks.Hook) -> bool:
+    """True if the hook runs in a scheduler and belongs to the plugin, not to the CPU's."""
+    function = hook.function
+    waits = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+    return function.__module__.startswith("kimi_w4a8_eagle3.") and not waits
+
+
+_register, hooks.register = hooks.register, register
+
+if __name__ == "__main__":
+    run(sys.argv[1], sys.argv[2:])
