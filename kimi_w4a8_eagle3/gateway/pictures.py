@@ -24,7 +24,7 @@ from .errors import Refusal
 MAX_PIXELS = 2**26  # of all pictures of one request: SGLang decodes them together, at three or more bytes per pixel
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 _BROKEN = f"one of the pictures is broken, or is not one of {', '.join(_FORMATS)}"
-_MAX_PICTURES = 256
+MAX_PICTURES = 256
 # A picture may take this long, and more for its pixels: PNG and WebP take 25 to 60 ns for one.
 _USUAL_S, _PIXEL_S = 0.2, 1e-7
 
@@ -36,9 +36,9 @@ def check_sources(sources: list[tuple[str, Any]]) -> int:
             raise Refusal(
                 "the server fetches no media, neither from the network nor from files; send a data: URL", param=name
             )
-    if len(sources) > _MAX_PICTURES:
+    if len(sources) > MAX_PICTURES:
         name = sources[0][0]
-        raise Refusal(f"{name} holds {len(sources)} pictures; at most {_MAX_PICTURES} are read", param=name)
+        raise Refusal(f"{name} holds {len(sources)} pictures; at most {MAX_PICTURES} are read", param=name)
     return sum(len(source) - source.index(",") for _, source in sources)
 
 

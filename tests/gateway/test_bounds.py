@@ -11,6 +11,7 @@ from support.gateway_app import MODEL, App, ScriptedEngine, Wire, events_of, unt
 
 from kimi_w4a8_eagle3.gateway import limits
 from kimi_w4a8_eagle3.gateway.keys import Client
+from proof.limits_page import BEGIN, PAGE, tables
 
 CHAT, MESSAGES, TEXT = "/v1/chat/completions", "/v1/messages", "/v1/completions"
 BODY: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "?"}], "max_tokens": 64}
@@ -132,3 +133,7 @@ def test_min_tokens_and_a_grammar_are_not_both_promised() -> None:
     shaped = {**BODY, "min_tokens": 5, "response_format": {"type": "json_object"}}
     assert App(engine := ScriptedEngine()).ask(CHAT, shaped).status_code == 400 and engine.seen == []
     assert App(ScriptedEngine()).ask(CHAT, {**BODY, "min_tokens": 5}).status_code == 200
+
+
+def test_the_page_of_limits_is_what_the_code_has() -> None:
+    assert BEGIN + tables() in PAGE.read_text(), "python -m proof.limits_page writes it"
