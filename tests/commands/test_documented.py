@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import runpy
 import shlex
@@ -203,6 +204,24 @@ def test_ci_runs_what_the_readme_begins_with() -> None:
     script = (ROOT / ".ci/run").read_text()
     for line in ("git clone", "as_user make demo", "as_root make demo", "as_user make lint", "as_user make test-all"):
         assert re.search(rf"^ *{line}\b", script, re.MULTILINE), line
+
+
+def test_the_figures_of_the_readme_are_the_published_ones() -> None:
+    """Those of its table, and of AMD's bars in the picture above it."""
+    readme, picture = (ROOT / "README.md").read_text(), (ROOT / "docs/images/throughput.svg").read_text()
+    later, earlier = (
+        json.loads((ROOT / f"bench/published/mi325x-{name}.json").read_text())["points"]
+        for name in ("eagle3", "w4a16-w4a8-w8a8")
+    )
+    gsm8k = [report["accuracy"] for report in json.loads((ROOT / "eval/published.json").read_text())["reports"]]
+    rows = []
+    for points, name in ((earlier, "w4a16"), (later, "w4a8"), (later, "eagle3-opt")):
+        at_40, at_2 = points["con40"][name], points["con2"][name]
+        (right,) = [accuracy[name]["flexible-extract"] for accuracy in gsm8k if name in accuracy]
+        speed = f"{at_40['output_throughput_tok_s']:.0f} | {at_40['tpot_median_ms']:.1f} ms"
+        rows.append(f"| {speed} | {at_2['tpot_median_ms']:.1f} ms | {right:.2%} |".replace("%", " %"))
+        assert f">{at_40['output_throughput_tok_s']:.0f}</text>" in picture
+    assert [row for row in rows if row not in readme] == []
 
 
 def test_the_program_lies_where_the_readme_says() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.every_page import Shown
+from support.repository import ROOT
 
 from kimi_w4a8_eagle3.engine.client import Generation
 from proof.demo import EACH, QUESTIONS, Side, page, paired_figures
@@ -32,6 +34,14 @@ def test_the_demo_ends_in_a_page_of_its_result(tmp_path: Path) -> None:
     assert shown.rows["TPOT, ms",][1:3] == [f"{tpot:.1f}" for tpot in tpots]
     assert shown.rows["accept length",][2] == f"{shown.stored['eagle3']['acceptance']['length']:.2f} of 4"
     assert f"{shown.stored['solved']} of {QUESTIONS} held-out problems solved" in shown.text
+    (quoted,) = re.findall(r"```text\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    printed = " ".join(map(shape, shown.output.splitlines()))  # a long line is wrapped
+    assert [line for line in quoted.splitlines() if shape(line) not in printed] == []
+
+
+def shape(line: str) -> str:
+    """Return a line of the demo without its frame, and without the seconds of a start."""
+    return re.sub(r"after \d+ s", "after N s", line.strip("|│ "))
 
 
 def test_a_slow_minute_of_both_sides_changes_no_ratio() -> None:

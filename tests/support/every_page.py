@@ -34,9 +34,10 @@ Copies = Callable[..., Run]
 
 
 class Shown:
-    """A page that a verb named in its output: headline, text, rows of tables by their first cells, stored result."""
+    """A verb's output and the page that it names: headline, text, rows of tables by first cells, stored result."""
 
     def __init__(self, output: str, runs: Path) -> None:
+        self.output = output
         [folder] = runs.iterdir()
         path = Path(re.findall(r"page: (\S+?\.html)", output.replace("\n", ""))[-1])
         assert path.is_relative_to(folder)
