@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from .sealed import Seal
 from .service import Service
 from .trials import Trials
 
+SWITCH_S = 0.0005  # after which a thread that reads a body gives the interpreter to the event loop; Python's is 5 ms
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
@@ -92,4 +94,5 @@ class Gateway:
 
 def create() -> Gateway:
     """Return the application of a worker, which uvicorn starts without arguments."""
+    sys.setswitchinterval(SWITCH_S)
     return Gateway(GatewayConfig.read(Path(os.environ[VARIABLE])))

@@ -26,7 +26,7 @@ BODY_S = 30.0  # for a whole body
 SILENCE_S = 10.0  # of a stream before a sign of life
 GRACE_S = 1.0  # of a stream before its headers: a refusal that comes faster keeps its status
 HALF_CLOSED_S = 1.0  # of a client that may have left before the answer is begun, which tells
-THREAD_BYTES = 2**15  # a larger body is read in a thread, beside the event loop
+THREAD_BYTES = 2**13  # a larger body, which may take 40 ms and more, is read in a thread, beside the event loop
 _JSON = (b"content-type", b"application/json")
 _STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 _ORIGIN = (b"access-control-allow-origin", b"*")

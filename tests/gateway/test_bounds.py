@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import pytest
 from support.gateway_app import MODEL, App, ScriptedEngine, Wire, events_of, until
 
-from kimi_w4a8_eagle3.gateway import limits
+from kimi_w4a8_eagle3.gateway import exchange, limits
 from kimi_w4a8_eagle3.gateway.keys import Client
 from proof.limits_page import BEGIN, PAGE, tables
 
@@ -60,6 +61,20 @@ def test_a_client_waits_for_one_request_of_another_and_not_for_all() -> None:
 
     order = asyncio.run(ask())
     assert len(order) == 51 and order.index(f"{MODEL}:honest") <= 1
+
+
+def test_a_large_body_is_read_beside_the_event_loop() -> None:
+    app, threads = App(ScriptedEngine()), list[bool]()
+    read = app.service.read
+
+    def noting(endpoint: Any, raw: bytes) -> Any:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return read(endpoint, raw)
+
+    app.service.read = noting  # type: ignore[method-assign]
+    for text in ("?", "? " * exchange.THREAD_BYTES):
+        assert app.ask(CHAT, {**BODY, "messages": [{"role": "user", "content": text}]}).status_code in (200, 400)
+    assert threads == [True, False]
 
 
 def test_bodies_of_one_client_that_wait_have_a_bound_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
