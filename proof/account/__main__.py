@@ -14,7 +14,7 @@ from kimi_w4a8_eagle3.cli import run
 from kimi_w4a8_lab.predict.machine_model import Cluster
 from kimi_w4a8_lab.predict.predict import Load, calibrate, published_accept_length
 
-from . import levers, prefill
+from . import levers, plans, prefill
 from .parts import Account, explain
 
 
@@ -39,6 +39,8 @@ def main(
         typer.echo(json.dumps(asdict(found) | more, indent=2))
     else:
         print_account(found, changes, ways)
+        moe = next(lever.change for lever in alone if lever.change.name == "MoE kernels of this package")
+        print_plans(found, cluster, moe)
 
 
 def print_account(account: Account, changes: Sequence[levers.Lever], ways: Sequence[prefill.Shrinking]) -> None:
@@ -65,6 +67,19 @@ def print_account(account: Account, changes: Sequence[levers.Lever], ways: Seque
         table.add_row(*prefill.cells(way))
     console.print(table)
     console.print(f"totals: {account.source}, with AITER's kernels")
+
+
+def print_plans(account: Account, cluster: Cluster, moe: levers.Change) -> None:
+    """Print the recipes beside the published figures and the floor, and what is left to win."""
+    console, (rows, left) = table_console(), plans.table_rows(account, cluster, moe)
+    figures = Table("", "prefill, ms", "step, ms", "TPOT, ms", "TTFT, s", "tok/s", "gain", title="recipes")
+    more = Table("on top of `agent`", "prefill, ms", "step, ms", "tok/s", "verdict", title="what is left")
+    for row in rows:
+        figures.add_row(*row)
+    for row in left:
+        more.add_row(*row)
+    console.print(figures)
+    console.print(more)
 
 
 if __name__ == "__main__":

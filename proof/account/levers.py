@@ -10,10 +10,11 @@ from kimi_w4a8_eagle3.recipe.on_machine import concerning
 from kimi_w4a8_lab.predict.machine_model import Cluster, kimi, moe_shape
 from kimi_w4a8_lab.predict.predict import Fit, Load, choices, step_terms
 
-from . import moe_time
+from . import moe_time, shares
 from .draw_time import draw_ms
 from .parts import Account, AccountRow, StepPart, decode_attention
 
+SHARED = "enable-attn-tp-input-scattered=true"
 SHARED_KERNELS = 4  # of the shared expert: gate and up, SiLU, down, and the addition
 
 
@@ -87,6 +88,7 @@ def _savings(account: Account, cluster: Cluster) -> list[Change]:
     shared = s.moe_layers * (SHARED_KERNELS - 1) * small  # all but the addition, in decode's graphs only
     return [
         Change("MoE kernels of this package", ("env.KIMI_MOE_BACKEND=flydsl",), *kernels),
+        Change("attention's input shared by the ranks", (SHARED,), 0.0, shares.saved_ms(account, cluster)),
         Change("FP8 KV cache", ("kv-cache-dtype=fp8_e4m3",), half, 0.0),
         Change("all-reduce, residual and norm in one kernel", (custom, fusion), fused, fused),
         Change("prefill all-reduces in INT8", (custom, quick), 0.0, ms(account.prefill, StepPart.REDUCES) / 2),
@@ -113,12 +115,15 @@ def _draft_steps(account: Account, fit: Fit, cluster: Cluster) -> list[Change]:
 def _lever(account: Account, change: Change) -> Lever:
     load = account.load
     step_ms, prefill_ms = account.step_ms - change.step_ms, account.prefill_ms - change.prefill_ms
-    later = load.output_len - 1
-    token_ms = step_ms / load.accept_length
+    return Lever(change, *throughput(load, step_ms, prefill_ms), faults(load, change.settings))
+
+
+def throughput(load: Load, step_ms: float, prefill_ms: float) -> tuple[float, float]:
+    """Return TPOT in ms and throughput in tok/s."""
+    later, token_ms = load.output_len - 1, step_ms / load.accept_length
     tpot = token_ms + prefill_ms * (load.concurrency - 1) / 2 / later
     wave_ms = prefill_ms * load.concurrency + token_ms * later
-    rate = load.concurrency * load.output_len / wave_ms * 1000
-    return Lever(change, tpot, rate, faults(load, change.settings))
+    return tpot, load.concurrency * load.output_len / wave_ms * 1000
 
 
 def faults(load: Load, settings: Sequence[str]) -> tuple[str, ...]:

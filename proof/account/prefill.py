@@ -30,10 +30,11 @@ class Shrinking:
 def ways(account: Account, changes: Sequence[Lever], cluster: Cluster) -> list[Shrinking]:
     """Return the ways for the largest parts, by part; changes: those of `levers`."""
     rows = {row.name: row for row in account.prefill}
-    kernels, fused, quantized = (
+    kernels, shared, fused, quantized = (
         _lever(changes, name)
         for name in (
             "MoE kernels of this package",
+            "attention's input shared by the ranks",
             "all-reduce, residual and norm in one kernel",
             "prefill all-reduces in INT8",
         )
@@ -53,6 +54,7 @@ def ways(account: Account, changes: Sequence[Lever], cluster: Cluster) -> list[S
             rows[_DENSE].ms - int8_ms,
             "none: the checkpoint has attention, shared experts and the dense layer in BF16",
         ),
+        Shrinking(f"{_DENSE}, {_REDUCES}, norms", "attention's input shared by the ranks", *_priced(shared)),
         Shrinking("MoE: stage1, stage2", "MoE kernels of this package", *_priced(kernels)),
         Shrinking("attention", "none known", 0.0, "none: the rate of AITER's kernel is assumed, not measured"),
         Shrinking("other kernels", "all-reduce, residual and norm in one kernel", *_priced(fused)),

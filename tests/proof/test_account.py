@@ -15,7 +15,7 @@ from kimi_w4a8_eagle3.recipe.memory_plan import ModelCard, draft_weights
 from kimi_w4a8_lab.predict.layouts import node_layouts
 from kimi_w4a8_lab.predict.machine_model import Cluster, draft_bytes, kimi
 from kimi_w4a8_lab.predict.predict import Load, calibrate, fit_points, published_points
-from proof.account import calibration, layouts, levers, moe_time, points, prefill
+from proof.account import calibration, layouts, levers, moe_time, plans, points, prefill, shares
 from proof.account.__main__ import main
 from proof.account.parts import Account, decode_attention, explain
 
@@ -145,9 +145,33 @@ def test_the_page_says_what_could_shrink_a_prefill() -> None:
     page = (DOCS / "perf/machine-model.md").read_text()
     assert [way for way in found if f"| {' | '.join(prefill.cells(way))} |" not in page] == []
     reasons = [way for way in found if way.setting.startswith("none: ")]
+    moe = next(lever.change for lever in changes(load) if lever.change.name == "MoE kernels of this package")
+    tables = plans.table_rows(account(load), CLUSTER, moe)
+    assert [row for rows in tables for row in rows if f"| {' | '.join(row)} |" not in page] == []
     assert {way.part for way in reasons} == {"all-reduces", "dense matrix products", "attention"}
     chunks = [way.saved_ms for way in found if way.part == "all"]
     assert chunks == sorted(chunks, reverse=True) and 0.0 in chunks  # agent's own
+
+
+def test_ranks_that_share_attentions_input_move_and_multiply_less() -> None:
+    """Of eight ranks each has an eighth of q_a and kv_a, and 3.3 units of traffic in a layer instead of 4."""
+    found = account(Load(40, steps=3, accept_length=3.93))
+    parts, rows = shares.saved_parts(found, CLUSTER), {row.name: row.ms for row in found.prefill}
+    assert shares.repeated_share(CLUSTER) == pytest.approx(0.435, abs=0.001)
+    assert parts["products"][0] == pytest.approx(rows["dense matrix products"] * 0.435 * 7 / 8, rel=0.01)
+    units = 3 + (1536 + 576) / 7168 + 4 / 61  # and four gathers, of the captured states and the last residual
+    assert rows["all-reduces"] - parts["links"][0] == pytest.approx(rows["all-reduces"] * units / 4, rel=1e-6)
+
+
+@pytest.mark.parametrize(("load", "gain"), [(PUBLISHED[3][0], 1.23), (PUBLISHED[2][0], 1.1)])
+def test_each_recipe_is_faster_than_the_one_before_and_slower_than_the_floor(load: Load, gain: float) -> None:
+    moe = next(lever.change for lever in changes(load) if lever.change.name == "MoE kernels of this package")
+    found = plans.plans(account(load), CLUSTER, moe)
+    rates = [levers.throughput(load, plan.step_ms, plan.prefill_ms)[1] for plan in found]
+    assert rates == sorted(rates) and rates[2] > gain * rates[0]
+    assert found[-1].prefill_ms == pytest.approx(136, abs=1) and found[-1].step_ms < found[0].step_ms
+    (quick,) = [one for one in plans.left(account(load), CLUSTER) if one.change.name.startswith("QuickReduce")]
+    assert 0 < quick.change.prefill_ms < 0.01 * found[2].prefill_ms  # below the 2% of throughput for which it is worth
 
 
 def test_the_pages_have_the_models_figures() -> None:
@@ -155,7 +179,7 @@ def test_the_pages_have_the_models_figures() -> None:
     block = page[page.index("$ python -m proof.account -c 40") :].split("```")[0]
     shown = {row.split("|")[1].strip(): row for row in block.splitlines() if row.startswith("| ")}
     known = {lever.change.name: lever for lever in [levers.now(found), *changes(found.load)]}
-    assert len(shown) == 6 and {*shown} <= {*known, "change, alone", ""}
+    assert len(shown) == 7 and {*shown} <= {*known, "change, alone", ""}
     for name in shown.keys() & known.keys():
         saved = [f"{-ms:+.2f}" for ms in (known[name].change.step_ms, known[name].change.prefill_ms) if ms]
         assert re.findall(r"[-+]\d+\.\d+", shown[name]) == saved
