@@ -35,6 +35,7 @@ PROGRAM = "kimi-w4a8"  # `kimi` alone is Moonshot's own client
 VERBS = {
     "check": "Check a checkpoint by configs, headers and small tensors.",
     "doctor": "Check this machine for a recipe: hardware, software, limits.",
+    "prepare": "Prepare this machine for a recipe: checks, download, code.",
     "fetch": "Download checkpoints to the Hub's cache, and check every file.",
     "patch": "Apply the patches of AITER's sources that fit.",
     "trust": "Show the Python files of a checkpoint; --yes accepts them.",

@@ -11,9 +11,12 @@ from unicodedata import category
 
 
 def on_host(remedy: str) -> str:
-    """Name the host's command instead of `kimi-w4a8`, in a container that launch/docker-run.sh started."""
+    """Name the host's command and settings instead of ours, in a container that launch/docker-run.sh started."""
     command = os.environ.get("KIMI_COMMAND", "")
-    return re.sub(r"\bkimi-w4a8 (?=[a-z])", lambda _: f"{command} ", remedy) if command else remedy
+    if not command:
+        return remedy
+    remedy = re.sub(r"\bkimi-w4a8 (?=[a-z])", lambda _: f"{command} ", remedy)
+    return re.sub(r"--port (?=\d)", "PORT=", remedy.replace("HF_HOME", "MODELS"))
 
 
 def printable(text: str) -> str:

@@ -12,8 +12,8 @@ from rich.filesize import decimal
 
 from ..base.console import table_console
 from ..base.errors import KimiError, UsageError
-from ..fetch.download import Repository, Snapshot, wanted_by_recipe
-from ..recipe.launch import recipe_names
+from ..fetch.download import Repository, Snapshot, hub_repositories
+from ..recipe.launch import load_recipe, recipe_names
 
 
 def fetch(
@@ -67,7 +67,7 @@ def _wanted(repos: list[str], recipe: str | None, revision: str | None) -> list[
     if mistaken := set(repos) & set(recipe_names()):
         raise UsageError(f"{mistaken.pop()!r} is a recipe", expected="REPO: owner/name", remedy="--recipe")
     if recipe:
-        return wanted_by_recipe(recipe)
+        return hub_repositories(load_recipe(recipe))
     return [Repository.named(repo, revision or "main", Path(constants.HF_HUB_CACHE)) for repo in repos]
 
 

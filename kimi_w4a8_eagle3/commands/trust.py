@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from ..base.errors import UsageError
 from ..recipe.launch import load_recipe, recipe_names
-from ..recipe.trusted_code import accept, locate, record_path, state
+from ..recipe.trusted_code import Source, accept, locate, record_path, state
 
 
 def trust(
@@ -35,12 +36,17 @@ def trust(
         return
     if yes:
         accept(sources)
-    for source in sources:
-        print(f"{source}, in {source.folder}")
-        for path, what in state(source).items():
-            print(f"  {what:<9}{source.code().get(path, ''):<64}  {path}")
+    show(sources)
     if yes:
         print(f"recorded in {record_path()}")
     elif any({*state(source).values()} - {"accepted"} for source in sources):
         print("read these files, then accept them with --yes")
         raise typer.Exit(1)
+
+
+def show(sources: Sequence[Source]) -> None:
+    """Print each Python file with its state and SHA-256."""
+    for source in sources:
+        print(f"{source}, in {source.folder}")
+        for path, what in state(source).items():
+            print(f"  {what:<9}{source.code().get(path, ''):<64}  {path}")

@@ -21,7 +21,7 @@ from rich.filesize import decimal
 
 from ..base.errors import KimiError, UsageError
 from ..base.files import shortage
-from ..recipe.launch import load_recipe
+from ..recipe.schema import Recipe
 from .hub import explain, quiet_hub
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ class Repository:
         return sum(size for size, _ in found), max(change for _, change in found)
 
 
-def wanted_by_recipe(name: str) -> list[Repository]:
+def hub_repositories(recipe: Recipe) -> list[Repository]:
     """Return the Hub repositories of a recipe, target first; none when its models are built in or local."""
     cache = Path(constants.HF_HUB_CACHE)
-    return [Repository.named(one.repo, one.revision, cache) for one in load_recipe(name).checkpoints if one.on_hub]
+    return [Repository.named(one.repo, one.revision, cache) for one in recipe.checkpoints if one.on_hub]

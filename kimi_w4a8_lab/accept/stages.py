@@ -17,7 +17,7 @@ from kimi_w4a8_eagle3.base.finding import Severity
 from kimi_w4a8_eagle3.base.run_dir import write_json
 from kimi_w4a8_eagle3.doctor.probe import Probe
 from kimi_w4a8_eagle3.doctor.runner import examine
-from kimi_w4a8_eagle3.fetch.download import wanted_by_recipe
+from kimi_w4a8_eagle3.fetch.download import hub_repositories
 from kimi_w4a8_eagle3.gates import BY_NAME, read_gates
 from kimi_w4a8_eagle3.machine.hardware import Machine
 from kimi_w4a8_eagle3.moe.tiles import TABLE, read_rows
@@ -96,7 +96,7 @@ class AcceptRun:
         """Return all stages; a stage that cannot run here states what is missing."""
         recipes = [load_recipe(name) for name in self.recipes]
         here = [recipe for recipe in recipes if not unmet_requirements(recipe, self.machine)]
-        on_hub = [recipe.name for recipe in here if wanted_by_recipe(recipe.name)]
+        on_hub = [recipe.name for recipe in here if hub_repositories(recipe)]
         stages = [Stage("doctor", "doctor" if on_hub else "", partial(self._doctor, recipes), minutes=1.0)]
         if self.sizes.full:
             no_image = "" if Path(__file__).is_relative_to(IMAGE) else "this is not the image"
@@ -157,7 +157,9 @@ class AcceptRun:
         return StageResult("; ".join(notes))
 
     def _fetch(self, recipes: Sequence[str]) -> StageResult:
-        wanted = list(dict.fromkeys(repository for name in recipes for repository in wanted_by_recipe(name)))
+        wanted = list(
+            dict.fromkeys(repository for name in recipes for repository in hub_repositories(load_recipe(name)))
+        )
         for repository in wanted:
             repository.fetch(self.console.print)
         return StageResult(f"{', '.join(repository.repo for repository in wanted)}: complete")

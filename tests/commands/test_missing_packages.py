@@ -76,6 +76,7 @@ DEAD, MODEL = "http://127.0.0.1:9", shlex.quote(str(tiny.target_path()))
 CALLS = {
     f"check {MODEL}": "",
     "doctor tiny": "make demo",
+    "prepare tiny": "make demo",
     "fetch -r tiny": "",
     "patch --check": "",
     "trust -r tiny": "",

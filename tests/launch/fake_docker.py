@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ IMAGES = {"kimi-w4a8-eagle3", "kimi-w4a8-eagle3:NEW"}
 WITH_VALUE = {
     "run": {
         "--user", "--tmpfs", "--cap-drop", "--security-opt", "--ipc", "--network", "--volume", "--workdir", "--env",
-        "--restart", "--stop-timeout", "--group-add", "--ulimit", "--device", "--name",
+        "--restart", "--stop-timeout", "--group-add", "--ulimit", "--device", "--name", "--label",
     },
     "stop": {"--time"}, "rm": set(), "logs": {"--tail"}, "exec": set(),
     "image": {"--format"}, "container": {"--format"},
@@ -78,11 +79,15 @@ def run(given: dict[str, list[str]], words: list[str]) -> None:
         sys.exit(f"docker: Unable to find image '{image}' locally")
     if "--dry-run" in command:
         return ask({"command": command})
+    if command[:1] == ["prepare"]:
+        (STATE / "prepared.json").write_text(json.dumps({"options": given, "mounts": mounts, "words": words}))
+        return ask({"command": command})
     dies = os.environ.get("FAKE_ENGINE") == "dies"
     for name in given.get("--name", []):
         if (STATE / name).exists():
             sys.exit(f'docker: Conflict. The container name "/{name}" is already in use')
-        (STATE / name).write_text("exited 0" if dies else "running 0")
+        (label,) = given.get("--label", ["port=0"])
+        (STATE / name).write_text(f"{'exited' if dies else 'running'} 0 {label.partition('=')[2]}")
     (STATE / "run.json").write_text(json.dumps({"options": given, "mounts": mounts, "words": words}))
     print("0123456789abcdef")
     if "--detach" in given and not dies:
@@ -111,7 +116,9 @@ def main(command: str, words: list[str]) -> None:
     status = state.read_text()
     if command == "container":
         (form,) = given["--format"]
-        print({"{{.State.Status}}": status.split()[0], "{{.State.Status}} {{.RestartCount}}": status}[form])
+        state_, restarts, port = status.split()
+        values = {".State.Status": state_, ".RestartCount": restarts, ".Config.Labels.port": port}
+        print(re.sub(r"{{(.*?)}}", lambda found: values[found[1]], form))
     elif command == "logs":
         print("kimi-w4a8: the checkpoint is not here", file=sys.stderr)
     elif command == "exec":
@@ -120,7 +127,7 @@ def main(command: str, words: list[str]) -> None:
         ask({"command": words[2:]})
     elif command == "stop":
         ask({"stop": name})
-        state.write_text("exited 0")
+        state.write_text(f"exited 0 {status.split()[-1]}")
     elif command == "rm":
         if status.startswith("running") and "--force" not in given:
             sys.exit(f'Error response from daemon: cannot remove container "/{name}": container is running')

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
+import json
 import os
 import re
 import shlex
@@ -49,7 +51,8 @@ def test_the_lines_of_the_pages_work_with_relative_names(caller: Host) -> None:
     assert [words[0] for words in lines] == ["up"]
     others = [words for words in lines_of("docs/first-hour.md") if words not in lines]
     assert [words[0] for words in others] == ["up", "plan", "accept", "accept"]
-    for words in (*lines, *others, ["serve", "agent"]):
+    steps = [["doctor"], *([name, "-r", "agent"] for name in ("fetch", "trust")), ["prepare", "agent"]]
+    for words in (*steps, *others, ["serve", "agent"], *lines):
         done = caller.run(*words, **RELATIVE)
         assert (done.returncode, done.stderr) == (0, ""), words
         started = caller.started()
@@ -102,6 +105,9 @@ def test_files_that_arguments_name_get_in_under_the_hosts_path(ordinary: Host) -
         (["--print"], {}, "no command was given"),
         (["up"], {}, "up needs a recipe"),
         (["up", "agent", "--listen"], {}, "--listen needs a value"),
+        (["up", "agent", "--trust", "--listen"], {}, "--listen needs a value"),
+        (["serve", "agent"], {"HOME": ""}, "HOME is not set; set it, or MODELS and CONFIG"),
+        (["fetch", "-r", "agent"], {"HF_TOKEN_PATH": "tokne"}, "tokne is not a file"),
         (["up", "agent", "--set", "port=abc"], {}, "its ports from PORT"),
         (["serve", "agent"], {"PORT": "abc"}, "PORT=abc is not a port"),
         (["serve", "agent"], {"PORT": "95270"}, "PORT=95270 is not a port"),
@@ -113,7 +119,8 @@ def test_files_that_arguments_name_get_in_under_the_hosts_path(ordinary: Host) -
 def test_what_is_wrong_is_refused_before_anything_is_made(
     ordinary: Host, words: list[str], settings: dict[str, str], message: str
 ) -> None:
-    done = ordinary.run(*words, **RELATIVE, **settings)
+    folders = {} if "HOME" in settings else RELATIVE
+    done = ordinary.run(*words, **folders, **settings)
     assert (done.returncode, done.stdout) == (2, "") and message in done.stderr
     assert ordinary.made() == []
 
@@ -202,11 +209,37 @@ def test_keys_come_as_files_and_the_token_by_name_for_fetch_alone() -> None:
         assert "HF_TOKEN" not in docker_run("--print", command, HF_TOKEN="hf_secret").stdout
 
 
+def test_settings_of_the_network_reach_what_asks_the_hub_and_the_port_reaches_doctor(ordinary: Host) -> None:
+    settings = {"HTTPS_PROXY": "http://proxy:1", "HF_ENDPOINT": "https://hub.example", "HF_HUB_DISABLE_XET": "1"}
+    for command in (["fetch", "-r", "agent"], ["doctor"], ["up", "agent"]):
+        assert ordinary.run(*command, **RELATIVE, **settings).returncode == 0
+        file = "prepared.json" if command[0] == "up" else "run.json"
+        started = json.loads((ordinary.folder / "state" / file).read_text())
+        assert {*settings} <= {*started["options"]["--env"]} and "NO_PROXY" not in started["options"]["--env"]
+        assert command[0] != "doctor" or started["words"][-2:] == ["--port", str(ordinary.port)]
+    assert not {*settings} & {*ordinary.started()["options"]["--env"]}  # a server needs no network
+    token = ordinary.home / "my-token"
+    token.write_text("hf_secret")
+    token.chmod(0o644)
+    assert ordinary.run("fetch", "-r", "agent", **RELATIVE, HF_TOKEN_PATH="my-token").returncode == 0
+    started = ordinary.started()
+    assert {"source": str(token), "target": "/run/secrets/hf-token", "read_only": True} in started["mounts"]
+    assert "HF_TOKEN_PATH=/run/secrets/hf-token" in started["options"]["--env"]
+    assert "--port" not in printed("doctor", "--port", "1", PORT="2")[0][-1:]
+
+
+def test_a_file_in_a_folders_place_is_one_message(ordinary: Host) -> None:
+    (ordinary.home / "out").write_text("")
+    done = ordinary.run("serve", "agent", **RELATIVE)
+    assert (done.returncode, done.stderr.splitlines()[0]) == (2, f"docker-run.sh: {ordinary.home}/out is not a folder")
+
+
 def test_a_message_in_the_container_names_the_hosts_command(monkeypatch: pytest.MonkeyPatch) -> None:
     (variable,) = [word for word in printed("serve", "agent")[0] if word.startswith("KIMI_COMMAND=")]
     monkeypatch.setenv(*variable.split("=", 1))
     message = str(KimiError("it is not here", remedy="kimi-w4a8 fetch -r agent, or `kimi-w4a8 trust`"))
     assert f"to do:    {RUN} fetch -r agent, or `{RUN} trust`" in message
+    assert "set MODELS or PORT=8000" in str(KimiError("no room", remedy="set HF_HOME or --port 8000"))
 
 
 def test_a_service_has_a_key_of_its_user_and_up_waits_until_it_serves(caller: Host) -> None:
@@ -216,8 +249,12 @@ def test_a_service_has_a_key_of_its_user_and_up_waits_until_it_serves(caller: Ho
     assert (key.stat().st_mode & 0o777, key.stat().st_uid) == (0o600, caller.owner)
     assert re.fullmatch(r"[0-9a-f]{64}", key.read_text())
     ready = f"http://127.0.0.1:{caller.port + 1}/ready"
-    for line in (f"address: http://0.0.0.0:{caller.port}/v1", f"key:     {key}", ready, "0 min: starting\nready\n"):
+    address = f"address: http://{socket.gethostname()}:{caller.port}/v1"
+    for line in ("3 of 3, code: accepted\n", address, f"key:     {key}", ready, "0 min: starting\nready\n"):
         assert line in done.stdout
+    prepared = json.loads((caller.folder / "state/prepared.json").read_text())
+    assert prepared["words"][1:] == ["prepare", "agent", "--set", f"port={caller.port}"]
+    assert "--rm" in prepared["options"] and not any("secrets" in mount["target"] for mount in prepared["mounts"])
     started = caller.started()
     served = ["serve", "agent", "--set", "host=0.0.0.0", "--set", f"port={caller.port}"]
     assert started["words"] == ["kimi-w4a8-eagle3", *served]
@@ -226,8 +263,13 @@ def test_a_service_has_a_key_of_its_user_and_up_waits_until_it_serves(caller: Ho
     assert mounts["/run/secrets/api_key_file"]["source"] == str(key)
 
     again = caller.run("up", "agent", "--listen", "0.0.0.0", **RELATIVE)
-    assert again.returncode == 0 and "kimi-agent already serves" in again.stdout
-    assert not re.search(r"\b(rm|stop|kill)\b", again.stdout + again.stderr) and caller.started() == started
+    assert again.returncode == 0 and "kimi-agent runs already; nothing was changed" in again.stdout
+    assert "\nready\n" in again.stdout and not re.search(r"\b(rm|stop|kill)\b", again.stdout + again.stderr)
+    elsewhere = caller.run("up", "agent", **{**RELATIVE, "PORT": str(caller.port + 10)})
+    assert elsewhere.returncode == 1 and f"is there with port {caller.port}, not {caller.port + 10}" in elsewhere.stderr
+    for typo in ({"API_KEY_FILE": "kye"}, {"RUNS": "ruins"}):
+        assert caller.run("up", "agent", **{**RELATIVE, **typo}).returncode == 0
+    assert caller.started() == started and not (caller.home / "ruins").exists()
     other = caller.run("up", "eagle3", **RELATIVE)
     assert other.returncode == 1 and f"port {caller.port + 1} is in use" in other.stderr
 
@@ -237,26 +279,52 @@ def test_a_service_has_a_key_of_its_user_and_up_waits_until_it_serves(caller: Ho
 
 
 def test_a_container_that_does_not_serve_is_named_and_left_alone(ordinary: Host) -> None:
-    for status, command in (("running 1", "logs --tail 30"), ("exited 0", "rm --volumes")):
-        state = ordinary.folder / "state/kimi-agent"
-        state.write_text(status)
+    state = ordinary.folder / "state/kimi-agent"
+    for status, said in (("running 1", "does not serve (running, restarts: 1)"), ("exited 0", "first run: docker rm")):
+        state.write_text(f"{status} {ordinary.port}")
         state.chmod(0o644)  # the fake docker runs as another user
-        done = ordinary.run("up", "agent", **RELATIVE)
-        assert done.returncode == 1 and f"first run: docker {command} kimi-agent" in done.stderr
+        done = ordinary.run("up", "agent", **RELATIVE, READY_TIMEOUT="0")
+        assert done.returncode == 1 and said in done.stderr
         assert ordinary.made() == ["kimi-agent"]
+
+
+def test_two_ups_do_not_work_beside_each_other(ordinary: Host) -> None:
+    with RUN.open() as script:
+        fcntl.flock(script, fcntl.LOCK_EX)
+        done = ordinary.run("up", "agent", **RELATIVE)
+    assert done.returncode == 1 and "another `up` runs here; nothing was changed" in done.stderr
+    assert ordinary.made() == []
+
+
+def test_up_starts_nothing_on_a_machine_that_is_not_prepared_and_goes_on_from_there(ordinary: Host) -> None:
+    ordinary.lacking = "this machine cannot serve agent"
+    done = ordinary.run("up", "agent", **RELATIVE)
+    assert done.returncode == 1 and "this machine cannot serve agent" in done.stderr
+    assert "kimi-agent" not in ordinary.made()
+    ordinary.lacking = ""
+    assert ordinary.run("up", "agent", "--trust", **RELATIVE).returncode == 0
+    words = json.loads((ordinary.folder / "state/prepared.json").read_text())["words"]
+    assert words[1:4] == ["prepare", "agent", "--trust"] and "kimi-agent" in ordinary.made()
+
+
+@pytest.mark.parametrize(("listen", "shown"), [("::", "[::1]"), ("fd00::7", "[fd00::7]"), ("10.0.0.7", "10.0.0.7")])
+def test_the_printed_address_can_be_used(ordinary: Host, listen: str, shown: str) -> None:
+    done = ordinary.run("up", "agent", "--listen", listen, **RELATIVE)
+    assert f"address: http://{shown}:{ordinary.port}/v1\n" in done.stdout
+    assert f"host={listen}" in ordinary.started()["words"]
 
 
 def test_up_ends_with_the_log_of_a_container_that_died(ordinary: Host) -> None:
     done = ordinary.run("up", "agent", **RELATIVE, FAKE_ENGINE="dies")
     assert done.returncode == 1 and "kimi-w4a8: the checkpoint is not here" in done.stderr
-    assert "kimi-agent ended before it served" in done.stderr and "\nready\n" not in done.stdout
+    assert "kimi-agent does not serve (ended and removed)" in done.stderr and "\nready\n" not in done.stdout
     assert "kimi-agent" not in ordinary.made()
 
 
 def test_up_says_what_to_do_when_the_time_is_over(ordinary: Host) -> None:
     done = ordinary.run("up", "agent", **RELATIVE, READY_TIMEOUT="0")
     assert done.returncode == 1 and "the server is not ready after 0 s: starting" in done.stderr
-    assert "still runs. Read its log, then wait or stop it: docker logs --follow kimi-agent" in done.stderr
+    assert "does not serve (running, restarts: 0)" in done.stderr and "docker logs --follow kimi-agent" in done.stderr
     assert "kimi-agent" in ordinary.made()
 
 
