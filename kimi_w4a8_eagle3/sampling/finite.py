@@ -12,10 +12,11 @@ import torch
 
 
 class FiniteLogits:
-    """The count of rows with a NaN. On a device it is read one call late, so that no call waits for it."""
+    """The count of rows with a NaN. On a device it is read when its copy has arrived, so that no call waits for it."""
 
     def __init__(self) -> None:
         self._found = self._host = self._last = torch.zeros(1, dtype=torch.int64)
+        self._copied: torch.cuda.Event | None = None
         self._calls, self._reported = 0, 0
 
     def make(self, logits: torch.Tensor) -> int:
@@ -24,16 +25,27 @@ class FiniteLogits:
             return make_finite(logits)
         from .triton_finite import launch  # start-up: Triton, which a CPU does not need
 
-        if len(self._last) < len(logits):
-            self._last = torch.zeros(len(logits), dtype=torch.int32, device=logits.device)
-        if self._found.device != logits.device:
+        if self._copied is None:
             self._found = torch.zeros(1, dtype=torch.int64, device=logits.device)
             self._host = torch.zeros(1, dtype=torch.int64, pin_memory=True)
+        if self._copied is None or len(self._last) < len(logits):
+            self._last = torch.zeros(len(logits), dtype=torch.int32, device=logits.device)
         self._calls += 1
         launch(logits, self._last, self._found, self._calls)
+        return self._read()
+
+    def _read(self) -> int:
+        """Return what is new in the copy that has arrived, and ask for another one."""
+        new = 0
+        if self._copied is None:
+            self._copied = torch.cuda.Event()
+        elif not self._copied.query():
+            return 0
+        else:
+            seen = int(self._host)
+            new, self._reported = seen - self._reported, seen
         self._host.copy_(self._found, non_blocking=True)
-        seen = int(self._host)  # read once: the copy may land at any time
-        new, self._reported = seen - self._reported, seen
+        self._copied.record()
         return new
 
 
