@@ -13,6 +13,7 @@ import pytest
 import yaml
 from support.docker_host import AS_ROOT, LAUNCH, RUN, Host, host
 
+needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
 UNIT = LAUNCH / "systemd/kimi@.service"
 SETTINGS = dict(re.findall(r"^([A-Z_]+)=(.*)$", (LAUNCH / "service.env").read_text(), re.MULTILINE))
 
@@ -89,7 +90,17 @@ def test_the_unit_starts_and_stops_one_named_container() -> None:
     assert "--force" not in settings["ExecStartPre"][0]  # a service that runs is not ended
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
+@needs_systemd
+def test_the_unit_exposes_less_than_half_of_what_systemd_counts(tmp_path: Path) -> None:
+    copy = Path(shutil.copy(UNIT, tmp_path))
+    words = ["systemd-analyze", "security", "--no-pager", "--offline=true", "--threshold=49", str(copy)]
+    result = subprocess.run(words, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout[-300:] + result.stderr
+    for folder in re.findall(r"^\w+=(/var/lib/\w+)", (LAUNCH / "service.env").read_text(), re.MULTILINE):
+        assert folder in unit()["ReadWritePaths"]
+
+
+@needs_systemd
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     """`systemd-analyze verify` on a copy whose programs and dependencies exist."""
     program = tmp_path / "program"
