@@ -224,6 +224,15 @@ def test_the_figures_of_the_readme_are_the_published_ones() -> None:
     assert [row for row in rows if row not in readme] == []
 
 
+def test_the_computed_bars_of_the_readme_are_the_accounts() -> None:
+    words = [sys.executable, "-m", "proof.account", "-c", "40"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    found = re.findall(r"^\| (?:now|MoE kernels of this package) .* ([\d,]+) tok/s", done.stdout, re.MULTILINE)
+    picture = (ROOT / "docs/images/throughput.svg").read_text()
+    assert len(found) == 2 and [value for value in found if f">{value}</text>" not in picture] == []
+    assert all(value in (ROOT / "README.md").read_text() for value in found)
+
+
 def test_the_program_lies_where_the_readme_says() -> None:
     """The environment that runs the tests is the one that `make venv` fills."""
     words = [Path(sys.executable).with_name(PROGRAM), "serve", "tiny", "--dry-run"]
