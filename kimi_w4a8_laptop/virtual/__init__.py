@@ -35,9 +35,10 @@ def install() -> bool:
     if not installed():
         from .. import torchvision_ops  # start-up: torch
         from ..cpu import batch_invariant  # start-up: torch
-        from . import compiled, kernel_launch, moe, rocm_tools, torch_cuda, triton_gpu  # start-up: torch
+        from . import compiled, dynamo, kernel_launch, moe, rocm_tools, torch_cuda, triton_gpu  # start-up: torch
 
         torch_cuda.install()
+        dynamo.install()
         kernel_launch.install()
         rocm_tools.install(torch_cuda.DEVICES)
         torchvision_ops.declare_missing()

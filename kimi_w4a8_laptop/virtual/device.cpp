@@ -227,6 +227,12 @@ void settle() {  // after the host has waited for something
   for (auto& one : pending) protect(one.low, one.high, one.write ? PROT_NONE : PROT_READ);
 }
 
+void forget(Block* block) {  // the copies under way of a pinned block
+  if (!block->pinned) return;
+  protect(block->low, block->high, PROT_READ | PROT_WRITE);
+  std::erase_if(pending, [&](auto& one) { return block->low <= one.low && one.low < block->high; });
+}
+
 void touched(int number, siginfo_t* info, void* context) {
   std::lock_guard<std::recursive_mutex> guard(lock);
   auto* address = static_cast<const char*>(info->si_addr);
@@ -574,8 +580,7 @@ struct PinnedAllocator final : c10::Allocator {
   static void unpin(void* data) {
     std::lock_guard<std::recursive_mutex> guard(lock);
     auto* block = Block::at(data);
-    protect(block->low, block->high, PROT_READ | PROT_WRITE);
-    std::erase_if(pending, [&](auto& one) { return block->low <= one.low && one.low < block->high; });
+    forget(block);
     delete block;
     std::free(data);
   }
@@ -690,7 +695,11 @@ bool vg_synchronize(int64_t event, const char* name) {
 
 // Memory that may be overwritten while it is read; see unordered.py.
 void vg_unordered(const void* data) {
-  if (auto* block = Block::at(data)) block->unordered = true;
+  std::lock_guard<std::recursive_mutex> guard(lock);
+  auto* block = Block::at(data);
+  if (!block) return;
+  block->unordered = true;
+  forget(block);
 }
 // The name of a race that no launch has raised yet: at most `size` characters.
 void vg_race(char* out, size_t size) { std::snprintf(out, size, "%s", race.c_str()); }

@@ -60,6 +60,7 @@ def operator(name: str) -> Callable[[_Function], _Function]:
             except Exception as error:
                 raise StandInError(f"{name}: its stand-in on the virtual node failed: {error}") from error
 
+        @torch.compiler.disable(reason="compiled code")
         @functools.wraps(stand_in)
         def call(*given: object, **named: object) -> object:
             if len(given) > len(names):

@@ -61,6 +61,7 @@ class Gloo:
         _communicate("ncclAllGather", read, written, lambda: group.allgather([parts], [read]).wait())
 
 
+@torch.compiler.disable(reason="compiled code")
 def _communicate(name: str, read: torch.Tensor, written: torch.Tensor, work: Callable[[], object]) -> None:
     ranges = [[part.data_ptr(), part.data_ptr() + part.nbytes] for part in (read, written)]
     launch(name, work, touched=Touched((), found=lambda: (ranges[0], ranges[1])))

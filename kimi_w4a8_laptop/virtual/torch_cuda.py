@@ -265,10 +265,10 @@ def install() -> None:
         setattr(torch.cuda, name, value)
     library.load()
     for name in ("synchronize", "empty_cache", "device_count", "current_stream", *memory):
-        setattr(torch.accelerator, name, own[name])
+        setattr(torch.accelerator, name, functools.partial(own[name]))  # Dynamo wants another object than torch.cuda's
     module = torch.get_device_module
-    vars(torch)["get_device_module"] = lambda device=None: (
-        torch.cuda if device is None or "cuda" in str(device) else module(device)
+    vars(torch)["get_device_module"] = functools.cache(  # Dynamo looks for a cached function
+        lambda device=None: torch.cuda if device is None or "cuda" in str(device) else module(device)
     )
     torch._C._host_emptyCache = _nothing  # called before a capture
     torch.Tensor.record_stream = _nothing  # type: ignore[method-assign]

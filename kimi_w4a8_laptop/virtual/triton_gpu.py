@@ -64,6 +64,7 @@ def install() -> None:
     run, patch = interpreter.GridExecutor.__call__, interpreter._patch_lang
     patched: set[int] = set()  # modules, in the kernel that runs
 
+    @torch.compiler.disable(reason="compiled code")
     def call(self: Any, *given: Any, **named: Any) -> Any:
         def interpreted(*given: object, **named: object) -> None:
             patched.clear()

@@ -1,0 +1,24 @@
+"""torch.compile on the virtual node: Dynamo traces as on a GPU, and its eager backend runs the graphs that it finds."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from . import library
+
+
+def install() -> None:
+    """Let torch.compile take Dynamo's eager backend, and give Dynamo what it asks of a CUDA device."""
+    compile_with = torch.compile
+
+    @functools.wraps(compile_with)
+    def compiled(model: Any = None, *, fullgraph: bool = False, dynamic: bool | None = None, **_: object) -> Any:
+        return compile_with(model, fullgraph=fullgraph, dynamic=dynamic, backend="eager")  # type: ignore[call-overload]
+
+    vars(torch)["compile"] = compiled
+    vars(torch._C)["_cuda_getDevice"] = lambda: library.load().vg_device()
+    torch.cuda.get_rng_state = lambda *_: torch.get_rng_state()
+    torch.cuda.set_rng_state = lambda state, *_: torch.set_rng_state(state)
