@@ -33,7 +33,7 @@ class Package(types.ModuleType):
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
-        from . import aiter_attention, dense, rope  # noqa: F401  (start-up: they import torch and register themselves)
+        from . import aiter_attention, all_reduce, dense, rope  # noqa: F401  (start-up: they import torch and register themselves)
         from .operators import STAND_INS  # start-up: as above
 
         full = f"{self.__name__}.{name}"

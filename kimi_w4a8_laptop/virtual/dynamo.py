@@ -7,11 +7,16 @@ from typing import Any
 
 import torch
 
+from ..cpu import batch_invariant
 from . import library
+
+_KERNELS = ("mm", "addmm", "bmm", "bmm_out", "sigmoid", "silu")  # Python that stands for kernels of torch
 
 
 def install() -> None:
     """Let torch.compile take Dynamo's eager backend, and give Dynamo what it asks of a CUDA device."""
+    for name in _KERNELS:
+        setattr(batch_invariant, name, torch.compiler.disable(getattr(batch_invariant, name)))
     compile_with = torch.compile
 
     @functools.wraps(compile_with)

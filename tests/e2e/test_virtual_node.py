@@ -43,21 +43,37 @@ APART = {"module": "support.planted_faults", "KIMI_PLANTED_RANKS": "1"}  # rank 
 Answers = list[list[tuple[Any, ...]]]
 
 
+# Prefills of more tokens in sum take chunked KV: 131,072 on a GPU.
+CHUNKED = {"SGLANG_MAX_KV_CHUNK_CAPACITY": "64"}
+# `agent` compiles the graphs of at most 32 requests with torch.compile, and not the larger ones.
+BOTH_SIDES = ("max-running-requests=40", "cuda-graph-bs-decode=[16,40]")
+
+
 class Layout(NamedTuple):
-    """Settings of the engines, and questions that are asked in each kind of request; `given`: of `virtual_server`."""
+    """Settings of the engines, questions that are asked in each kind of request, and how many requests run at a time.
+
+    plain: settings of the engine without drafts alone. given: of `virtual_server`.
+    """
 
     questions: int = 4
-    settings: tuple[str, ...] = ("max-running-requests=16", "cuda-graph-bs-decode=[4,16]")
+    at_once: int = 16
+    settings: tuple[str, ...] = ("max-running-requests=16", "cuda-graph-bs-decode=[16]")
+    plain: tuple[str, ...] = ()
     newest: bool = False
     given: dict[str, str] = NUMPY
 
 
 LAYOUTS = {
-    "one GPU": Layout(13),
-    "interpreted": Layout(1, settings=(), given={}),
-    "newest release": Layout(newest=True),
-    "DP attention 2": Layout(settings=("tp-size=2", "dp-size=2", "enable-dp-attention=true")),
-    "TP 2, ranks apart": Layout(settings=("tp-size=2", *Layout().settings), given=NUMPY | APART),
+    "one GPU": Layout(6, 40, BOTH_SIDES),
+    "interpreted": Layout(1, settings=("cuda-graph-bs-decode=[8]",), given=CHUNKED),
+    "newest release": Layout(4, 40, BOTH_SIDES, newest=True, given=NUMPY | CHUNKED),
+    "DP attention 2": Layout(
+        settings=("tp-size=2", "dp-size=2", "enable-dp-attention=true", "enable-attn-tp-input-scattered=false")
+    ),
+    # Without drafts `w4a8` keeps the custom all-reduce; with them `agent` has RCCL's.
+    "TP 2, ranks apart": Layout(
+        settings=("tp-size=2", *Layout().settings), plain=("disable-custom-all-reduce=false",), given=NUMPY | APART
+    ),
 }
 
 
@@ -85,13 +101,13 @@ def mixed(questions: list[str], kinds: Iterable[str] = KINDS) -> list[dict[str, 
     ]
 
 
-def mixed_answers(server: EngineServer, questions: list[str]) -> Answers:
-    """Return the answers to all kinds, 16 at a time, when the prefix cache holds their prompts.
+def mixed_answers(server: EngineServer, questions: list[str], at_once: int) -> Answers:
+    """Return the answers to all kinds, so many at a time, when the prefix cache holds their prompts.
 
     A prompt that the cache does not hold takes another path through attention, which rounds otherwise.
     """
     answers(server.base_url, [body | {"max_tokens": 1} for body in mixed(questions, ("greedy", "schema"))], 1)
-    return answers(server.base_url, mixed(questions), 16)
+    return answers(server.base_url, mixed(questions), at_once)
 
 
 def greedy_tokens(server: EngineServer) -> list[Tokens]:
@@ -103,14 +119,16 @@ def greedy_tokens(server: EngineServer) -> list[Tokens]:
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
     folder, layout = tmp_path_factory.mktemp("virtual"), LAYOUTS[request.param]
     questions = QUESTIONS[: layout.questions]
-    common = {"newest": layout.newest, **layout.given}
+    common, plain = {"newest": layout.newest, **layout.given}, (*layout.settings, *layout.plain)
     with (
-        virtual_server(False, folder / "plain", *layout.settings, "base-gpu-id=0", **common) as reference,
+        virtual_server(
+            False, folder / "plain", *layout.settings, *layout.plain, "base-gpu-id=0", **common
+        ) as reference,
         virtual_server(True, folder / "drafts", *layout.settings, "base-gpu-id=4", **common) as server,
         ThreadPoolExecutor(2) as pool,
     ):
         before = scrape(server.base_url)
-        plain, drafts = pool.map(lambda one: mixed_answers(one, questions), (reference, server))
+        plain, drafts = pool.map(lambda one: mixed_answers(one, questions, layout.at_once), (reference, server))
         accepted = acceptance_from_counters(scrape(server.base_url).since(before), 4)
         greedy, info = greedy_tokens(reference), httpx.get(f"{server.base_url}/server_info").json()
     return Found(layout, plain, drafts, info, accepted.length if accepted else 0.0, greedy)
@@ -120,6 +138,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_it_runs_the_hip_path_of_the_recipe(found: Found) -> None:
     said = {name: found.info[name] for name in ("device", "attention_backend", "disable_overlap_schedule")}
     assert said == {"device": "cuda", "attention_backend": "aiter", "disable_overlap_schedule": False}
+    assert found.info["enable_torch_compile"] is True and found.info["torch_compile_max_bs"] == 32
     assert (found.info["version"] == SGLANG_NEWEST) is found.layout.newest
     assert found.info["speculative_algorithm"] == "EAGLE3" and found.accepted > 1.2  # hot requests accept little
 

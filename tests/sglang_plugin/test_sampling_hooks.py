@@ -94,6 +94,12 @@ else:
     mask = SimpleNamespace(apply=lambda logits: logits[:, 0].fill_(-torch.inf))
     eagle_utils.eagle_sample(verify_input, batch, logits, mask)
     answer["masked"] = logits.next_token_logits[:, 0].unique().tolist()
+    counted = []
+    exact_sampling.penalties_of = lambda *_: SimpleNamespace(
+        apply=lambda *_: None, count=lambda tokens: counted.append(tokens.tolist())
+    )
+    eagle_utils.eagle_sample(verify_input, batch, logits)
+    answer["counted"] = counted
     verify_input.draft_token = torch.arange(BATCH * N)
     exact_sampling.agree_on_drafts(None, SimpleNamespace(spec_info=verify_input))
     drawn = exact_sampling.sample(lambda *_: torch.arange(BATCH), None, None, SimpleNamespace(kimi_penalties=None))
@@ -144,15 +150,18 @@ for one in (batch(reqs[:1]), batch(reqs, extend=True), batch(reqs), batch(reqs),
     sent = 0
     found = exact_sampling.penalties_of(one, 50)
     copies.append(sent)
+exact_sampling.penalties_of(batch(reqs[1:]), 50)
+reqs[1].output_ids = [2, 2, 2]
+exact_sampling.penalties_of(batch(reqs[1:], extend=True), 50)  # retracted: the same batch prefills again
 rows = exact_sampling._tables[pool].counts
 print(json.dumps({"copies": copies, "rows": [int(row[2]) for row in rows[:3]]}))
 """
 
 
 @BOTH
-def test_penalties_are_copied_to_the_device_only_when_the_batch_changes(newest: bool) -> None:
+def test_penalties_are_copied_only_when_the_batch_changes_and_made_again_in_a_prefill(newest: bool) -> None:
     """Five tensors a change of the batch, and one for each request whose counts are made."""
-    assert found(KEPT, newest) == {"copies": [0, 7, 0, 0, 5, 0, 6], "rows": [2, 2, 2]}
+    assert found(KEPT, newest) == {"copies": [0, 7, 0, 0, 5, 0, 6], "rows": [3, 2, 2]}
 
 
 @BOTH
@@ -164,7 +173,13 @@ def test_a_sampled_batch_is_verified_by_the_operator_as_it_is(newest: bool) -> N
 def test_every_rank_takes_the_draws_and_the_drafts_of_rank_0(newest: bool) -> None:
     """Its draws equal all drafts of this test, so every rank accepts each chain; one tensor is sent a verify step."""
     assert found(SAMPLED, newest)["agreed"] == [[7], [4], list(range(8)), [7], [7]]
-    assert found(SAMPLED, newest)["shared"] == [8, 8, 8, 2]  # verified, with a grammar, drafts, a plain step
+    assert found(SAMPLED, newest)["shared"] == [8, 8, 8, 8, 2]  # verified, a grammar, penalties, drafts, a plain step
+
+
+@BOTH
+def test_a_verify_step_counts_every_token_that_it_accepts(newest: bool) -> None:
+    """Penalties of the next step would be too small otherwise."""
+    assert found(SAMPLED, newest)["counted"] == [[[7, 7, 7, 7]] * 2]
 
 
 @BOTH

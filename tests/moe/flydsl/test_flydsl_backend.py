@@ -16,7 +16,7 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.next_step import pip_install
 from kimi_w4a8_eagle3.gates import tile_gate
 from kimi_w4a8_eagle3.moe.contract import MoeShape
-from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
+from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend, FlydslCall
 from kimi_w4a8_eagle3.moe.flydsl.configs import FlydslTiles
 from kimi_w4a8_eagle3.moe.flydsl.kernels import toolchain as toolchain
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
@@ -140,6 +140,15 @@ def test_a_missing_linker_is_one_clear_message(monkeypatch: pytest.MonkeyPatch, 
     with pytest.raises(KimiError, match=r"no linker.*\n.*package ziglang .* or Debian's ld.lld-19") as error:
         toolchain.rocm_path()
     assert error.value.remedy == "in a checkout of this package: " + pip_install("-e", "'.[kernels]'")
+
+
+def test_the_kernels_get_contiguous_tensors() -> None:
+    """They read rows of a tensor without its strides. SGLang's router may return columns of a wider tensor."""
+    wide = torch.randn(4, 2, 6), torch.rand(4, 6), torch.randint(6, (4, 6))
+    given = wide[0][:, 0], wide[1][:, :3], wide[2][:, ::2]
+    call = FlydslCall(None, {}, given[0], None, given[1], given[2])  # type: ignore[arg-type]
+    for kept, tensor in zip((call.x, call.weights, call.ids), given, strict=True):
+        assert kept.is_contiguous() and torch.equal(kept, tensor)
 
 
 def test_inputs_of_the_wrong_kind_are_refused() -> None:
