@@ -285,5 +285,6 @@ AITER: dict[str, Contract] = {
             **dict.fromkeys(("scale_a", "scale_b", "scale_c"), _MAYBE_FLOATS),
         },
         "aiter/tuned_gemm.py",
+        sizes=(Rule("weights", "the columns of inp", lambda g: g["weights"].shape[1] == g["inp"].shape[-1]),),
     ),
 }

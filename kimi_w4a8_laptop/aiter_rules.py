@@ -128,6 +128,7 @@ def same_strides(argument: str, other: str, *dimensions: int) -> Rule:
 DECODE_SIZES = (
     Rule("q", "a kernel for these heads, types and queries in hsa/gfx942/mla/mla_asm.csv", _has_kernel),
     _same_batch("kv_last_page_lens", "qo_indptr"),
+    Rule("num_kv_splits", "at least 1", lambda g: g["num_kv_splits"] > 0),
 )
 DECODE_CONTENTS = (
     Rule("max_seqlen_q", "the queries of each request: it sets grid, strides and kernel", _uniform),

@@ -532,10 +532,13 @@ void begin(const std::string& name, int64_t device) {
 // Record what such a kernel touches: pairs of addresses, from and to. A GPU computes at a replay alone.
 void touch(c10::IntArrayRef ranges, bool write, bool scattered, const std::string& name, int64_t device) {
   std::lock_guard<std::recursive_mutex> guard(lock);
-  if (recording && !replaying) return;
+  const bool capture = recording && !replaying;
   for (size_t i = 0; i + 1 < ranges.size(); i += 2) {
-    auto* low = reinterpret_cast<const char*>(ranges[i]);
-    access(Block::at(low), current_stream[device], low, reinterpret_cast<const char*>(ranges[i + 1]), write, scattered, name);
+    auto *low = reinterpret_cast<const char*>(ranges[i]), *high = reinterpret_cast<const char*>(ranges[i + 1]);
+    auto* block = Block::at(low);
+    TORCH_CHECK(block && high <= block->high, name, write ? " writes " : " reads ", high - low,
+                " bytes that no tensor of the device holds as a whole");
+    if (!capture) access(block, current_stream[device], low, high, write, scattered, name);
   }
 }
 at::Tensor host_view(const at::Tensor& tensor) { return tensor.is_cuda() ? host_alias(tensor) : tensor; }
@@ -700,6 +703,10 @@ void vg_unordered(const void* data) {
   if (!block) return;
   block->unordered = true;
   forget(block);
+}
+bool vg_holds(const char* low, const char* high) {
+  auto* block = Block::at(low);
+  return block && high <= block->high;
 }
 // The name of a race that no launch has raised yet: at most `size` characters.
 void vg_race(char* out, size_t size) { std::snprintf(out, size, "%s", race.c_str()); }

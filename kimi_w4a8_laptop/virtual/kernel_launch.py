@@ -72,6 +72,13 @@ def launch(
     return adopted
 
 
+def require_device(name: str, given: Iterable[object]) -> None:
+    """Raise RuntimeError unless all tensors of a kernel are on one GPU."""
+    devices = {str(tensor.device) for tensor in given if isinstance(tensor, torch.Tensor)}
+    if len(devices) > 1 or any(not device.startswith("cuda") for device in devices):
+        raise RuntimeError(f"{name}: its tensors are on {', '.join(sorted(devices))}, expected one GPU")
+
+
 class Touched:
     """Memory that a launch reads and writes: that of tensors, and what it finds while it runs."""
 
@@ -82,10 +89,10 @@ class Touched:
         scattered: bool = False,
         found: Callable[[], tuple[list[int], list[int]]] = lambda: ([], []),
     ) -> None:
-        self._reads, self._writes, self._scattered, self._found = _ranges(reads), _ranges(writes), scattered, found
+        self.reads, self.writes, self._scattered, self._found = _ranges(reads), _ranges(writes), scattered, found
 
     def note(self, name: str, device: int) -> None:
-        self._note(self._reads, self._writes, name, device)
+        self._note(self.reads, self.writes, name, device)
 
     def note_found(self, name: str, device: int) -> None:
         self._note(*self._found(), name, device)

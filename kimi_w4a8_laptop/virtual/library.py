@@ -36,7 +36,7 @@ def load() -> ctypes.CDLL:
     torch.ops.load_library(str(path))
     library = ctypes.CDLL(str(path))
     library.vg_record.restype = ctypes.c_int64
-    library.vg_synchronize.restype = library.vg_capturing.restype = ctypes.c_bool
+    library.vg_synchronize.restype = library.vg_capturing.restype = library.vg_holds.restype = ctypes.c_bool
     return library
 
 

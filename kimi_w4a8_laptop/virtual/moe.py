@@ -10,6 +10,9 @@ import torch
 from kimi_w4a8_eagle3.moe.contract import PreparedMoe
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 
+from ..contract_check import ContractError
+from ..contracts import within
+from . import library
 from .kernel_launch import host, launch
 
 _compute = ReferenceBackend.forward
@@ -22,7 +25,14 @@ def forward(
     """Run both stages; see MoeBackend.forward for shapes."""
     tensors: dict[str, Any] = {field.name: host(getattr(moe, field.name)) for field in fields(moe)}
     on_host = replace(moe, **tensors)
-    return launch("w4a8_moe", lambda *given: _compute(self, given[0], on_host, *given[1:]), x, topk_weights, topk_ids)
+
+    def compute(x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor) -> torch.Tensor:
+        experts = moe.shape.num_experts
+        if not library.load().vg_capturing() and not within(topk_ids.clamp(min=0), experts):
+            raise ContractError(f"w4a8_moe: topk_ids names expert {int(topk_ids.max())}, expected one of {experts}")
+        return _compute(self, x, on_host, topk_weights, topk_ids)
+
+    return launch("w4a8_moe", compute, x, topk_weights, topk_ids)
 
 
 def install() -> None:

@@ -63,8 +63,9 @@ class Gloo:
 
 @torch.compiler.disable(reason="compiled code")
 def _communicate(name: str, read: torch.Tensor, written: torch.Tensor, work: Callable[[], object]) -> None:
-    ranges = [[part.data_ptr(), part.data_ptr() + part.nbytes] for part in (read, written)]
-    launch(name, work, touched=Touched((), found=lambda: (ranges[0], ranges[1])))
+    touched = Touched(())
+    touched.reads, touched.writes = ([part.data_ptr(), part.data_ptr() + part.nbytes] for part in (read, written))
+    launch(name, work, touched=touched)
 
 
 def _require_sum(op: int) -> None:

@@ -114,6 +114,8 @@ class DeviceEvent:
             library.load().vg_wait((stream or current_stream()).number, self._number)
 
     def query(self) -> bool:
+        if library.load().vg_capturing():
+            raise RuntimeError("operation not permitted when stream is capturing: query of event")
         if self._number:
             library.load().vg_query(c_int64(self._number))
         return True
@@ -163,6 +165,8 @@ class DeviceGraph:
     def capture_begin(self, *_: object, **__: object) -> None:
         if current_stream().cuda_stream == 0:
             raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
+        if library.load().vg_capturing():
+            raise RuntimeError("operation not permitted when stream is capturing: a capture begins in another")
         self._begun = True
         library.load().vg_capture_begin(c_int64(self.number))
 
@@ -180,6 +184,7 @@ class DeviceGraph:
             raise
 
     def reset(self) -> None:
+        self._begun = False
         library.load().vg_forget(c_int64(self.number))
 
     def pool(self) -> tuple[int, int]:

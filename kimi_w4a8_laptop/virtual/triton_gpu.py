@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from ctypes import c_void_p
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,8 @@ from triton.runtime import interpreter
 
 from kimi_w4a8_eagle3.sampling.draw import draw_rows
 
-from .kernel_launch import Touched, launch
+from . import library
+from .kernel_launch import Touched, launch, require_device
 from .library import DRAW
 
 _SIZES = {
@@ -66,8 +68,11 @@ def install() -> None:
 
     @torch.compiler.disable(reason="compiled code")
     def call(self: Any, *given: Any, **named: Any) -> Any:
+        require_device(f"triton {self.fn.__name__}", given)
+
         def interpreted(*given: object, **named: object) -> None:
             patched.clear()
+            _traffic()  # a kernel that failed left some
             run(self, *given, **named)
 
         if self.fn.__name__ == "draw_kernel" and os.environ.get(DRAW) == "reference":
@@ -110,28 +115,25 @@ def install() -> None:
     builder.create_atomic_cas, builder.create_atomic_rmw = compare_and_swap, read_and_write
 
 
-# Ranges of addresses in the kernel that runs, by 64 KiB: a launch touches few such parts, and many elements in each.
-_Ranges = dict[int, list[int]]
-_loads: _Ranges = {}
-_stores: _Ranges = {}
+# What the kernel that runs loads and stores: from the lowest to the highest address of each access.
+_Spans = set[tuple[int, int]]
+_loads: _Spans = set()
+_stores: _Spans = set()
 
 
-def _note(ranges: _Ranges, pointers: Any, mask: Any) -> None:
-    """Add what an interpreted kernel loads or stores."""
+def _note(spans: _Spans, pointers: Any, mask: Any) -> None:
     addresses = pointers.data[np.broadcast_to(mask, pointers.data.shape)]
-    if not addresses.size:
-        return
-    size = max(pointers.get_element_ty().primitive_bitwidth // 8, 1)
-    low, high = int(addresses.min()), int(addresses.max())
-    spans = [(low, high)] if low >> 16 == high >> 16 else [(address, address) for address in addresses.ravel().tolist()]
-    for first, last in spans:
-        known = ranges.setdefault(first >> 16, [first, last + size])
-        known[0], known[1] = min(known[0], first), max(known[1], last + size)
+    if addresses.size:
+        size = max(pointers.get_element_ty().primitive_bitwidth // 8, 1)
+        low, high = int(addresses.min()), int(addresses.max()) + size
+        if not library.load().vg_holds(c_void_p(low), c_void_p(high)):
+            raise RuntimeError(f"it touches {high - low} bytes that no tensor of the device holds as a whole")
+        spans.add((low, high))
 
 
 def _traffic() -> tuple[list[int], list[int]]:
     """Return what the kernel loaded and stored, and forget it."""
-    found = tuple([address for both in ranges.values() for address in both] for ranges in (_loads, _stores))
+    found = tuple([address for span in spans for address in span] for spans in (_loads, _stores))
     _loads.clear()
     _stores.clear()
     return found[0], found[1]

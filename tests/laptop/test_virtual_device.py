@@ -75,6 +75,31 @@ NOTICED = {
     "heads of 264": "q is torch.bfloat16 [2, 2, 264], expected heads of at most 256, a multiple of 8",
     "a strided float32 output of a norm": "out is torch.float32 [4, 8] with strides (16, 1), expected contiguous rows",
 }
+# Kinds that are not above, at the call sites of serving code.
+SERVING = {
+    "a slot at the end of the cache": "sglang_jit.store_cache: indices is torch.int64 [2] [0, 4], expected slots below",
+    "float16 keys in a bfloat16 cache": "sglang_jit.store_cache: k_cache is torch.bfloat16, expected torch.float16",
+    "a position beyond the cosines": "positions is torch.int64 [1, 2] [[0, 4]], expected rows of cos",
+    "cosines in float32": "aiter.rope_cached_positions_2c_fwd_inplace: cos is torch.float32, expected torch.bfloat16",
+    "a grammar's mask of another vocabulary": "bitmask is torch.int32 [2, 1], expected 32 tokens a word",
+    "an activation as wide as its input": "aiter.silu_and_mul: input is shape [2, 8], expected [tokens 2*half]",
+    "a projection with transposed weights": "aiter.tuned_gemm.tgemm.mm: weights is torch.bfloat16 [2, 2], expected",
+    "swapped weights of two norms": "fused_qk_rmsnorm: q_weight is shape [4], expected [hidden]",
+    "a draw into a row too few": "greedy_sample: input is shape [2, 8], expected [rows vocabulary] with {'rows': 1}",
+    "a replay after a reset": "Called CUDAGraph::replay without a preceding successful capture",
+    "a capture in a capture": f"{CAPTURE}a capture begins in another",
+    "a query of an event in a capture": f"{CAPTURE}query of event",
+    "a reduction by maximum": "an NCCL reduction with operation 2 has no stand-in",
+    "a reduction of more than the buffer": "ncclAllReduce reads 32 bytes that no tensor of the device holds as a whole",
+    "a kernel that stores beyond its tensor": "it touches 32 bytes that no tensor of the device holds as a whole",
+    "an expert of another rank": "w4a8_moe: topk_ids names expert 4, expected one of 4",
+    "a link beyond the drafts": "retrive_index is torch.int64 [1, 4] [[4, 4, 4, 4]], expected places of predicts",
+    "an FP8 cache for BF16 queries": "mla_decode_fwd: q is torch.bfloat16 [8, 16, 12], expected a kernel for these",
+    "no split of the keys": "mla_decode_fwd: num_kv_splits is 0, expected at least 1",
+    "seeds on the host": "triton draw_kernel: its tensors are on cpu, cuda:0, expected one GPU",
+    "seeds on another GPU": "triton draw_kernel: its tensors are on cuda:0, cuda:1, expected one GPU",
+}
+NOTICED |= SERVING
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from sglang.srt.distributed import get_tp_group
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -66,6 +67,7 @@ def draw_int32(original: Any, *args: Any) -> Any:
 HookRegistry.register("kimi_w4a8_eagle3.sglang_plugin.decoding.exact_sampling.draw", draw_int32, HookType.AROUND)
 
 
+@torch.compiler.disable  # its module is not __main__ any more, where Dynamo looks for it
 def ranks_apart(output: Any, *_: Any, **__: Any) -> None:
     """Move every second logit by a bfloat16 step on all ranks but the first."""
     if "KIMI_PLANTED_RANKS" in os.environ and get_tp_group().rank_in_group and output.next_token_logits is not None:

@@ -9,6 +9,7 @@ import ctypes
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 from kimi_w4a8_laptop import virtual
 
@@ -19,8 +20,11 @@ import torch.distributed as dist  # noqa: E402
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
-from kimi_w4a8_eagle3.moe.reference import quantize_rows  # noqa: E402
+from kimi_w4a8_eagle3.moe.contract import MoeShape  # noqa: E402
+from kimi_w4a8_eagle3.moe.reference import ReferenceBackend, quantize_rows  # noqa: E402
 from kimi_w4a8_eagle3.sampling.draw import Filters, draw  # noqa: E402
+from kimi_w4a8_lab.kernels.random_layers import random_layer  # noqa: E402
+from kimi_w4a8_laptop.contract_check import CONTRACTS  # noqa: E402
 from kimi_w4a8_laptop.virtual import library, rccl  # noqa: E402
 from kimi_w4a8_laptop.virtual.operators import STAND_INS  # noqa: E402
 
@@ -280,6 +284,89 @@ FAULTS: dict[str, Callable[[], object]] = {
 }
 
 
+def rope(positions: int = 1, dtype: torch.dtype = torch.bfloat16) -> None:
+    heads, table = torch.zeros(1, 2, 1, 8, device="cuda").bfloat16(), torch.zeros(4, 1, 1, 4, device="cuda").to(dtype)
+    places = torch.tensor([[0, positions]], device="cuda")
+    STAND_INS["aiter.rope_cached_positions_2c_fwd_inplace"](heads, heads, table, table, places, 0, True, False)
+
+
+def store(last: int, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Store two rows in a cache of four, in slot 0 and `last`."""
+    rows, cache = torch.zeros(2, 8, device="cuda").to(dtype), torch.zeros(4, 8, device="cuda").bfloat16()
+    slots = torch.tensor([0, last], device="cuda")
+    splits = {"num_split": 1} if "num_split" in CONTRACTS["sglang_jit.store_cache"].arguments else {}
+    values = {"k": rows, "v": rows, "k_cache": cache, "v_cache": cache.clone(), "indices": slots, **splits}
+    STAND_INS["sglang_jit.store_cache"](**values, size_limit=4, reserved_skip_index=-1)
+
+
+def nccl(rows: int = 4, op: int = 0) -> None:
+    buffer, group = torch.zeros(4, device="cuda"), SimpleNamespace(allreduce=lambda _: SimpleNamespace(wait=bool))
+    pointer = ctypes.c_void_p(buffer.data_ptr())
+    rccl.Gloo().ncclAllReduce(pointer, pointer, rows, FLOAT32, op, group, None)
+
+
+def graph_after_reset() -> None:
+    graph, tensor = torch.cuda.CUDAGraph(), torch.zeros(4, device="cuda")
+    with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
+        tensor.add_(1)
+    graph.reset()
+    graph.replay()
+
+
+def begin_capture(_: object) -> None:
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda.CUDAGraph().capture_begin()
+
+
+def moe(expert: int) -> None:
+    """Route a row to an expert of another rank, as an expert map that is one off does."""
+    layer = random_layer(MoeShape(4, 64, 64, 2), torch.device("cpu"))
+    prepared = ReferenceBackend().prepare(layer)
+    ids = torch.tensor([[0, expert]], dtype=torch.int32, device="cuda")
+    ReferenceBackend().forward(torch.zeros(1, 64, device="cuda").bfloat16(), prepared, torch.ones(1, 2).cuda(), ids)
+
+
+def columns(count: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.zeros(2, count, device="cuda").to(dtype)
+
+
+def drawn(device: str) -> None:
+    probs = torch.rand(1, 640, device="cuda")
+    filters = Filters(*(torch.tensor(value, device="cuda") for value in ([640], [1.0], [0.0])))
+    draw(probs, filters, torch.zeros(1, dtype=torch.int64, device=device), torch.zeros(1, dtype=torch.int64).cuda())
+
+
+LINK_BEYOND = torch.full((1, 4), 4, device="cuda")
+# Faults of kinds that the table above does not have, at the call sites of serving code.
+SERVING: dict[str, Callable[[], object]] = {
+    "a slot at the end of the cache": lambda: store(4),
+    "float16 keys in a bfloat16 cache": lambda: store(1, torch.float16),
+    "a position beyond the cosines": lambda: rope(4),
+    "cosines in float32": lambda: rope(dtype=torch.float32),
+    "a grammar's mask of another vocabulary": lambda: STAND_INS["sgl_kernel.apply_token_bitmask_inplace_cuda"](
+        columns(64, torch.float32), columns(1, torch.int32)
+    ),
+    "an activation as wide as its input": lambda: STAND_INS["aiter.silu_and_mul"](columns(8), columns(8)),
+    "a projection with transposed weights": lambda: STAND_INS["aiter.tuned_gemm.tgemm.mm"](columns(8), columns(2)),
+    "swapped weights of two norms": lambda: STAND_INS["aiter.ops.fused_qk_rmsnorm_group_quant.fused_qk_rmsnorm"](
+        columns(8), columns(4), columns(8), columns(4)[0], 1e-5, columns(4), columns(8)[0], 1e-5, 0
+    ),
+    "a draw into a row too few": lambda: STAND_INS["aiter.ops.sample.greedy_sample"](ints(0), columns(8)),
+    "a replay after a reset": graph_after_reset,
+    "a capture in a capture": lambda: in_capture(begin_capture),
+    "a query of an event in a capture": lambda: in_capture(lambda _: torch.cuda.Event().query()),
+    "a reduction by maximum": lambda: nccl(op=2),
+    "a reduction of more than the buffer": lambda: nccl(8),
+    "a kernel that stores beyond its tensor": lambda: copy_kernel[(1,)](columns(8), torch.zeros(4).cuda().int(), 8),
+    "an expert of another rank": lambda: moe(4),
+    "a link beyond the drafts": lambda: verify(retrive_index=LINK_BEYOND),
+    "an FP8 cache for BF16 queries": lambda: mla(kv_buffer=torch.zeros(16, 1, 1, 12).to(torch.float8_e4m3fnuz).cuda()),
+    "no split of the keys": lambda: mla(num_kv_splits=0),
+    "seeds on the host": lambda: drawn("cpu"),
+    "seeds on another GPU": lambda: drawn("cuda:1"),
+}
+
+
 def noticed(fault: Callable[[], object]) -> str:
     try:
         fault()
@@ -355,4 +442,6 @@ def healthy() -> dict[str, object]:
     }
 
 
-print(json.dumps({"faults": {name: noticed(fault) for name, fault in FAULTS.items()}, "healthy": healthy()}))
+print(
+    json.dumps({"faults": {name: noticed(fault) for name, fault in (FAULTS | SERVING).items()}, "healthy": healthy()})
+)
