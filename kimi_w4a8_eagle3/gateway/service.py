@@ -25,6 +25,7 @@ from .parts import without_pictures
 from .pictures import Pads
 from .render import ANSWER, Prompt, Renderer
 from .requests import (
+    Body,
     ChatRequest,
     Completing,
     CompletionRequest,
@@ -88,7 +89,7 @@ class Service:
         assert endpoint.body is not None
         request = read(endpoint.body, body, endpoint.path, dropped)
         metrics.count_dropped(dropped)
-        self._check_model(request.model)
+        self._check_model(request)
         if isinstance(request, Completing):
             check_ids(request, self._renderer.vocabulary)
         match request:
@@ -161,10 +162,15 @@ class Service:
         bodies = completions.bodies_of(request, prompts)
         return Work(writer=writer, streamed=request.stream, candidates=candidates, bodies=bodies)
 
-    def _check_model(self, asked: str) -> None:
-        if self._check and asked not in ("", "default", self._model) and asked.partition(":")[0] != self._model:
+    def _check_model(self, request: Body) -> None:
+        asked = request.model
+        if not self._check or asked in ("default", self._model) or asked.partition(":")[0] == self._model:
+            return
+        if asked:
             why = f"The model {asked!r} does not exist; this server serves {self._model!r}"
             raise Refusal(why, 404, "model", "model_not_found")
+        if not isinstance(request, TokenizeRequest | DetokenizeRequest):
+            raise Refusal(f"you must provide a model parameter, such as {self._model!r}", param="model")
 
     def _tokens(self, request: TokenizeRequest) -> dict[str, Any]:
         most = {"max_model_len": self._facts.room.total}

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from support.gateway_app import App, ScriptedEngine, renderer
+from support.gateway_app import MODEL, App, ScriptedEngine, renderer
 from support.pictures import claiming, moving, noise, picture, showing
 
 from kimi_w4a8_eagle3.gateway import pictures, trials
@@ -107,7 +107,7 @@ def encoded(data: bytes) -> str:
 
 def test_a_picture_counts_as_the_tokens_that_the_engine_puts_in_its_place() -> None:
     def ask(path: str, **more: Any) -> tuple[Any, list[Any]]:
-        body = {"messages": [turn(WIDE, noise(8, 8))], **more}
+        body = {"model": MODEL, "messages": [turn(WIDE, noise(8, 8))], **more}
         answer = App(engine := ScriptedEngine(), context=200).ask(path, body)
         return answer.json(), engine.seen
 
@@ -116,17 +116,17 @@ def test_a_picture_counts_as_the_tokens_that_the_engine_puts_in_its_place() -> N
     _, [body] = ask(MESSAGES, max_tokens=200 - tokens)
     assert seen == [] and len(body["input_ids"]) == tokens - 3
     assert "exceed context limit" in ask(MESSAGES, max_tokens=201 - tokens)[0]["error"]["message"]
-    shown = {"messages": [showing(WIDE, "?")]}
+    shown = {"model": MODEL, "messages": [showing(WIDE, "?")]}
     App(engine := ScriptedEngine(), context=200).ask(CHAT, shown)
     assert engine.seen[0]["sampling_params"]["max_new_tokens"] == 200 - len(engine.seen[0]["input_ids"]) - 3
 
 
 def test_a_model_without_eyes_refuses_a_picture_and_reads_past_a_past_one() -> None:
     app = App(ScriptedEngine(), sees=False)
-    answer = app.ask(CHAT, {"messages": [showing(WIDE, "?")]})
+    answer = app.ask(CHAT, {"model": MODEL, "messages": [showing(WIDE, "?")]})
     assert answer.status_code == 400 and "reads no pictures" in answer.json()["error"]["message"]
     said = [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Why?"}]
-    assert app.ask(CHAT, {"messages": [showing(WIDE, "?"), *said]}).status_code == 200
+    assert app.ask(CHAT, {"model": MODEL, "messages": [showing(WIDE, "?"), *said]}).status_code == 200
     assert "[image: this server cannot read it]" in renderer().decode(app.engine.seen[0]["input_ids"])
     assert "image_data" not in app.engine.seen[0]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.conversations import FORMS, Turn, conversations
-from support.gateway_app import App, ScriptedEngine
+from support.gateway_app import MODEL, App, ScriptedEngine
 from support.sglang_program import BOTH, found
 
 COUNT = int(os.environ.get("CONVERSATIONS", "60"))
@@ -60,7 +60,7 @@ def drawn() -> list[list[Turn]]:
 
 def rendered(path: str, turns: list[Turn]) -> list[int]:
     engine = ScriptedEngine()
-    answer = App(engine, context=131072).ask(path, FORMS[path](turns))
+    answer = App(engine, context=131072).ask(path, {"model": MODEL, **FORMS[path](turns)})
     assert answer.status_code == 200, (path, answer.text[:500])
     ids: list[int] = engine.seen[0]["input_ids"]
     return ids

@@ -64,7 +64,7 @@ def test_an_answer_that_is_sent_back_is_one_answer() -> None:
 def test_the_tools_of_every_mcp_server_are_declared() -> None:
     for row in recorded.rows("mcp_tools"):
         tools = [{"type": "function", "function": tool} for tool in functions(row["tools"])]
-        body = {"messages": [{"role": "user", "content": "?"}], "tools": tools}
+        body = {"model": "default", "messages": [{"role": "user", "content": "?"}], "tools": tools}
         answer = App(ScriptedEngine(), context=CONTEXT).ask("/v1/chat/completions", body)
         assert answer.status_code == 200, (row["server"], answer.text[:300])
 
