@@ -1,12 +1,15 @@
-"""Connections of the gateway's clients, on a real uvicorn: half-closed ones are answered, endless ones closed."""
+"""Connections of the gateway's clients, on a real uvicorn: half-closed ones are answered, doubtful ones closed."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import uvicorn
+from support.gateway_app import App, ScriptedEngine
 
 from kimi_w4a8_eagle3.gateway.connections import ClientProtocol
 
@@ -24,11 +27,11 @@ async def slow(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"ok"})
 
 
-def answer(*pieces: bytes, half_closed: bool = False) -> bytes:
+def answer(*pieces: bytes, half_closed: bool = False, app: Any = slow) -> bytes:
     """Return what a client reads until its connection ends."""
 
     async def run() -> bytes:
-        server = uvicorn.Server(uvicorn.Config(slow, port=0, http=Patient, lifespan="off", log_level="error"))
+        server = uvicorn.Server(uvicorn.Config(app, port=0, http=Patient, lifespan="off", log_level="error"))
         serving = asyncio.create_task(server.serve())
         while not server.started:
             await asyncio.sleep(0.01)
@@ -54,3 +57,59 @@ def test_a_client_that_closes_its_side_after_the_request_is_answered() -> None:
 @pytest.mark.parametrize("pieces", [[b"a: b\r\n"] * 101, [b"x" * 6000] * 3], ids=["101 headers", "18 KB"])
 def test_an_endless_header_is_cut(pieces: list[bytes]) -> None:
     assert answer(GET, *pieces) == b""
+
+
+KEY = b"Authorization: Bearer key-of-ann-123\r\n"
+HIDDEN = b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\n" + KEY + b"Connection: close\r\n\r\n"
+SIZE = b"%d" % len(HIDDEN)
+CHUNKED, EMPTY = b"Transfer-Encoding: chunked\r\n", b"0\r\n\r\n"
+# Headers and bodies whose end one reader of HTTP may see where another does not; a request of its own hides behind it.
+SMUGGLED = {
+    "two lengths": (b"Content-Length: 0\r\nContent-Length: %b\r\n" % SIZE, b""),
+    "list of lengths": (b"Content-Length: 0, %b\r\n" % SIZE, b""),
+    **{f"length {value!r}": (b"Content-Length: %b\r\n" % value, b"")
+       for value in (b"+0", b"0x0", b"-1", b"0 1", b"18446744073709551616")},
+    "length and chunks": (b"Content-Length: %b\r\n" % SIZE + CHUNKED, EMPTY),
+    "chunks and length": (CHUNKED + b"Content-Length: 4\r\n", EMPTY),
+    **{f"coding {value!r}": (b"Transfer-Encoding%b\r\nContent-Length: %b\r\n" % (value, SIZE), EMPTY)
+       for value in (b": xchunked", b" : chunked", b": \x0bchunked", b": chunked, identity")},
+    "two codings": (CHUNKED + b"Transfer-Encoding: identity\r\n", EMPTY),
+    "a folded header": (b"X: a\r\n Transfer-Encoding: chunked\r\nContent-Length: %b\r\n" % SIZE, EMPTY),
+    **{f"chunk {value!r}": (CHUNKED, value) for value in (b"0\n\n", b"0x0\r\n\r\n", b"-1\r\n\r\n",
+                                                         b"10000000000000000\r\n\r\n", b"1\r\nxy\r\n0\r\n\r\n")},
+    "NUL in a name": (b"X\x00: a\r\nContent-Length: 0\r\n", b""),
+    "a bare CR": (b"X: a\rContent-Length: %b\r\n" % SIZE, b""),
+}  # fmt: skip
+
+
+@pytest.fixture
+def locked(tmp_path: Path) -> Callable[[Any, Any, Any], Any]:
+    (file := tmp_path / "keys").touch(0o600)
+    file.write_text("ann key-of-ann-123\n")
+    return App(ScriptedEngine(), keys=file)
+
+
+@pytest.mark.parametrize("name", SMUGGLED)
+def test_a_request_whose_end_is_doubtful_closes_the_connection(name: str, locked: Any) -> None:
+    headers, body = SMUGGLED[name]
+    sent = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n" + headers + b"\r\n" + body + HIDDEN
+    found = answer(sent, app=locked)
+    assert found.startswith(b"HTTP/1.1 400") and found.count(b"HTTP/1.1 ") == 1, found
+
+
+def test_two_requests_with_clear_ends_get_two_answers(locked: Any) -> None:
+    first = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n" + CHUNKED + KEY + b"\r\n2\r\n{}\r\n" + EMPTY
+    found = answer(first + HIDDEN, app=locked)
+    assert found.startswith(b"HTTP/1.1 400") and b"HTTP/1.1 200" in found  # {} has no messages
+
+
+@pytest.mark.parametrize(
+    "path",
+    [b"//v1/models", b"/v1//models", b"/v1/models/../../generate", b"/health/../v1/models", b"/health/..%2fv1/models",
+     b"/ready;/v1/models", b"/ready/", b"/%67enerate", b"/v1/models%00", b"/V1/models", b"/.", b"/flush_cache?/ready",
+     b"/ready%2f..%2fgenerate", b"/\\generate", b"/%2e%2e/generate"],
+)  # fmt: skip
+def test_no_spelling_of_a_path_opens_another_one(path: bytes, locked: Any) -> None:
+    for key, status in ((b"", b"401"), (KEY, b"404")):
+        sent = b"GET %b HTTP/1.1\r\nHost: 127.0.0.1\r\n%bConnection: close\r\n\r\n" % (path, key)
+        assert answer(sent, app=locked).startswith(b"HTTP/1.1 " + status)
