@@ -43,12 +43,14 @@ from ..speed.runs import grouped, read_run
 from ..speed.workloads import Workload, load_workload, with_changes
 from .journal import Figure, Skipped, Stage, StageResult
 from .kernel_stage import check_kernels, run_child
+from .lever_stage import levers_of, measure_lever
 from .speed_verdict import judge, speed_figures, why_not_judged
 
 FIRST = "agent"  # the recipe of the first hour
 ON_GPUS = (FIRST, "w4a8", "eagle3", "eagle3-opt", "w4a16")  # the last one with published accuracy runs GSM8K
 IMAGE = Path("/opt/kimi/packages")  # package path in the Docker image
 SPEED = {True: ("con2", "con40", "chat"), False: ("tiny-con2", "tiny-con40", "tiny-maths")}  # key: runs on GPUs
+PREFILL = "prefill"  # the workload that measures what shortens a prefill
 LOAD_MINUTES = 20.0  # start of one engine with Kimi-K2.5 from a local disk
 _MINUTES = {"start": LOAD_MINUTES, "smoke": 2.0, "tools": 4.0, "streams": 1.0, "con2": 2.0, "con40": 4.0}
 _MINUTES["lossless"] = LOAD_MINUTES + 6
@@ -135,6 +137,9 @@ class AcceptRun:
         for workload in SPEED[on_gpus] if self.sizes.full else SPEED[on_gpus][:2]:
             load = load_workload(workload)
             yield stage(workload, "speed" if load.reference else "", partial(self._speed, recipe, load))
+        if self.sizes.full and first and on_gpus:
+            for lever in levers_of(recipe):
+                yield stage(f"prefill with and without {lever}", "", partial(self._lever, recipe, lever))
         if self.sizes.full and (judged[-1:] == [name] or not on_gpus):
             proves = "" if self.sizes.problems else "gsm8k"  # a few problems prove nothing
             yield stage("accuracy", proves, partial(self._accuracy, recipe))
@@ -233,6 +238,11 @@ class AcceptRun:
         figures = speed_figures(cell, judged=not why_not)
         verdict, found = judge(figures, why_not)
         return StageResult(f"{found}\n{'; '.join(map(str, figures))} ({run.folder.name})", verdict, figures=figures)
+
+    def _lever(self, recipe: Recipe, lever: str) -> StageResult:
+        self.stop()  # eight GPUs hold one engine
+        workload = with_changes(load_workload(PREFILL), num_prompts=self.sizes.prompts)
+        return measure_lever(recipe, lever, workload, self.texts, self.folder, self.console.print, self.api_key)
 
     def _accuracy(self, recipe: Recipe) -> StageResult:
         built_in, limit = not recipe.model.on_hub, self.sizes.problems
