@@ -88,7 +88,7 @@ def _savings(account: Account, cluster: Cluster) -> list[Change]:
     shared = s.moe_layers * (SHARED_KERNELS - 1) * small  # all but the addition, in decode's graphs only
     return [
         Change("MoE kernels of this package", ("env.KIMI_MOE_BACKEND=flydsl",), *kernels),
-        Change("attention's input shared by the ranks", (SHARED,), 0.0, shares.saved_ms(account, cluster)),
+        Change("attention input shared by ranks", (SHARED,), 0.0, shares.saved_ms(account, cluster)),
         Change("FP8 KV cache", ("kv-cache-dtype=fp8_e4m3",), half, 0.0),
         Change("all-reduce, residual and norm in one kernel", (custom, fusion), fused, fused),
         Change("prefill all-reduces in INT8", (custom, quick), 0.0, ms(account.prefill, StepPart.REDUCES) / 2),

@@ -34,7 +34,7 @@ def ways(account: Account, changes: Sequence[Lever], cluster: Cluster) -> list[S
         _lever(changes, name)
         for name in (
             "MoE kernels of this package",
-            "attention's input shared by the ranks",
+            "attention input shared by ranks",
             "all-reduce, residual and norm in one kernel",
             "prefill all-reduces in INT8",
         )
@@ -54,7 +54,7 @@ def ways(account: Account, changes: Sequence[Lever], cluster: Cluster) -> list[S
             rows[_DENSE].ms - int8_ms,
             "none: the checkpoint has attention, shared experts and the dense layer in BF16",
         ),
-        Shrinking(f"{_DENSE}, {_REDUCES}, norms", "attention's input shared by the ranks", *_priced(shared)),
+        Shrinking(f"{_DENSE}, {_REDUCES}, norms", "attention input shared by ranks", *_priced(shared)),
         Shrinking("MoE: stage1, stage2", "MoE kernels of this package", *_priced(kernels)),
         Shrinking("attention", "none known", 0.0, "none: the rate of AITER's kernel is assumed, not measured"),
         Shrinking("other kernels", "all-reduce, residual and norm in one kernel", *_priced(fused)),
