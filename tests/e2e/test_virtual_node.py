@@ -7,6 +7,7 @@ Two engines run on the node in each layout: one without drafts on its first GPUs
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from support.sampled import REQUESTS, answers
 from support.virtual_servers import virtual_server
 
+from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.releases import SGLANG_NEWEST
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_lab.accuracy.comparison import greedy_differences
@@ -184,6 +186,18 @@ def test_ranks_that_share_attentions_input_answer_as_without(newest: bool, tmp_p
         log = (tmp_path / switch / "server.log").read_text()
         assert ("each rank of 2 computes its share" in log) is (switch == "true")
     assert found[0] == found[1]
+
+
+@LONG
+def test_a_step_that_does_not_wait_for_its_tensors_is_refused(tmp_path: Path) -> None:
+    """No engine of this file can have a race: the first one ends its step."""
+    planted = {"module": "support.planted_faults", "KIMI_PLANTED_WAIT": "1"}
+    with (
+        pytest.raises(KimiError, match="before it was ready"),
+        virtual_server(False, tmp_path, "cuda-graph-bs-decode=[8]", "enable-torch-compile=false", **planted),
+    ):
+        pass
+    assert re.search(r"RuntimeError: race: .* reads .*: nothing waits for it", (tmp_path / "server.log").read_text())
 
 
 @pytest.mark.slow

@@ -67,13 +67,23 @@ def draw_int32(original: Any, *args: Any) -> Any:
 HookRegistry.register("kimi_w4a8_eagle3.sglang_plugin.decoding.exact_sampling.draw", draw_int32, HookType.AROUND)
 
 
-@torch.compiler.disable  # its module is not __main__ any more, where Dynamo looks for it
 def ranks_apart(output: Any, *_: Any, **__: Any) -> None:
     """Move every second logit by a bfloat16 step on all ranks but the first."""
     if "KIMI_PLANTED_RANKS" in os.environ and get_tp_group().rank_in_group and output.next_token_logits is not None:
         output.next_token_logits[:, ::2] *= 1 + 2**-8
 
 
+if os.environ.get("KIMI_VIRTUAL_NODE") == "1":  # Dynamo looks for it in __main__, which is another module by then
+    ranks_apart = torch.compiler.disable(ranks_apart)
+
+
+def without_wait(scheduler: Any, *_: Any, **__: Any) -> None:
+    """Start each step without a wait for the tensors that the scheduler's stream makes."""
+    if "KIMI_PLANTED_WAIT" in os.environ:
+        scheduler.forward_stream.wait_stream = lambda _: None
+
+
+HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.run_batch", without_wait, HookType.BEFORE)
 HookRegistry.register("sglang.srt.layers.logits_processor.LogitsProcessor.forward", ranks_apart, HookType.AFTER)
 for _target, _plant in {
     "sglang.srt.constrained.grammar_manager.GrammarManager.process_req_with_grammar": take_in,
