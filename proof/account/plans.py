@@ -117,8 +117,8 @@ def left(account: Account, cluster: Cluster) -> list[Priced]:
         ),
         Priced(
             Change("dense products in 8 bits", (), 0.0, dense_ms(account, cluster)),
-            "not built: in a verify step AITER's small 8-bit products are slower than BF16 by its own timings, so both "
-            "copies would stay in memory; no accuracy is judged",
+            "not built: a verify step reads these weights, too, and AITER's timings have two other shapes only; "
+            "no accuracy is judged",
         ),
         Priced(
             Change("norm and quantize in one kernel", (), 0.0, 2 * passes / cluster.tp + passes),

@@ -174,14 +174,13 @@ def test_its_greedy_tokens_are_those_of_the_engine_on_a_cpu_but_for_rounding(
 
 
 @LONG
-@pytest.mark.parametrize("newest", [False, True])
-def test_ranks_that_share_attentions_input_answer_as_without(newest: bool, tmp_path: Path) -> None:
+def test_ranks_that_share_attentions_input_answer_as_without(tmp_path: Path) -> None:
     """A prefill's padding rows hold NaN after attention; half of the prompts have an odd length."""
     settings = ("tp-size=2", "max-running-requests=8", "cuda-graph-bs-decode=[4]")
     asked, found = mixed([*QUESTIONS[:3], QUESTIONS[0][:-1]], ("greedy", "sampled")), []
     for switch in ("false", "true"):
         given = (*settings, f"enable-attn-tp-input-scattered={switch}")
-        with virtual_server(True, tmp_path / switch, *given, newest=newest, **NUMPY) as server:
+        with virtual_server(True, tmp_path / switch, *given, **NUMPY) as server:
             found.append(answers(server.base_url, [body | {"max_tokens": 12} for body in asked], 2))
         log = (tmp_path / switch / "server.log").read_text()
         assert ("each rank of 2 computes its share" in log) is (switch == "true")
