@@ -12,7 +12,7 @@ from . import aiter_rules as rules
 from .contracts import Arguments, Contract, Given, Rule, Tensor, Value, within
 
 _INT, _FLOAT, _BF16, _FP8 = torch.int32, torch.float32, torch.bfloat16, torch.float8_e4m3fnuz
-_HALF, _QUERY = (_BF16, torch.float16), (_BF16, _FP8)
+_HALF = (_BF16, torch.float16)
 _ANY = (_FLOAT, *_HALF)
 _NUMBER, _INTEGER, _FLAG = Value((int, float)), Value(int), Value(bool)
 _INDEX, _MAYBE_INDEX = Tensor(_INT, "_"), Tensor(_INT, "_", optional=True)
@@ -22,8 +22,8 @@ _MAYBE_FLOATS = Tensor(_FLOAT, optional=True)
 _MAYBE_OUT = Tensor((*_HALF, _FP8), optional=True)
 
 _MLA: Arguments = {
-    "q": Tensor(_QUERY, "tokens heads head"),
-    "kv_buffer": Tensor(_QUERY, "pages _ 1 head"),
+    "q": Tensor(_BF16, "tokens heads head"),
+    "kv_buffer": Tensor(_BF16, "pages _ 1 head"),
     "o": Tensor(_BF16, "tokens heads value"),
     "qo_indptr": Tensor(_INT, "bounds"),
     "kv_indptr": Tensor(_INT, "bounds"),
@@ -80,8 +80,6 @@ AITER: dict[str, Contract] = {
     "aiter.mla.mla_prefill_fwd": Contract(
         {
             **_MLA,
-            "q": Tensor(_BF16, "tokens heads head"),
-            "kv_buffer": Tensor(_BF16, "pages _ 1 head"),
             "sm_scale": _MAYBE_NUMBER,
             "logit_cap": _MAYBE_NUMBER,
             "num_kv_splits": _MAYBE_INTEGER,

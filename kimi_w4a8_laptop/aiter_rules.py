@@ -10,19 +10,11 @@ import torch
 
 from .contracts import Given, Rule, within
 
-_BF16, _FP8 = torch.bfloat16, torch.float8_e4m3fnuz
-# Rows of mla_asm.csv for gfx942: type of queries and keys, heads, persistent, queries of a request (0: any).
+# BF16 rows of mla_asm.csv for gfx942: heads, persistent, queries of a request (0: any).
 _DECODE = {
-    *((_BF16, heads, False, 0) for heads in (32, 64, 128)),
-    *((_BF16, 16, False, queries) for queries in (1, 4, 8)),
-    (_BF16, 8, False, 1),
-    (_BF16, 8, True, 2),
-    (_BF16, 16, True, 4),
-    *((_FP8, 16, persistent, queries) for persistent in (False, True) for queries in (1, 2, 4)),
-    (_FP8, 8, False, 1),
-    (_FP8, 64, True, 1),
-    (_FP8, 128, False, 0),
-    (_FP8, 128, True, 0),
+    *((heads, False, 0) for heads in (32, 64, 128)),
+    *((16, False, queries) for queries in (1, 4, 8)),
+    *((8, False, 1), (8, True, 2), (16, True, 4)),
 }
 _PREFILL = (16, 128)
 _PARTITION = 256
@@ -30,30 +22,19 @@ PADDING = 7  # rows at most, to a multiple of eight ranks, in SGLang's input-sca
 
 
 def _has_kernel(given: Given) -> bool:
-    """True if `mla_decode_stage1_asm_fwd` finds a kernel after `mla_decode_fwd` has folded the heads."""
-    kind, heads, queries = given["q"].dtype, given["q"].shape[1], given["max_seqlen_q"]
+    """Return True if `mla_decode_stage1_asm_fwd` finds a kernel after `mla_decode_fwd` has folded the heads."""
+    heads, queries = given["q"].shape[1], given["max_seqlen_q"]
     persistent = given.get("work_meta_data") is not None
-    if given["kv_buffer"].dtype != kind:
-        return False
-    native = heads == 16 or (kind == _FP8 and (heads == 128 or (heads == 64 and queries == 1)))
-    native |= kind == _BF16 and heads == 8 and queries == 2
-    if persistent and not native:
-        if heads % 16 or not 32 <= heads <= 128:
-            return False
+    if persistent and heads % 16 == 0 and 32 <= heads <= 128:
         heads = 16
     if heads == 16:
-        queries = _padded(kind, queries, persistent)
-    elif heads == 128 or (kind == _BF16 and heads == 32) or (kind == _BF16 and heads == 64 and queries > 1):
-        queries = 0
-    elif heads == 64 and kind == _BF16:
+        steps = (4,) if persistent else (1, 4, 8)
+        queries = next((step for step in steps if queries <= step), steps[-1])
+    elif heads == 64 and queries == 1:
         return False  # asm_mla.cu asks for a kernel of one query, and the table's takes any number
-    return (kind, heads, persistent, queries) in _DECODE
-
-
-def _padded(kind: torch.dtype, queries: int, persistent: bool) -> int:
-    """Return the queries of the kernel that serves so many a request with 16 heads."""
-    steps = (4,) if kind == _BF16 and persistent else (1, 4, 8) if kind == _BF16 else (1, 2, 4)
-    return next((step for step in steps if queries <= step), 8 if kind == _BF16 and not persistent else -1)
+    elif heads > 16:
+        queries = 0
+    return (heads, persistent, queries) in _DECODE
 
 
 def _numbers(bounds: torch.Tensor) -> list[int]:

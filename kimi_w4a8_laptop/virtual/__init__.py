@@ -50,14 +50,12 @@ def install() -> bool:
 
 
 def register_hooks() -> None:
-    """Hook what has no device here, and the scheduler where a file for its counts is named."""
+    """Hook what has no device here, and what is meant to be without a wait."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # SGLang's import order: after `install`
 
     from ..cpu import dp_controller  # start-up: SGLang
-    from . import rccl, step_counts, unordered  # start-up: they load the device
+    from . import rccl, unordered  # start-up: they load the device
 
     HookRegistry.register(rccl.TARGET, rccl.Gloo, HookType.REPLACE)
     HookRegistry.register(dp_controller.TARGET, dp_controller.event_loop, HookType.REPLACE)
     unordered.register_hooks()
-    if step_counts.wanted():
-        HookRegistry.register(step_counts.TARGET, step_counts.begin, HookType.BEFORE)

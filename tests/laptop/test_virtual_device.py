@@ -94,7 +94,7 @@ SERVING = {
     "a kernel that stores beyond its tensor": "it touches 32 bytes that no tensor of the device holds as a whole",
     "an expert of another rank": "w4a8_moe: topk_ids names expert 4, expected one of 4",
     "a link beyond the drafts": "retrive_index is torch.int64 [1, 4] [[4, 4, 4, 4]], expected places of predicts",
-    "an FP8 cache for BF16 queries": "mla_decode_fwd: q is torch.bfloat16 [8, 16, 12], expected a kernel for these",
+    "an FP8 cache for BF16 queries": "mla_decode_fwd: kv_buffer is torch.float8_e4m3fnuz, expected torch.bfloat16",
     "no split of the keys": "mla_decode_fwd: num_kv_splits is 0, expected at least 1",
     "seeds on the host": "triton draw_kernel: its tensors are on cpu, cuda:0, expected one GPU",
     "seeds on another GPU": "triton draw_kernel: its tensors are on cuda:0, cuda:1, expected one GPU",

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 
 from kimi_w4a8_eagle3.engine.process import EngineServer
-from kimi_w4a8_laptop.virtual import library, step_counts
+from kimi_w4a8_laptop.virtual import library
 
 from .virtual_servers import virtual_server
 
@@ -66,7 +66,7 @@ def main() -> None:
         file.touch()
         for title, requests in (("plain", 1), ("plain", 40), ("drafts", 1), ("drafts", 40)):
             settings = ("max-running-requests=40", f"cuda-graph-bs-decode=[{requests}]")
-            environ = {step_counts.FILE: str(file), library.DRAW: "reference"}
+            environ = {"KIMI_VIRTUAL_COUNTS": str(file), "module": "support.step_counts", library.DRAW: "reference"}
             with virtual_server(title == "drafts", Path(name), *settings, **environ) as server:
                 found[title][str(requests)] = {kind: steps_of(server, file, kind, requests) for kind in KINDS}
                 print(title, requests, json.dumps(found[title][str(requests)]), flush=True)

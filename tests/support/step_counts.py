@@ -1,4 +1,4 @@
-"""Cost of each step of the scheduler on the virtual node: one JSON line a step in the file KIMI_VIRTUAL_COUNTS.
+"""Runs SGLang and counts each step of its scheduler on the virtual node: a JSON line in the file KIMI_VIRTUAL_COUNTS.
 
 A step begins where the scheduler runs a batch and ends where it runs the next one, so it holds the results of the batch
 before and the building of the next. Calls are of Python functions outside of the stand-ins.
@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from cProfile import Profile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import kernel_launch, library
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+import kimi_w4a8_laptop
+from kimi_w4a8_eagle3.sglang_plugin.run_module import run
+from kimi_w4a8_laptop.virtual import kernel_launch, library
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
@@ -20,13 +25,9 @@ if TYPE_CHECKING:
 
 TARGET = "sglang.srt.managers.scheduler.Scheduler.run_batch"
 FILE = "KIMI_VIRTUAL_COUNTS"
-_LAPTOP = str(Path(__file__).parents[1])
+_LAPTOP = str(Path(kimi_w4a8_laptop.__file__).parent)
 _profile = Profile(builtins=False)
 _under_way: dict[str, Any] = {}
-
-
-def wanted() -> bool:
-    return FILE in os.environ
 
 
 def begin(_: Scheduler, batch: ScheduleBatch, *__: object, **___: object) -> None:
@@ -47,3 +48,8 @@ def _calls(entry: Any) -> int:
     """Return the calls of a profile's entry; its code is a string for functions that are not Python's."""
     code = entry.code
     return 0 if isinstance(code, str) or code.co_filename.startswith(_LAPTOP) else entry.callcount
+
+
+if __name__ == "__main__":
+    HookRegistry.register(TARGET, begin, HookType.BEFORE)
+    run(sys.argv[1], sys.argv[2:])
