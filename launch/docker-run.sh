@@ -63,7 +63,7 @@ args=(
   --security-opt seccomp=unconfined # ROCm's debugger and the NUMA binding need calls that the default profile refuses
   --ipc host --network host         # ranks share memory; the 64 MiB of a private /dev/shm end at once
   --tmpfs "/tmp:rw,exec,nosuid,nodev,mode=1777,size=16g" # SGLang runs a script from there, compilers build there
-  --ulimit memlock=-1 --ulimit stack=67108864 --ulimit nofile=1048576
+  --log-driver local --ulimit memlock=-1 --ulimit stack=67108864 --ulimit nofile=1048576
   --env "HF_HOME=$MODELS" --env "KIMI_RUNS=$RUNS" --env "KIMI_TRUSTED_CODE=$CONFIG/trusted-code.json"
   --env "KIMI_COMMAND=$here/docker-run.sh" # messages of the container name the host's command
   --env "HEALTHCHECK_URL=http://127.0.0.1:$((PORT + 1))/live"
@@ -126,7 +126,7 @@ for name in API_KEY_FILE ADMIN_KEY_FILE; do
   fi
 done
 [[ -z ${NAME:-} ]] || args+=(--name "$NAME")
-# The stop timeout is longer than the drain of `kimi-w4a8 serve`.
+# The stop timeout is longer than the drain of `kimi-w4a8 serve`, and the driver `local` keeps at most 100 MB of log.
 [[ -n $up ]] && args+=(--detach --label "port=$PORT" --restart on-failure:3 --stop-timeout 150) || args+=(--rm)
 args+=("${more[@]}" "$IMAGE" "${words[@]}")
 [[ -z $print_only ]] || { printf '%q ' docker "${args[@]}" && echo && exit; }

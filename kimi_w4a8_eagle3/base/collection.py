@@ -117,6 +117,7 @@ class Collector:
 
     def __init__(self, folder: Path, key: str) -> None:
         self.folder, self.key, self.consent = folder, key, read_consent(folder)
+        self._since = time.time() - time.monotonic()  # a wall clock that jumps must delete nothing
         self._waiting = deque[StoredRequest]()
         self._files: dict[str, deque[tuple[str, int]]] = {key: deque()}  # by key, oldest first: name and bytes on disk
         self._bytes = Counter[str]()  # by key
@@ -138,7 +139,11 @@ class Collector:
     def put(self, request: str, prompt: Sequence[int], answer: Sequence[int], structured: bool = False) -> None:
         """Store a finished request soon; returns at once."""
         if len(self._waiting) < _WAITING:
-            self._waiting.append(StoredRequest(request, int(time.time() * 1000), structured, prompt, answer))
+            self._waiting.append(StoredRequest(request, int(self._now() * 1000), structured, prompt, answer))
+
+    def _now(self) -> float:
+        """Return the Unix time by the clock at the collector's start."""
+        return self._since + time.monotonic()
 
     def _run(self) -> None:
         failed, next_look = False, 0.0
@@ -187,7 +192,7 @@ class Collector:
         No key's files are removed for another key.
         """
         consent, files = self.consent, self._files[key]
-        oldest = f"{int((time.time() - consent.most_days * 86400) * 1000):013d}"
+        oldest = f"{int((self._now() - consent.most_days * 86400) * 1000):013d}"
         if size > (limit := consent.most_bytes * consent.most_of_key):
             return False
         while files and (files[0][0] < oldest or self._bytes[key] + size > limit):

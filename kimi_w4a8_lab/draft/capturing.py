@@ -17,6 +17,7 @@ from kimi_w4a8_eagle3.recipe.arguments import command_words
 from kimi_w4a8_eagle3.recipe.launch import Launch
 from kimi_w4a8_eagle3.supervision.checks import checked
 
+from .collected import JOB
 from .states import CapturePlan
 
 PROGRAM = "kimi_w4a8_lab.with_sglang.state_capture"
@@ -29,7 +30,7 @@ def capture(launch: Launch, plan: CapturePlan, tokenizer: str, log: Path, show: 
     tokenizer: name of the one whose ids the conversations have. show: takes the number of finished tokens.
     """
     launch = checked(launch).with_args(disable_radix_cache=True, enable_return_hidden_states=True)
-    with TemporaryDirectory(prefix="kimi-states-") as name:
+    with TemporaryDirectory(prefix=JOB, dir=plan.folder) as name:  # where `draft erase` finds it after a kill
         folder = Path(name)
         job = {"arguments": command_words(launch.args), "folder": str(plan.folder.absolute()), "tokenizer": tokenizer}
         rows = {one.name: one.tokens for one in plan.missing}

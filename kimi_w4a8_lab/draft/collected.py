@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
 from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -24,6 +25,7 @@ from ..base.first_error import first_error
 
 _IN_A_FILE = 512  # requests
 STATES, SUFFIX = "states", ".safetensors"
+JOB = "capture-"  # folder in STATES of a running capture, which has token ids of requests
 STRUCTURED = "-structured"  # added to the kind of requests whose answers a grammar shaped
 HELD_OUT = 0.1  # of each kind, the newest; before it as many choose the draft
 _KEY = re.compile(rf"({NO_KEY}|[0-9a-f]{{16}})({STRUCTURED})?")  # folders of clients' keys, which no import may have
@@ -164,7 +166,10 @@ def store_ids(rows: Sequence[_Line], folder: Path, kind: str) -> int:
 
 
 def erase(folder: Path, kinds: Collection[str], ids: Collection[str]) -> int:
-    """Remove requests of these kinds, keys and ids, and all states without a request; return the number of requests."""
+    """Remove requests of these kinds, keys and ids, and all states without a request; return the number of requests.
+
+    What a killed capture left goes, too.
+    """
     read_consent(folder)
     removed = 0
     for file in list((folder / REQUESTS).glob("*/*")):
@@ -182,6 +187,8 @@ def erase(folder: Path, kinds: Collection[str], ids: Collection[str]) -> int:
     for file in (folder / STATES).glob(f"*{SUFFIX}"):
         if file.stem not in kept:
             file.unlink(missing_ok=True)
+    for left in (folder / STATES).glob(f"{JOB}*"):
+        shutil.rmtree(left, ignore_errors=True)
     return removed
 
 

@@ -71,6 +71,16 @@ def test_each_key_has_its_own_room_and_old_requests_go(folder: Path) -> None:
     assert sorted(names(folder, "b")) == [f"b{number}" for number in range(6)]
 
 
+def test_a_wall_clock_that_jumps_a_month_deletes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    collector, now = Collector(folder, NO_KEY), time.time()
+    collector.put("before", [1], [2])
+    settle(collector)
+    monkeypatch.setattr(time, "time", lambda: now + 31 * DAY_MS / 1000)
+    collector.put("after", [3], [4])
+    settle(collector)
+    assert sorted(names(folder)) == ["after", "before"]
+
+
 def test_no_crowd_of_keys_and_no_small_requests_fill_the_disk(folder: Path) -> None:
     Consent(share=1.0, most_bytes=8 * BLOCK, most_of_key=0.5).write(folder)
     for key in "abc":

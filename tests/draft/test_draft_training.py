@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,13 +21,13 @@ from support.kimi_checkpoint import edit_json, edit_tensor
 from kimi_w4a8_eagle3.base.collection import REQUESTS, Consent, StoredRequest, key_name, packed, write_private
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import load
-from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
+from kimi_w4a8_eagle3.recipe.launch import load_recipe, render, resolve
 from kimi_w4a8_eagle3.supervision.checks import checked_weights, fingerprint
+from kimi_w4a8_lab.draft import capturing, training
 from kimi_w4a8_lab.draft import switch as links
-from kimi_w4a8_lab.draft import training
 from kimi_w4a8_lab.draft.acceptance import Walk, difference, measured, walk
 from kimi_w4a8_lab.draft.checkpoint import draft_sizes, load_draft, save_draft, target_tensor
-from kimi_w4a8_lab.draft.collected import Collected, read_collected
+from kimi_w4a8_lab.draft.collected import Collected, erase, read_collected
 from kimi_w4a8_lab.draft.compare import Judge
 from kimi_w4a8_lab.draft.eagle3 import Draft
 from kimi_w4a8_lab.draft.kinds import WORDS, KindOfTraffic, overall
@@ -206,6 +208,25 @@ def test_states_are_planned_refused_and_read_whole(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 5, 5))
     with pytest.raises(KimiError, match="not enough disk space"):
         capture_plan(tmp_path, [short], sizes, "target")
+
+
+def test_what_a_killed_capture_leaves_is_erased_with_the_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Consent(share=1.0).write(tmp_path)
+    tmp_path.chmod(0o700)
+    plan = capture_plan(tmp_path, rows(), draft_sizes(DRAFT, TARGET), "target")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "elsewhere"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setattr(capturing, "checked", lambda launch: launch)
+    monkeypatch.setattr(capturing, "start_engine", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    if (child := os.fork()) == 0:
+        capturing.capture(resolve(load_recipe("tiny")), plan, "tiny", tmp_path / "log", print)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert [path.name for path in tmp_path.rglob("job.json")] == ["job.json"]
+    assert not [*(tmp_path / "elsewhere").iterdir()]
+    erase(tmp_path, (), ())
+    assert not [*tmp_path.rglob("job.json")]
 
 
 def test_a_walk_counts_what_a_server_would() -> None:

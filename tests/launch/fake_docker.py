@@ -20,6 +20,7 @@ WITH_VALUE = {
     "run": {
         "--user", "--tmpfs", "--cap-drop", "--security-opt", "--ipc", "--network", "--volume", "--workdir", "--env",
         "--restart", "--stop-timeout", "--group-add", "--ulimit", "--device", "--name", "--label",
+        "--log-driver",
     },
     "stop": {"--time"}, "rm": set(), "logs": {"--tail"}, "exec": set(),
     "image": {"--format"}, "container": {"--format"},
@@ -91,8 +92,7 @@ def run(given: dict[str, list[str]], words: list[str]) -> None:
     (STATE / "run.json").write_text(json.dumps({"options": given, "mounts": mounts, "words": words}))
     print("0123456789abcdef")
     if "--detach" in given and not dies:
-        (url,) = [env for env in given["--env"] if env.startswith("HEALTHCHECK_URL=")]
-        ask({"engine": int(url.split(":")[-1].split("/")[0])})
+        ask({"engine": {"name": given["--name"][0], "env": given["--env"], "mounts": mounts, "command": command}})
 
 
 def main(command: str, words: list[str]) -> None:

@@ -44,6 +44,7 @@ def test_compose_starts_what_the_docker_line_starts() -> None:
     assert (service["image"], service["command"], [service["user"]]) == (image, command, line["--user"])
     assert service["devices"] == line["--device"] and service["init"] and service["read_only"]
     assert [f"{name}={value}" for name, value in service["ulimits"].items()] == line["--ulimit"]
+    assert [service["logging"]["driver"]] == line["--log-driver"]
     for key, option in (("ipc", "--ipc"), ("network_mode", "--network"), ("working_dir", "--workdir")):
         assert [service[key]] == line[option]
     for key, option in (("cap_drop", "--cap-drop"), ("tmpfs", "--tmpfs")):

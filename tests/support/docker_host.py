@@ -136,8 +136,10 @@ class Daemon(socketserver.UnixStreamServer):
             return done.exception.exit_code, done.stdout, f"kimi-w4a8: {done.exception}\n"
         return done.exit_code, done.stdout, done.stderr
 
-    def engine(self, port: int) -> tuple[int, str, str]:
+    def engine(self, started: dict[str, Any]) -> tuple[int, str, str]:
         """Start an ops endpoint that is ready a little later."""
+        (url,) = [setting for setting in started["env"] if setting.startswith("HEALTHCHECK_URL=")]
+        port = int(url.split(":")[-1].split("/")[0])
         state = EngineState("agent", "http://127.0.0.1:1", 300.0)
         self.found.endpoints.enter_context(OpsServer("127.0.0.1", port, state, sample_interval_s=3600))
         threading.Timer(1.0, state.enter, (Phase.READY,)).start()
@@ -158,8 +160,8 @@ class Request(socketserver.StreamRequestHandler):
 
 
 @contextmanager
-def daemon(found: Host) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch, Daemon(found) as server, found.endpoints:
+def daemon(found: Host, kind: type[Daemon] = Daemon) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch, kind(found) as server, found.endpoints:
         patch.setattr(serve_command, "require_parsed", _parse_once)
         (found.folder / "state/daemon").chmod(0o777)
         thread = threading.Thread(target=server.serve_forever, args=[0.01])
@@ -169,7 +171,7 @@ def daemon(found: Host) -> Iterator[None]:
         thread.join()
 
 
-def host(uid: int, groups: list[int]) -> Iterator[Host]:
+def host(uid: int, groups: list[int], kind: type[Daemon] = Daemon) -> Iterator[Host]:
     """Make a machine whose home and cache are 0700, as `hf auth login` makes them, without a checkout beside them."""
     root = os.geteuid() == 0
     umask = os.umask(0o022)  # the other user reads the nodes, also where the umask of the tests is 077
@@ -192,7 +194,7 @@ def host(uid: int, groups: list[int]) -> Iterator[Host]:
             if root:
                 os.chown(path, uid, groups[0])
         os.umask(umask)
-        with daemon(found):
+        with daemon(found, kind):
             yield found
 
 
