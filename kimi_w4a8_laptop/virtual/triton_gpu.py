@@ -73,7 +73,10 @@ def install() -> None:
         def interpreted(*given: object, **named: object) -> None:
             patched.clear()
             _traffic()  # a kernel that failed left some
-            run(self, *given, **named)
+            try:
+                run(self, *given, **named)
+            except interpreter.InterpreterError as error:
+                raise RuntimeError(f"triton {self.fn.__name__}: {error}") from error
 
         if self.fn.__name__ == "draw_kernel" and os.environ.get(DRAW) == "reference":
             return launch("triton draw_kernel", _draw, *given, touched=Touched(given[:6], given[6:7]))

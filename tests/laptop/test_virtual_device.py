@@ -14,8 +14,6 @@ import pytest
 from kimi_w4a8_laptop import virtual
 from kimi_w4a8_laptop.virtual import library
 
-pytestmark = pytest.mark.slow  # `make virtual-mi325x` runs them, too
-
 PROGRAM = Path(__file__).parents[1] / "support" / "virtual_device_program.py"
 CAPTURE = "operation not permitted when stream is capturing: "
 TWO_DEVICES = "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and "
@@ -91,7 +89,7 @@ SERVING = {
     "a query of an event in a capture": f"{CAPTURE}query of event",
     "a reduction by maximum": "an NCCL reduction with operation 2 has no stand-in",
     "a reduction of more than the buffer": "ncclAllReduce reads 32 bytes that no tensor of the device holds as a whole",
-    "a kernel that stores beyond its tensor": "it touches 32 bytes that no tensor of the device holds as a whole",
+    "a kernel that stores beyond its tensor": "triton copy_kernel: RuntimeError('it touches 32 bytes that no tensor",
     "an expert of another rank": "w4a8_moe: topk_ids names expert 4, expected one of 4",
     "a link beyond the drafts": "retrive_index is torch.int64 [1, 4] [[4, 4, 4, 4]], expected places of predicts",
     "an FP8 cache for BF16 queries": "mla_decode_fwd: kv_buffer is torch.float8_e4m3fnuz, expected torch.bfloat16",
