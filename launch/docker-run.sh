@@ -150,7 +150,7 @@ serving() { # wait until the container serves, and end
   fail "$NAME does not serve ($state); its last lines are above. Its log and its end: $log; $stop"
 }
 if [[ -n $up ]]; then
-  exec 9<"$0" # the lock is on this script, so that no file is made
+  exec 9<"${HOME:-/}" # a lock on this folder, so that no file is made
   flock --nonblock 9 || fail "another \`up\` runs here; nothing was changed"
   if state=$(docker container inspect --format '{{.Config.Labels.port}} {{.State.Status}}' "$NAME" 2>/dev/null); then
     [[ ${state% *} == "$PORT" ]] || fail "$NAME is there with port ${state% *}, not $PORT; nothing was changed"

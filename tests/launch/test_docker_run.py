@@ -289,9 +289,10 @@ def test_a_container_that_does_not_serve_is_named_and_left_alone(ordinary: Host)
 
 
 def test_two_ups_do_not_work_beside_each_other(ordinary: Host) -> None:
-    with RUN.open() as script:
-        fcntl.flock(script, fcntl.LOCK_EX)
-        done = ordinary.run("up", "agent", **RELATIVE)
+    lock = os.open(ordinary.home, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    done = ordinary.run("up", "agent", **RELATIVE)
+    os.close(lock)
     assert done.returncode == 1 and "another `up` runs here; nothing was changed" in done.stderr
     assert ordinary.made() == []
 
