@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import threading
@@ -25,6 +26,8 @@ from .installed import version_of
 DEFAULT_ROOT = Path("runs")
 RECORD = "run.json"
 EVENTS = "events.jsonl"
+KEPT, _DAY_S = 20, 86400.0  # run folders of one kind
+MOST_LOG = 256 << 20
 _created: list[Path] = []  # by this process
 WANTED = "the supervisor ended it"  # reason of a `down` that is no failure
 _STYLES = {"ready": "green", "down": "red", "stalled": "red", "gave-up": "red"}
@@ -50,6 +53,26 @@ def new_run_dir(kind: str, root: Path = DEFAULT_ROOT) -> Path:
                 remedy="choose another place with --runs",
             ) from error
     raise KimiError("no free name for a run directory", where=str(root))
+
+
+def remove_old(kind: str, root: Path) -> None:
+    """Remove the oldest run folders of a kind, but for the newest `KEPT` and those that were written within a day."""
+    for folder in sorted(root.glob(f"*Z-{kind}-*"))[:-KEPT]:
+        with suppress(OSError):  # another process may remove it, too
+            if time.time() - max(path.stat().st_mtime for path in (folder, *folder.iterdir())) > _DAY_S:
+                shutil.rmtree(folder)
+
+
+def bound(log: Path, most: int = MOST_LOG) -> None:
+    """Begin a log anew when it has `most` bytes, and keep the old content beside it with the suffix `.1`.
+
+    Its writers append, so they go on in the same file.
+    """
+    with suppress(OSError):  # a full disk must not end the engine
+        if log.stat().st_size >= most:
+            shutil.copyfile(log, older := log.with_name(f"{log.name}.1"))
+            older.chmod(0o600)
+            os.truncate(log, 0)
 
 
 def remove_empty() -> None:
@@ -142,6 +165,7 @@ class EventLog:
         **facts: object,
     ) -> EventLog:
         """Create a run folder in `runs`, and write the run's record there; see `record` for servers and env."""
+        remove_old(kind, runs)
         folder = new_run_dir("-".join(filter(None, (kind, name))), runs)
         write_json(folder / RECORD, record(kind, servers, env, **facts))
         return cls(folder, console)
