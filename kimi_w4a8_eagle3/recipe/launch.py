@@ -220,13 +220,14 @@ def _arguments(recipe: Recipe) -> Args:
 
 def _check_draft(args: Args, recipe: Recipe) -> None:
     """Raise UsageError for EAGLE with a draft of EAGLE3, which SGLang would load and then run on wrong inputs."""
-    if recipe.draft is None or args.get("speculative-algorithm") != "EAGLE":
+    algorithm, path = args.get("speculative-algorithm"), args.get("speculative-draft-model-path")
+    if algorithm not in ("EAGLE", "NEXTN") or path is None:  # two names of one algorithm
         return
-    path = str(args["speculative-draft-model-path"])
-    if is_eagle3(ModelCard.of(path, recipe.draft.revision, recipe.draft.card).config):
+    revision = str(args.get("speculative-draft-model-revision", "main"))
+    if is_eagle3(ModelCard.of(str(path), revision, recipe.draft.card if recipe.draft else None).config):
         raise UsageError(
-            "--speculative-algorithm EAGLE does not fit this draft, which is an EAGLE3 draft",
-            where=path,
+            f"--speculative-algorithm {algorithm} does not fit this draft, which is an EAGLE3 draft",
+            where=str(path),
             expected="--speculative-algorithm EAGLE3",
         )
 

@@ -11,6 +11,7 @@ from support.sglang_program import BOTH, found
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.machine.hardware import Machine, gpu_by_name
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, render, resolve, with_settings
+from kimi_w4a8_laptop import tiny
 
 NO_GPU = Machine()
 USAGE = [
@@ -36,6 +37,7 @@ MISFITS = [
     ("eagle3", 'options.accept_faults=["mla-page"]', "no known fault is called 'mla-page'; did you mean 'mla-pages'"),
     ("eagle3", "tp-size=2", "no room for the KV cache"),
     ("tiny", "speculative-algorithm=EAGLE", "which is an EAGLE3 draft"),  # by the config.json in its folder
+    ("agent", "speculative-algorithm=NEXTN", "NEXTN does not fit this draft"),
 ]
 PARSED = """
 import contextlib, io, json, sys
@@ -74,6 +76,13 @@ def test_a_setting_that_cannot_be_is_a_usage_error(setting: str, message: str) -
 def test_what_does_not_fit_together_is_refused(recipe: str, setting: str, message: str) -> None:
     with pytest.raises(KimiError, match=message):
         render(load_recipe(recipe), [setting], machine=NO_GPU, gpu=gpu_by_name("mi300x"))
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE", "NEXTN"])
+def test_a_draft_that_only_arguments_name_is_looked_at_before_a_load(algorithm: str) -> None:
+    settings = [f"speculative-algorithm={algorithm}", f"speculative-draft-model-path={tiny.draft_path()}"]
+    with pytest.raises(KimiError, match=f"{algorithm} does not fit this draft, which is an EAGLE3 draft"):
+        render(load_recipe("tiny:plain"), settings, machine=NO_GPU)
 
 
 @BOTH
