@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 # uv leaves compiling to the first import: it may keep what it compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all nightly lint docs kernels virtual-mi325x venv audit draft bench eval scale-demo faults fuzz clean
+.PHONY: demo test test-all nightly lint docs kernels virtual-mi325x venv audit draft bench eval scale-demo faults clean
 demo: $(DEMO)
 	$(BIN)/python -m proof.demo
 
@@ -24,7 +24,7 @@ test-all: test
 	$(PYTEST) -m slow
 
 # The long forms of what `make test` runs in a short one (.github/CONTRIBUTING.md), each night.
-nightly: kernels virtual-mi325x fuzz
+nightly: kernels virtual-mi325x
 
 # Compiles the gfx942 kernels, counts their machine code against the saved figures and executes all their cases.
 kernels: $(STAMP)
@@ -65,11 +65,6 @@ scale-demo: $(STAMP)
 # Every fault of docs/runbook.md with real processes. `python -m proof.faults --docs` also writes its table.
 faults: $(STAMP)
 	$(BIN)/python -m proof.faults
-
-# Thousands of hostile requests, with a healthy client beside them (docs/reliability.md). BATCHES=10000 is longer.
-fuzz: $(STAMP)
-	$(BIN)/python -m proof.fuzz --batches $(or $(BATCHES),1000) --seed $(or $(SEED),1)
-	KIMI_LONG_TESTS=1 $(BIN)/python -m pytest tests/e2e/test_fuzzing.py tests/proof/test_fuzz.py tests/gateway/test_costly_grammars.py
 
 # Speculation on and off on the built-in model, twice each in the order A B B A, and the report: ordinary text at
 # concurrency 2, then repeated text on a full CPU, where a verify step takes more plain steps than it yields tokens (docs/laptop.md).

@@ -137,7 +137,7 @@ def run(sides: Sequence[ComparedServer], plan: ExactPlan, console: Console) -> t
     for number, side in enumerate(sides):
         with (
             side.target.running(kept.folder / f"side{number}.log", console.print) as server,
-            TokenClient(server.base_url, server.api_key) as probe,
+            TokenClient(*server.engine) as probe,
         ):
             model = server.model
             with console.status(f"{side.label}: one request after the other"):
@@ -150,7 +150,7 @@ def run(sides: Sequence[ComparedServer], plan: ExactPlan, console: Console) -> t
                 report.tokens += sum(len(answer.ids) for answer in found)
                 report.differences += differences(asked, expected, found, side.label, concurrency)
                 _count(report.seen.setdefault(side.label, {}), found)
-            report.seen[side.label]["retracted"] = int(read_once(server.base_url).total(RETRACTED) or 0)
+            report.seen[side.label]["retracted"] = int(read_once(*server.engine).total(RETRACTED) or 0)
         console.print(f"[green]✓[/] {side.label}: {report.seen[side.label]}")
     _judge(report, sides, asked, plan)
     result = ExactResult(

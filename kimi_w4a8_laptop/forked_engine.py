@@ -53,7 +53,7 @@ _MODULES = (
     "sglang.srt.constrained.xgrammar_backend",
     "kimi_w4a8_eagle3.moe.flydsl.backend",
     "kimi_w4a8_eagle3.moe.triton.backend",
-    "kimi_w4a8_eagle3.sglang_plugin.http.door",
+    "kimi_w4a8_eagle3.sglang_plugin.upkeep.private",
     "kimi_w4a8_eagle3.sglang_plugin.upkeep.failing_requests",
     "kimi_w4a8_eagle3.sglang_plugin.upkeep.metrics_hook",
     "kimi_w4a8_eagle3.sglang_plugin.model.quark_config",

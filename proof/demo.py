@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import date
 from functools import partial
 from importlib.util import find_spec
@@ -31,11 +31,11 @@ from kimi_w4a8_eagle3.base.console import table_console
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
 from kimi_w4a8_eagle3.cli import run
-from kimi_w4a8_eagle3.door.settings import without_keys
 from kimi_w4a8_eagle3.engine import startup_check
 from kimi_w4a8_eagle3.engine.client import EngineClient, Generation
+from kimi_w4a8_eagle3.engine.fronted import FrontedEngine
 from kimi_w4a8_eagle3.engine.metrics import Acceptance
-from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
+from kimi_w4a8_eagle3.engine.process import free_port
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render
 from kimi_w4a8_eagle3.supervision.checks import checked
 from kimi_w4a8_eagle3.supervision.serve import Terminated, signals_raise
@@ -111,7 +111,7 @@ def demonstrate(runs: Path = DEFAULT_ROOT, console: Console | None = None) -> Pa
     folder = new_run_dir("demo", runs)
     console.print(Panel.fit(f"{_INTRO}\nLogs and results: {folder}", title="demo", border_style="cyan"))
     launches = [_launch(speculate) for speculate in (False, True)]
-    launches[0].server(folder / f"{_label(launches[0])}-server.log").prepare()  # while the checkpoints are examined
+    launches[0].engine(folder / f"{_label(launches[0])}-server.log").prepare()  # while the checkpoints are examined
     questions = problems(QUESTIONS)
 
     with signals_raise(), ExitStack() as engines:
@@ -119,13 +119,14 @@ def demonstrate(runs: Path = DEFAULT_ROOT, console: Console | None = None) -> Pa
         servers = [_start(engines, launch, folder) for launch in launches]
         sides = list[Side]()
         for server in servers:
-            with console.status(f"{server.name}: starting SGLang; its log is {server.log_path}"):
-                sides.append(Side(server.name, server.wait_ready(240.0)))
-            console.print(f"[green]✓[/] {server.name}: ready after {sides[-1].ready_s:.0f} s")
+            with console.status(f"{server.engine.name}: starting SGLang; its log is {server.log_path}"):
+                sides.append(Side(server.engine.name, server.wait_ready(240.0)))
+            console.print(f"[green]✓[/] {server.engine.name}: ready after {sides[-1].ready_s:.0f} s")
         plain, fast = sides
-        clients = [engines.enter_context(TokenClient(server.base_url)) for server in servers]
-        for side, client in zip(sides, clients, strict=True):
-            side.conversation = _converse(client, side.name, console)
+        clients = [engines.enter_context(TokenClient(*server.address)) for server in servers]
+        for side, server in zip(sides, servers, strict=True):
+            with EngineClient(*server.address) as client:
+                side.conversation = _converse(client, side.name, console)
         others = _measure(sides, clients, [problem.question for problem in questions], console)
         ending = engines.enter_context(ThreadPoolExecutor(len(servers)))
         for server in servers:
@@ -161,11 +162,10 @@ def demonstrate(runs: Path = DEFAULT_ROOT, console: Console | None = None) -> Pa
 
 def _launch(speculate: bool) -> Launch:
     """The tiny recipe on a free port; without speculation its draft arguments are switched off."""
-    launch = render(load_recipe("tiny" if speculate else "tiny:plain"), [f"port={free_port()}"])
-    return replace(launch, env={**launch.env, **without_keys()})
+    return render(load_recipe("tiny" if speculate else "tiny:plain"), [f"port={free_port()}"])
 
 
-def _start(engines: ExitStack, launch: Launch, folder: Path) -> EngineServer:
+def _start(engines: ExitStack, launch: Launch, folder: Path) -> FrontedEngine:
     """Start one server; `engines` ends it."""
     name = "W4A8 + EAGLE3" if launch.draft else "W4A8"
     launch = checked(launch)

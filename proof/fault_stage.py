@@ -81,11 +81,11 @@ class FaultStage:
 
     def aborted(self) -> float:
         """Requests that the engine has aborted so far."""
-        return read_once(self.server.base_url).total("sglang:num_aborted_requests_total") or 0.0
+        return read_once(*self.server.address).total("sglang:num_aborted_requests_total") or 0.0
 
     def running(self) -> int:
         """Requests that run now."""
-        return engine_loads(self.server.base_url)[RUNNING]
+        return engine_loads(self.server.address)[RUNNING]
 
     def wait_idle(self, timeout_s: float = 60.0) -> float:
         """Seconds until the engine runs no request; the time limit when one still does."""

@@ -29,11 +29,11 @@ def costs(folder: Path) -> dict[int, dict[str, float]]:
     launch = render(load_recipe("tiny"), [f"port={free_port()}", "context-length=8192"])
     file = folder / "steps"
     launch.env["HOOK_COSTS"] = str(file)
-    engine = launch.server(folder / "log")
-    assert isinstance(launch.command, Program)
-    engine.command = Program("proof.timed_hooks", (launch.command.module, *launch.command.arguments))
+    engine = launch.engine(folder / "log")
+    assert isinstance(engine.command, Program)
+    engine.command = Program("proof.timed_hooks", (engine.command.module, *engine.command.arguments))
     found = {}
-    with engine as server, EngineClient(server.base_url) as client:
+    with engine as server, EngineClient(*server.address) as client:
         server.wait_ready(280.0)
         for requests in GOALS:
             file.write_text("")

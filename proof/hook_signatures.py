@@ -2,16 +2,19 @@
 
 python -m proof.hook_signatures           compare them with the plugin's table, and show what differs
 python -m proof.hook_signatures --save    write the table
+python -m proof.hook_signatures --page    write the rows of docs/hooks.md
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from kimi_w4a8_eagle3.base.releases import SGLANG_NEWEST
 from kimi_w4a8_eagle3.recipe.schema import load_recipe
@@ -19,29 +22,62 @@ from kimi_w4a8_eagle3.sglang_plugin import hooks
 
 TABLE = Path(hooks.__file__).with_name("known_signatures.json")
 NEWEST = Path(sys.prefix) / "compat" / f"sglang-{SGLANG_NEWEST}"
-_HERE = "--of-this-release"
+PAGE = Path(__file__).parents[1] / "docs/hooks.md"
+_HERE, _ROWS = "--of-this-release", "--rows-of-this-release"
 
 
-def of_this_release() -> dict[str, str | None]:
-    """Return the call of each name, in a process of `run_module`."""
+def _features() -> list[hooks.Feature]:
+    """Return the plugin's features, in a process of `run_module`."""
     from sglang.srt.plugins import load_plugins  # its process alone needs SGLang
 
     hooks._unknown = lambda name: None  # whatever the table says, it is what is asked for
     load_plugins()
     modules = [module for name, module in sys.modules.items() if name.startswith("kimi_w4a8_eagle3.sglang_plugin.")]
     features = {id(one): one for module in modules for one in vars(module).values() if isinstance(one, hooks.Feature)}
-    return {name: hooks.call_of(name) for feature in features.values() for name in feature.names}
+    return sorted(features.values(), key=lambda feature: feature.name.lower())
+
+
+def of_this_release() -> dict[str, str | None]:
+    """Return the call of each name."""
+    return {name: hooks.call_of(name) for feature in _features() for name in feature.names}
+
+
+def rows_of_this_release() -> list[list[str]]:
+    """Return the rows of both tables of the page."""
+    features, of = _features(), dict[str, list[str]]()
+    for feature in features:
+        for name in feature.names:
+            of.setdefault(name.removeprefix("sglang.srt."), []).append(feature.name)
+    absent = {True: "`kimi_missing_feature_info`", False: "no start"}
+    rows = [f"| {one.name} | {absent[one.optional]} | {one.remove_when} |" for one in features]
+    return [rows, [f"| `{name}` | {', '.join(sorted(of[name]))} |" for name in sorted(of)]]
+
+
+def _asked(folders: Sequence[str], what: str) -> Any:
+    """Return what a process with these folders first on its path says."""
+    words = [sys.executable, "-m", "kimi_w4a8_eagle3.sglang_plugin.run_module", "proof.hook_signatures", what]
+    environ = {**os.environ, **load_recipe("tiny").environment}
+    environ["PYTHONPATH"] = os.pathsep.join([*folders, str(Path.cwd())])
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def write_page() -> None:
+    """Replace the rows of both tables of docs/hooks.md."""
+    rows = iter(_asked([], _ROWS))
+
+    def table(found: re.Match[str]) -> str:
+        return found[1] + "".join(f"{row}\n" for row in next(rows))
+
+    head, mark, tables = PAGE.read_text().partition("\n## Features")
+    PAGE.write_text(head + mark + re.sub(r"(\|.*\n\|---.*\n)(?:\|.*\n)+", table, tables))
 
 
 def of_both_releases() -> dict[str, list[str]]:
     """Return the calls of each name in the installed release and in the newest one."""
     found: dict[str, list[str]] = {}
-    words = [sys.executable, "-m", "kimi_w4a8_eagle3.sglang_plugin.run_module", "proof.hook_signatures", _HERE]
-    variables = {**os.environ, **load_recipe("tiny").environment, "KIMI_COLLECT": "folder"}
     for folders in ([], [str(NEWEST)]):
-        environ = {**variables, "PYTHONPATH": os.pathsep.join([*folders, str(Path.cwd())])}
-        said = subprocess.run(words, env=environ, capture_output=True, text=True, check=True).stdout
-        for name, call in json.loads(said.splitlines()[-1]).items():
+        for name, call in _asked(folders, _HERE).items():
             if call is not None and call not in found.setdefault(name, []):
                 found[name].append(call)
     return dict(sorted(found.items()))
@@ -51,6 +87,12 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command line; 1 means that the table differs."""
     if _HERE in arguments:
         print(json.dumps(of_this_release()))
+        return 0
+    if _ROWS in arguments:
+        print(json.dumps(rows_of_this_release()))
+        return 0
+    if "--page" in arguments:
+        write_page()
         return 0
     now, known = of_both_releases(), json.loads(TABLE.read_text())
     if "--save" in arguments:

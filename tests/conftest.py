@@ -45,8 +45,8 @@ from support.prometheus import NEEDS_PROMETHEUS
 from support.tiny_servers import at_gpu, started, tiny_launch
 
 from kimi_w4a8_eagle3.base.collection import VARIABLE, Consent
+from kimi_w4a8_eagle3.engine.fronted import FrontedEngine
 from kimi_w4a8_eagle3.engine.leftovers import remove_orphans
-from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_lab.accuracy.tokens import TokenClient
 
 sys.dont_write_bytecode = False  # of this process
@@ -77,7 +77,6 @@ TOGETHER = {
     "engines": (
         "tests/e2e/test_failing_requests.py",
         "tests/e2e/test_fork_server.py",
-        "tests/e2e/test_fuzzing.py",
         "tests/e2e/test_serve_processes.py",
     ),
     # test_accept needs no engine of `tests/e2e`, whose modules are the longest group without it.
@@ -96,7 +95,6 @@ LONG = (
     "tests/launch/test_docker_",
     "tests/moe/flydsl/",
     "tests/moe/triton/",
-    "tests/proof/test_fuzz.py",
 )
 LOCK = pytest.StashKey[IO[str]]()  # of the run's folder
 _BEGUN = set[Path]()  # modules of tests
@@ -228,7 +226,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 @pytest.fixture(scope="session")
-def eagle3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
+def eagle3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontedEngine]:
     """The built-in model with EAGLE3 in real SGLang, one for the whole run; idle, it uses no processor time.
 
     It may collect requests, and does so only where a test consents.
@@ -240,7 +238,7 @@ def eagle3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
 
 
 @pytest.fixture
-def client(eagle3: EngineServer) -> Iterator[TokenClient]:
-    """A client of that server."""
-    with TokenClient(eagle3.base_url) as made:
+def client(eagle3: FrontedEngine) -> Iterator[TokenClient]:
+    """A client of that server's engine."""
+    with TokenClient(*eagle3.address) as made:
         yield made

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import random
 import secrets
 import struct
@@ -22,11 +21,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .errors import KimiError
-from .files import write_atomic
+from .files import write_atomic, write_private
+from .variable import COLLECT
 
 logger = logging.getLogger(__name__)
 
-VARIABLE, CONSENT, REQUESTS = "KIMI_COLLECT", "collect.json", "requests"
+VARIABLE, CONSENT, REQUESTS = COLLECT, "collect.json", "requests"
 NO_KEY = "all"  # KEY of a server without a client key
 _EVERY_S, _AGED_S, _WAITING = 0.5, 3600.0, 512
 _BLOCK = 4096  # of a disk, which files take as wholes: small ones would fill it unseen
@@ -95,17 +95,6 @@ def packed(requests: Sequence[StoredRequest]) -> bytes:
     rows = [(one.id, one.at, one.structured, len(one.prompt), len(one.answer)) for one in requests]
     ids = (struct.pack(f"<{len(part)}i", *part) for one in requests for part in (one.prompt, one.answer))
     return b"".join((json.dumps(rows).encode(), b"\n", *ids))
-
-
-def write_private(path: Path, data: bytes) -> None:
-    """Write a file for its owner alone; a reader never sees a part of it, and a full disk keeps none."""
-    temporary = path.with_name(f".{path.name}")
-    try:
-        with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            file.write(data)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 class Collector:

@@ -90,3 +90,14 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise KimiError(f"{path.name} contains a JSON {type(content).__name__}", str(path), "a JSON object")
     return content
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a file for its owner alone; a reader never sees a part of it, and a full disk keeps none."""
+    temporary = path.with_name(f".{path.name}")
+    try:
+        with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(data)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -5,8 +5,16 @@ from __future__ import annotations
 import ssl
 from functools import cache
 from ipaddress import ip_address
+from typing import NamedTuple
 
 import httpx
+
+
+class Address(NamedTuple):
+    """Where a server answers, and the key that it wants."""
+
+    url: str
+    key: str | None = None
 
 
 def http_url(host: str, port: int) -> str:
@@ -26,7 +34,7 @@ def is_loopback(host: str) -> bool:
 
 def bearer(api_key: str | None) -> dict[str, str]:
     """Return the header that carries a key; empty without a key."""
-    return {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    return {} if not api_key else {"Authorization": f"Bearer {api_key}"}
 
 
 @cache

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from .errors import KimiError
 
+COLLECT = "KIMI_COLLECT"  # names the folder of `draft collect`
 VariableKind = Literal["bool", "int", "float", "choice", "text"]
 # AITER and FlyDSL compare with exactly these spellings; "TRUE" would be read as false.
 TRUE = ("1", "true", "True", "YES", "yes")

@@ -13,9 +13,9 @@ from rich.table import Table
 from ..base.console import table_console
 from ..base.errors import KimiError, UsageError
 from ..base.files import write_atomic
-from ..door.settings import client_key
 from ..engine import startup_check
 from ..engine.client import EngineClient
+from ..gateway.settings import client_key
 from ..quark.preflight import PreflightReport, preflight
 from ..quark.target_checks import Problem
 from ..recipe.trusted_code import Source, untrusted

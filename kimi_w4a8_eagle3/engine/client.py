@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from http import HTTPStatus
 from threading import Timer
 from typing import Any, NoReturn
 
@@ -98,7 +99,7 @@ class EngineClient:
 
     def tokenizer_path(self) -> str | None:
         """Return the engine's tokenizer: a folder on its machine or a repository; None if it does not report one."""
-        return self._call("GET", "/model_info").get("tokenizer_path")
+        return self.server_info().get("tokenizer_path")
 
     def server_info(self) -> dict[str, Any]:
         """Return the engine's own arguments and state."""
@@ -112,7 +113,7 @@ class EngineClient:
     def score(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return the log probability of each token of each prompt but its first."""
         asked = {"model": self._served, "prompt": prompts, "echo": True, "logprobs": 1, "max_tokens": 1}
-        choices = self._call("POST", "/v1/completions", asked)["choices"]  # /generate is not open to a client's key
+        choices = self._call("POST", "/v1/completions", asked)["choices"]
         scores = [choice["logprobs"]["token_logprobs"] for choice in choices]
         return [score[1 : len(prompt)] for score, prompt in zip(scores, prompts, strict=True)]
 
@@ -172,6 +173,21 @@ class EngineClient:
         return KimiError(why, where=self.base_url, remedy=remedy)
 
 
+def require_private(base_url: str) -> None:
+    """Raise KimiError when the engine answers a request without its secret: SGLang only logs a plugin that fails."""
+    try:
+        found = httpx.get(f"{base_url}/health", timeout=30.0, verify=trusted()).status_code
+    except httpx.HTTPError as error:
+        raise KimiError(f"the engine does not answer: {error}", base_url, remedy="read the end of its log") from error
+    if found != HTTPStatus.UNAUTHORIZED:
+        raise KimiError(
+            f"the engine answered {found} to a request without its secret: it runs without this package's plugin",
+            where=base_url,
+            expected="HTTP 401",
+            remedy="install this package beside this SGLang; if SGLANG_PLUGINS is set, add this plugin to it",
+        )
+
+
 def generation(body: dict[str, Any]) -> Generation:
     """Return the generation in an answer of /generate."""
     meta = body["meta_info"]
@@ -183,7 +199,7 @@ def refused(response: httpx.Response) -> Refused:
     """Return the error for an answer with another status than 200."""
     try:
         body = response.json()
-        message = body.get("error", body).get("message", response.text)  # the door's form and SGLang's flat one
+        message = body.get("error", body).get("message", response.text)  # the gateway's form and SGLang's flat one
     except (ValueError, AttributeError):
         message = response.text
     return Refused(

@@ -11,8 +11,7 @@ LOCK = "owner.lock"  # held by the supervisor while it lives
 NOTES = "shared-memory*.txt"  # names of shared memory, one a line
 SCHEDULER = "pulse"
 LOOP = "loop"  # the event loop of the HTTP server
-UNREADY = "unready"  # a file that exists while the supervisor wants the engine to get no requests
-KEY = "supervisor.key"  # with which the supervisor asks this one engine, whatever its clients ask
+SECRET = "secret.txt"  # noqa: S105  # a file's name: without what it holds, the engine answers nobody
 
 
 def given_folder() -> Path | None:
@@ -29,9 +28,9 @@ def note(path: str) -> None:
             file.write(f"{path}\n")
 
 
-def supervisor_key(folder: Path | None) -> str | None:
-    """Return the key in an engine's folder; None without a folder."""
-    return None if folder is None else (folder / KEY).read_text()
+def engine_secret(folder: Path | None) -> str | None:
+    """Return the secret in an engine's folder; None without a folder."""
+    return None if folder is None else (folder / SECRET).read_text()
 
 
 def file_of(folder: Path, pid: int, kind: str = SCHEDULER) -> Path:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from .given_folder import KEY, LOCK, NOTES
+from .given_folder import LOCK, NOTES, SECRET
 
 _PREFIX = "kimi-"  # short: SGLang's sockets lie in the folder, and a socket's path has at most 107 characters
 _SHARED_MEMORY = "shared-memory.txt"
@@ -36,7 +36,7 @@ class Belongings:
     def __init__(self) -> None:
         remove_orphans()
         self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        with os.fdopen(os.open(self.folder / KEY, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+        with os.fdopen(os.open(self.folder / SECRET, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
             file.write(secrets.token_urlsafe(32))
         unlocked = self.folder / (LOCK + ".tmp")
         self._lock = os.open(unlocked, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)

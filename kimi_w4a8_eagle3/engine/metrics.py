@@ -31,7 +31,7 @@ class Acceptance:
     per_position: tuple[float, ...] = ()
 
 
-def read_once(base_url: str, timeout_s: float = _TIMEOUT_S, key: str | None = None) -> Reading:
+def read_once(base_url: str, key: str | None = None, timeout_s: float = _TIMEOUT_S) -> Reading:
     """Read /metrics once; raise KimiError when the answer is not an exposition."""
     url = f"{base_url}/metrics"
     try:

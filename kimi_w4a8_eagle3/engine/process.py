@@ -26,9 +26,10 @@ import httpx
 import psutil
 
 from ..base.errors import KimiError, UsageError
-from ..base.http import http_url, trusted
+from ..base.http import Address, bearer, http_url, trusted
 from ..base.installed import laptop_part
 from ..base.program import Command, Program, words
+from .given_folder import engine_secret
 from .leftovers import Belongings
 
 _PR_SET_PDEATHSIG = 1
@@ -129,6 +130,16 @@ class EngineServer:
             raise KimiError(f"{self.name} was not started")
         return self._belongings.folder
 
+    @property
+    def address(self) -> Address:
+        """The engine's own address, with this start's secret."""
+        return Address(self.base_url, self.secret)
+
+    @property
+    def secret(self) -> str:
+        """Key of this start, without which the engine answers nobody."""
+        return engine_secret(self.folder) or ""
+
     def prepare(self) -> None:
         """Start SGLang's imports in the background, for which the first engine on a CPU would wait."""
         if laptop := laptop_part("starter"):
@@ -172,7 +183,7 @@ class EngineServer:
                     self.stop()
                     raise self._failure(f"{self.name} ended with exit code {code} before it was ready")
                 with suppress(httpx.HTTPError):
-                    if client.get(f"{self.base_url}/health").status_code == 200:
+                    if client.get(f"{self.base_url}/health", headers=bearer(self.secret)).status_code == 200:
                         return elapsed
                 if elapsed > timeout_s:
                     self.stop()

@@ -96,7 +96,7 @@ class Watchdog:
         while not self._end.wait(self._poll_s):
             tokens, health = None, 0
             with suppress(KimiError):
-                reading = read_once(self._base_url, timeout_s, self._key)  # its series are of all ranks and modes
+                reading = read_once(self._base_url, self._key, timeout_s)  # its series are of all ranks and modes
                 tokens = sum(reading.total(name) or 0.0 for name in TOKEN_COUNTERS)
                 running, queued = (reading.total(f"sglang:num_{kind}_reqs") or 0.0 for kind in ("running", "queue"))
                 load = f"{tokens:.0f} tokens so far, {running:.0f} requests running, {queued:.0f} queued"

@@ -63,6 +63,7 @@ class Stops:
         self._stops = [stop for stop in stops if stop]
         self._tail = ""  # that may begin a stop
         self.found: str | None = None
+        self.behind = ""  # text that came with it, which no client sees
 
     def read(self, new: str) -> str:
         """Return the text that is certain to come before a stop; `found` is set where one begins behind it."""
@@ -72,6 +73,7 @@ class Stops:
         found = [(text.find(stop), stop) for stop in self._stops if stop in text]
         if found:
             at, self.found = min(found)
+            self.behind = text[at + len(self.found) :]
             return text[:at]
         held = max(_overlap(text, stop) for stop in self._stops)
         self._tail = text[len(text) - held :]

@@ -24,6 +24,8 @@ from .service import Service
 from .trials import Trials
 
 SWITCH_S = 0.0005  # after which a thread that reads a body gives the interpreter to the event loop; Python's is 5 ms
+_CORES = 8  # with fewer, the first grammar waits for a process, whose start would slow the model down
+
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
@@ -36,7 +38,7 @@ class Gateway:
         self._keys = Keys(Path(config.key_file) if config.key_file else None, config.key)
         self._running = Running(-(-config.max_running // config.workers))
         self._engine = Engine()
-        self._facts = EngineFacts(self._engine, Path(config.engine_file), config.status, config.max_prompt_tokens)
+        self._facts = EngineFacts(self._engine, Path(config.engine_file), config.max_prompt_tokens)
         self._service: Service | None = None
         self._trials: Trials | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -54,10 +56,11 @@ class Gateway:
             await receive()
             await send({"type": "websocket.close", "code": 1008})
 
-    def ready(self) -> None:
-        """Raise Refusal unless a new request can be answered."""
-        if self._service is None or not self._facts.serving:
-            raise Refusal(f"the server does not serve yet: {self._facts.phase}", status=503)
+    def ready(self, probed: bool = False) -> None:
+        """Raise Refusal unless a new request can be answered. probed: by a router, which sends none while it drains."""
+        phase = self._facts.phase
+        if self._service is None or not self._facts.serving or (probed and phase == "draining"):
+            raise Refusal(f"the server does not serve now: {phase}", status=503)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -80,7 +83,8 @@ class Gateway:
             renderer = await asyncio.to_thread(Renderer.load, checkpoint, config.trusted)
             vocabulary = vocabulary_of(checkpoint) or renderer.vocabulary
             self._trials = Trials(checkpoint, config.trusted, vocabulary, config.max_mask_ms)
-            self._trials.warm()
+            if (os.cpu_count() or 1) >= _CORES:
+                self._trials.warm()
             collecting = Collecting(Path(config.collect), renderer, vocabulary) if config.collect else None
             seal = Seal(self._keys.first)
             self._service = Service(

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ..base.collection import write_private
+from ..base.files import write_private
 
 VARIABLE = "KIMI_GATEWAY"  # names the file for uvicorn's workers, which start without arguments
 
@@ -16,10 +16,10 @@ class GatewayConfig:
     """What a worker knows.
 
     checkpoint: folder or repository of the tokenizer, at `revision`; its Python files run where `trusted`. model: the
-    name that clients use; others are refused where `check_model`. engine_file: names the engine's URL and this start's
-    secret, and is read again when it changes. status: URL of the supervisor's state, empty for none. key, key_file: of
-    clients; without one, only this machine may ask. max_running: requests of one key at a time, over all workers, and
-    max_prompt_tokens; 0 for no limit. collect: folder for `draft collect`, empty for none.
+    name that clients use; others are refused where `check_model`. engine_file: names the engine's URL, this start's
+    secret and the engine's phase, and is read again when it changes. key, key_file: of clients; without one, only this
+    machine may ask. max_running: requests of one key at a time, over all workers, and max_prompt_tokens; 0 for no
+    limit. collect: folder for `draft collect`, empty for none.
     """
 
     checkpoint: str
@@ -31,7 +31,6 @@ class GatewayConfig:
     trusted: bool = False
     check_model: bool = True
     engine_file: str = ""
-    status: str = ""
     key: str = ""
     key_file: str = ""
     max_running: int = 0

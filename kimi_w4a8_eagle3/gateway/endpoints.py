@@ -48,6 +48,8 @@ _ROWS = (
     *(Endpoint(path, body=TokenizeRequest) for path in ("/tokenize", "/v1/tokenize")),
     *(Endpoint(path, body=DetokenizeRequest) for path in ("/detokenize", "/v1/detokenize")),
     Endpoint("/v1/models", _GET),
+    Endpoint("/metrics", _GET),
+    Endpoint("/server_info", _GET, who="everyone"),
     Endpoint("/health", _GET, who="everyone"),
     Endpoint("/ready", _GET, who="everyone"),
     Endpoint("/", _GET, who="everyone"),

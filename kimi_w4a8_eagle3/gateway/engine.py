@@ -51,15 +51,22 @@ class Engine:
 
     async def ask(self, path: str, body: object = None) -> Any:
         """Return the JSON answer of GET, or of POST with a body; raise EngineGone without an answer."""
-        method = "GET" if body is None else "POST"
-        data = None if body is None else orjson.dumps(body)
+        read = await self.read(path, None if body is None else orjson.dumps(body))
+        try:
+            return orjson.loads(read) if read else None
+        except orjson.JSONDecodeError as error:
+            raise EngineGone(type(error).__name__) from None
+
+    async def read(self, path: str, data: bytes | None = None) -> bytes:
+        """Return the answer of GET, or of POST with data; raise EngineGone without one."""
+        method = "GET" if data is None else "POST"
         try:
             async with self._client().request(method, path, data=data, timeout=_timeout(30)) as answer:
                 read = await answer.read()
                 if answer.status != 200:
                     raise _refusal(answer.status, read)
-                return orjson.loads(read) if read else None
-        except (aiohttp.ClientError, TimeoutError, orjson.JSONDecodeError) as error:
+                return read
+        except (aiohttp.ClientError, TimeoutError) as error:
             raise EngineGone(type(error).__name__) from None
 
     async def generate(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:

@@ -45,7 +45,7 @@ class Exchange:
     """One request. ready: raises Refusal unless new requests may come."""
 
     def __init__(
-        self, service: Service | None, keys: Keys, running: Running, ready: Callable[[], None], max_body_bytes: int,
+        self, service: Service | None, keys: Keys, running: Running, ready: Callable[..., None], max_body_bytes: int,
         scope: Scope, receive: Receive, send: Send,
     ) -> None:  # fmt: skip
         self._service, self._keys, self._running, self._ready = service, keys, running, ready
@@ -117,11 +117,18 @@ class Exchange:
         if endpoint.path == "/":
             await self._respond(200, b'{"server":"kimi-w4a8-eagle3"}')
             return
-        self._ready()
-        if endpoint.path != "/v1/models":
+        if endpoint.path in ("/health", "/ready"):
+            self._ready(probed=True)
             await self._respond(200, b'{"status":"ready"}')
             return
+        self._ready()
         assert self._service is not None
+        if endpoint.path == "/metrics":
+            await self._respond(200, await self._service.metrics(), content_type=b"text/plain; charset=utf-8")
+            return
+        if endpoint.path == "/server_info":
+            await self._respond(200, orjson.dumps(self._service.info()))
+            return
         models = self._service.models()
         name = self._path.removeprefix("/v1/models").removeprefix("/")
         if name and name != models["data"][0]["id"]:
@@ -248,12 +255,16 @@ class Exchange:
             return
         await self._respond(refusal.status, body, headers)
 
-    async def _respond(self, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+    async def _respond(
+        self, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None,
+        content_type: bytes = b"application/json",
+    ) -> None:  # fmt: skip
         if self._begun:
             await self._write(body, more=False)
             return
         length = (b"content-length", str(len(body)).encode())
-        await self._start(status, [*([_JSON] if body else []), length, *(headers or ())])
+        kind = [(b"content-type", content_type)] if body else []
+        await self._start(status, [*kind, length, *(headers or ())])
         await self._write(b"" if self._scope["method"] == "HEAD" else body, more=False)
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:

@@ -9,20 +9,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
 from .engine import Engine
 from .errors import Refusal, no_room, too_long
 
 logger = logging.getLogger(__name__)
 
-_POLL_S, _STARTING_POLL_S = 1.0, 0.5
+_POLL_S = 0.25
+_SERVING = ("ready", "draining")  # phases in which clients are answered
 # Arguments of the engine that change what /generate answers.
 _NEEDED = {
     "incremental_streaming_output": True,  # a stream's events hold what is new
     "reasoning_parser": "kimi_k2",  # grammars wait for the end of thinking
     "constrained_json_disable_any_whitespace": True,  # free white space can go on without end
 }
+_PUBLIC = (  # smg reads some when it registers a worker
+    "model_path", "served_model_name", "tokenizer_path", "tp_size", "dp_size", "speculative_algorithm",
+    "speculative_num_draft_tokens", "weight_version", "version",
+)  # fmt: skip
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -43,21 +46,20 @@ class Room:
 
 
 class EngineFacts:
-    """Asks the engine once it serves, and its supervisor whether it does.
+    """Follows the file in which the supervisor names the engine and its phase, and asks a new engine once."""
 
-    file: names the engine, and is read again when it changes. status: the supervisor's URL, or empty.
-    """
-
-    def __init__(self, engine: Engine, file: Path, status: str, max_prompt: int) -> None:
-        self._engine, self._file, self._status, self._max_prompt = engine, file, status, max_prompt
-        self._stamp = 0
+    def __init__(self, engine: Engine, file: Path, max_prompt: int) -> None:
+        self._engine, self._file, self._max_prompt = engine, file, max_prompt
+        self._stamp = (0, 0)
+        self._named = ("", "")
+        self.info: dict[str, Any] = {}  # public facts of the engine
         self._room: Room | None = None
         self.phase = "starting"
 
     @property
     def serving(self) -> bool:
         """True while the engine answers requests of clients."""
-        return self._room is not None and self.phase in ("ready", "draining")
+        return self._room is not None and self.phase in _SERVING
 
     @property
     def room(self) -> Room:
@@ -68,35 +70,32 @@ class EngineFacts:
 
     async def follow(self) -> None:
         """Follow the engine until this task is cancelled."""
-        async with aiohttp.ClientSession(trust_env=False) as session:
-            while True:
-                try:
-                    await self._point()
-                    self.phase = await self._ask(session)
-                    if self.phase == "ready" and self._room is None:
-                        self._room = await self._measure()
-                        if self._room is None:
-                            self.phase = "the engine lacks arguments"
-                    elif self.phase in ("starting", "down"):
-                        self._room = None  # the next engine may be another
-                except (Refusal, aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError) as error:
-                    logger.debug("the engine's state is unknown: %s", error)
-                    self.phase, self._room = "down", None
-                await asyncio.sleep(_POLL_S if self.serving else _STARTING_POLL_S)
+        while True:
+            try:
+                await self._look()
+            except FileNotFoundError:  # before the first engine is named
+                self.phase = "starting"
+            except (Refusal, OSError, ValueError, KeyError) as error:
+                if self.phase != "down":
+                    logger.warning("the engine's state is unknown: %s", error)
+                self.phase, self._stamp = "down", (0, 0)
+            await asyncio.sleep(_POLL_S)
 
-    async def _point(self) -> None:
-        stamp = self._file.stat().st_mtime_ns
-        if stamp != self._stamp:
-            named = json.loads(self._file.read_text())
-            await self._engine.point(named["url"], named["secret"])
-            self._stamp, self._room = stamp, None
-
-    async def _ask(self, session: aiohttp.ClientSession) -> str:
-        if not self._status:
-            await self._engine.ask("/model_info")
-            return "ready"
-        async with session.get(f"{self._status}/ready", timeout=aiohttp.ClientTimeout(total=2)) as answer:
-            return str((await answer.json())["phase"])
+    async def _look(self) -> None:
+        """Take what the file says, if it has changed."""
+        found = self._file.stat()
+        if (stamp := (found.st_mtime_ns, found.st_ino)) == self._stamp:
+            return
+        named = json.loads(self._file.read_text())
+        at = (named["url"], named["secret"])
+        if at != self._named:
+            await self._engine.point(*at)
+            self._named, self._room = at, None
+        phase = str(named["phase"])
+        if phase in _SERVING and self._room is None:
+            self._room = await self._measure()
+        self.phase = phase if self._room or phase not in _SERVING else "the engine lacks arguments"
+        self._stamp = stamp
 
     async def _measure(self) -> Room | None:
         """Return what fits into a request, or None for an engine without the arguments that a gateway needs."""
@@ -104,12 +103,15 @@ class EngineFacts:
         if wrong := {name: value for name, value in _NEEDED.items() if info.get(name) != value}:
             logger.error("the engine must run with %s", " ".join(f"{name}={value}" for name, value in wrong.items()))
             return None
+        self.info = {name: info[name] for name in _PUBLIC if name in info}
         models = await self._engine.ask("/v1/models")
         context = int(models["data"][0]["max_model_len"])
-        # SGLang counts a verify step's tokens with the prompt
+        # SGLang keeps the last two tokens of its context, or those of a verify step, which it counts with the prompt.
+        kept = [2]
         if info.get("speculative_algorithm"):
-            steps = (info.get("speculative_eagle_topk") or 0) * (info.get("speculative_num_steps") or 0)
-            context -= max(steps, info.get("speculative_num_draft_tokens") or 0)
+            kept.append((info.get("speculative_eagle_topk") or 0) * (info.get("speculative_num_steps") or 0))
+            kept.append(info.get("speculative_num_draft_tokens") or 0)
+        context -= max(kept)
         most = min(context, int(info.get("max_req_input_len") or context)) - 1
         return Room(context, min(most, self._max_prompt) if self._max_prompt else most)
 

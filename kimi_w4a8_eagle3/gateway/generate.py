@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -65,10 +65,13 @@ class Delta:
 
 
 class Generator:
-    """Asks an engine. think_end: the token of `</think>`, up to which the tokens of an answer are thinking."""
+    """Asks an engine.
 
-    def __init__(self, engine: Engine, think_end: int) -> None:
-        self._engine, self._think_end = engine, think_end
+    think_end: the token of `</think>`, up to which the tokens of an answer are thinking. bytes_of: those of a token.
+    """
+
+    def __init__(self, engine: Engine, think_end: int, bytes_of: Callable[[int], bytes]) -> None:
+        self._engine, self._think_end, self._bytes_of = engine, think_end, bytes_of
 
     async def answers(self, conversation: Conversation, prompt: Prompt, streamed: bool) -> AsyncGenerator[Delta, None]:
         """Yield the deltas of all `n` answers as they come; each has one with an end, unless an error ends all."""
@@ -100,12 +103,27 @@ class Generator:
                 thinking.count(ids)
                 reason = meta["finish_reason"]
                 pieces = answer.read(part["text"], ended=reason is not None)
-                delta = Delta(index, pieces, ids, _logprobs(meta) if conversation.logprobs is not None else [])
+                logprobs = _logprobs(meta) if conversation.logprobs is not None else []
+                kept = len(ids) if answer.stops.found is None else self._kept(ids, part["text"], answer.stops.behind)
+                delta = Delta(index, pieces, ids[:kept], logprobs[:kept])
                 if reason is not None or answer.stops.found is not None:
                     delta.end = _end(answer, meta, thinking.tokens)
+                    delta.end.usage.answer -= len(ids) - kept
                 yield delta
                 if delta.end is not None:
                     return
+
+    def _kept(self, ids: list[int], text: str, behind: str) -> int:
+        """Return how many tokens of a step reach up to a stop string: with drafts, others may come with them."""
+        shown, kept = text.encode(), len(ids)
+        needed = len(shown) - len(behind.encode())
+        while kept > 1:
+            written = self._bytes_of(ids[kept - 1])
+            size = len(written) if shown.endswith(written) else 0  # a control token is not in the text
+            if len(shown) - size < needed:
+                break
+            shown, kept = shown[: len(shown) - size], kept - 1
+        return kept
 
 
 async def together(sources: Sequence[AsyncGenerator[_Item, None]]) -> AsyncGenerator[tuple[int, _Item], None]:

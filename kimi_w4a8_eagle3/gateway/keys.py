@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 import logging
-import stat
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,12 +13,11 @@ from urllib.parse import urlsplit
 from ..base.errors import KimiError
 from ..base.http import is_loopback
 from .errors import Refusal
+from .key_file import read_keys
 
 logger = logging.getLogger(__name__)
 
-_LEAST = 8  # characters of a key
 _LOOK_S = 1.0
-_EXPECTED = f"lines of `KEY` or `NAME KEY`; a key has at least {_LEAST} visible ASCII characters"
 
 
 class Client(NamedTuple):
@@ -27,36 +25,6 @@ class Client(NamedTuple):
 
     name: str = ""
     key: str = ""
-
-
-def read_keys(path: Path) -> dict[str, str]:
-    """Return the keys of a file by name; raise KimiError for one that cannot be used."""
-    remedy = f"umask 077; openssl rand -hex 32 > {path}"
-    try:
-        mode, text = path.stat().st_mode, path.read_text(encoding="ascii")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not ASCII text"
-        raise KimiError(f"the key file cannot be read: {reason}", str(path), _EXPECTED, remedy) from error
-    if mode & stat.S_IROTH:
-        what = "every user of this machine can read the key file"
-        raise KimiError(what, str(path), "mode 0600, or 0640 with a group of its own", f"chmod 600 {path}")
-    keys: dict[str, str] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        words = line.split()
-        if not words or line.lstrip().startswith("#"):
-            continue
-        name = words[0] if len(words) == 2 else f"key{number}"
-        if len(words) > 2 or not usable(words[-1]) or name in keys:
-            raise KimiError(f"line {number} of the key file holds no usable key", str(path), _EXPECTED, remedy)
-        keys[name] = words[-1]
-    if not keys:
-        raise KimiError("the key file holds no key", str(path), _EXPECTED, remedy)
-    return keys
-
-
-def usable(key: str) -> bool:
-    """Return True for a key that a header can carry and that nobody guesses."""
-    return len(key) >= _LEAST and all("!" <= character <= "~" for character in key)
 
 
 class Keys:

@@ -73,13 +73,21 @@ class Service:
         self._engine, self._facts, self._renderer, self._trials, self._seal = engine, facts, renderer, trials, seal
         self._model, self._check, self._collecting = model, check_model, collecting
         self._usual, self._pads = usual_sampling(checkpoint), Pads.of(checkpoint)
-        self._generator = Generator(engine, renderer.encode(ANSWER, special=True)[0])
+        self._generator = Generator(engine, renderer.encode(ANSWER, special=True)[0], renderer.token_bytes)
         self._answerer = Answerer(model, renderer.token_bytes)
 
     def models(self) -> dict[str, Any]:
         """Return the list of the one model."""
         made = {"id": self._model, "object": "model", "created": int(time.time()), "owned_by": "kimi-w4a8-eagle3"}
         return {"object": "list", "data": [{**made, "max_model_len": self._facts.room.total}]}
+
+    def info(self) -> dict[str, Any]:
+        """Return what routers and load generators ask about the engine."""
+        return self._facts.info
+
+    async def metrics(self) -> bytes:
+        """Return the engine's metrics, in Prometheus' text."""
+        return await self._engine.read("/metrics")
 
     def read(self, endpoint: Endpoint, raw: bytes) -> Work:
         """Return what a request asks for; raise Refusal for what it may not. Runs in a thread for large bodies."""

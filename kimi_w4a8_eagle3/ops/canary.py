@@ -24,7 +24,6 @@ from .state import EngineState, Phase
 logger = logging.getLogger(__name__)
 
 Recent = Callable[[], Acceptance | None]
-Connect = Callable[[str], EngineClient]
 
 
 @dataclass(frozen=True)
@@ -52,16 +51,13 @@ class CanaryPolicy:
 
 
 @contextmanager
-def watching(
-    state: EngineState, recent: Recent, connect: Connect = EngineClient, policy: CanaryPolicy = CanaryPolicy()
-) -> Iterator[None]:
+def watching(state: EngineState, recent: Recent, policy: CanaryPolicy = CanaryPolicy()) -> Iterator[None]:
     """Run the canary in a thread of its own inside the block.
 
-    recent: returns the engine's acceptance over the last minute (`OpsServer.acceptance`). connect: makes a client of
-    the engine, with a key if it needs one.
+    recent: returns the engine's acceptance over the last minute (`OpsServer.acceptance`).
     """
     end = threading.Event()
-    canary = Canary(state, connect, policy)
+    canary = Canary(state, policy)
 
     def watch() -> None:
         while not end.wait(policy.poll_s):
@@ -77,8 +73,8 @@ def watching(
 class Canary:
     """Runs the canary when it is due, and moves the engine between READY and CHECKING."""
 
-    def __init__(self, state: EngineState, connect: Connect, policy: CanaryPolicy) -> None:
-        self._state, self._connect, self._policy = state, connect, policy
+    def __init__(self, state: EngineState, policy: CanaryPolicy) -> None:
+        self._state, self._policy = state, policy
         self._asked_at = 0.0
         self._collapsed_since: float | None = None  # `since` of the CHECKING that this object entered
         self._alarms = state.alarms
@@ -123,9 +119,10 @@ class Canary:
     def _ask(self) -> list[Generation]:
         """Return no answers when the engine gave none; the progress watchdog decides whether it is alive."""
         try:
-            with self._connect(self._state.base_url) as client:
-                startup_check.require_kinds(client, self._state.groups)
-                return startup_check.ask(client, self._state.groups)
+            state = self._state
+            with EngineClient(state.engine_url, state.engine_secret, state.progress_timeout_s) as client:
+                startup_check.require_kinds(client, state.groups)
+                return startup_check.ask(client, state.groups)
         except startup_check.KindFails:
             raise
         except (KimiError, ValueError) as error:

@@ -14,8 +14,10 @@ from pathlib import Path
 
 import httpx
 import uvicorn
+from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import Metric
+from prometheus_client.multiprocess import MultiProcessCollector
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
@@ -24,11 +26,11 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from ..base.connections import BoundedProtocol
 from ..base.errors import KimiError
-from ..base.http import http_url, is_loopback, trusted
+from ..base.http import bearer, http_url, is_loopback, trusted
 from ..base.prometheus import Reading, merge, parse, render
 from ..engine.metrics import FAILED_REQUESTS, NAN_LOGITS, Acceptance
+from ..gateway.connections import ClientProtocol
 from ..machine.hardware import gpu_loads
 from .families import seconds_since_progress, supervisor_families
 from .state import EngineState, Phase
@@ -57,7 +59,7 @@ class OpsServer:
     It reads the state, which the supervisor sets, and counts `alarms` there. Used as a context manager, or with start()
     and stop().
 
-    scrape_timeout_s: time limit for the engine's answer.
+    gateway_metrics: folder of the gateway's counters. scrape_timeout_s: time limit for the engine's answer.
     """
 
     def __init__(
@@ -65,11 +67,12 @@ class OpsServer:
         host: str,
         port: int,
         state: EngineState,
+        gateway_metrics: Path | None = None,
         sample_interval_s: float = SAMPLE_INTERVAL_S,
         scrape_timeout_s: float = TIMEOUT_S,
     ) -> None:
         self.host, self.port = host, port
-        self._state = state
+        self._state, self._gateway_metrics = state, gateway_metrics
         self._window = Window(state.num_draft_tokens)
         self._sample_interval_s, self._scrape_timeout_s = sample_interval_s, scrape_timeout_s
         routes = [
@@ -85,7 +88,7 @@ class OpsServer:
         app = Starlette(routes=routes, middleware=[own, Middleware(GZipMiddleware)], lifespan=self._lifespan)
         config = uvicorn.Config(
             app,
-            http=BoundedProtocol,
+            http=ClientProtocol,
             log_config=None,
             access_log=False,
             lifespan="on",
@@ -172,8 +175,8 @@ class OpsServer:
     async def _scrape(self) -> Families | None:
         """Read the engine's families; None when no valid exposition came in time."""
         try:
-            url = f"{self._state.base_url}/metrics"
-            response = await asyncio.wait_for(self._client.get(url), self._scrape_timeout_s)
+            url, headers = f"{self._state.engine_url}/metrics", bearer(self._state.engine_secret)
+            response = await asyncio.wait_for(self._client.get(url, headers=headers), self._scrape_timeout_s)
             response.raise_for_status()
             return await asyncio.to_thread(parse, response.text)  # takes tens of milliseconds; probes must not wait
         except (httpx.HTTPError, httpx.InvalidURL, asyncio.TimeoutError, ValueError):
@@ -199,7 +202,15 @@ class OpsServer:
 
     def _merged(self, engine: Families | None) -> bytes:
         ours = supervisor_families(self._state, self.acceptance(), engine is not None)
-        return render(merge(ours, engine or ()))
+        return render(merge(merge(ours, self._of_gateway()), engine or ()))
+
+    def _of_gateway(self) -> Families:
+        """Return the counters of all workers of the gateway."""
+        if self._gateway_metrics is None or not self._gateway_metrics.is_dir():
+            return ()
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry, str(self._gateway_metrics))
+        return tuple(registry.collect())
 
     async def _status(self, _: Request) -> Response:
         state, recent = self._state, self.acceptance()

@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
-from pathlib import Path
 
 from ..engine.metrics import Acceptance
 from ..engine.startup_check import Openings
@@ -33,13 +32,13 @@ class Phase(str, Enum):
 class EngineState:
     """One engine; written by its supervisor, read by the ops endpoint's threads.
 
-    recipe: its name. base_url: the engine's address. progress_timeout_s: the watchdog's timeout.
+    recipe: its name. base_url: the address for clients. progress_timeout_s: the watchdog's timeout.
     num_draft_tokens: None without speculation. groups: of ranks with requests of their own (DP attention), else 1.
     least_accept_length: of the canary; at or below it the engine is not ready. openings: of its answers to the canary
     prompts at its start. alarms: rows of NaN logits and failed requests that it has counted. broken: the reason to end
     it, when canary requests keep failing. last_progress: time.monotonic() when a token last advanced. history: the last
-    phases with the time and reason of their start. started: Unix time of the engine's last start. mark: a file that
-    exists while the engine is not READY, so that its HTTP server answers 503 at /ready.
+    phases with the time and reason of their start. started: Unix time of the engine's last start. engine_url,
+    engine_secret: the engine's own address, while one runs. told: called with each phase.
     """
 
     recipe: str
@@ -61,7 +60,9 @@ class EngineState:
     stalls: int = 0
     restarts: Counter[str] = field(default_factory=partial(Counter, dict.fromkeys(RESTARTS, 0)))
     history: deque[tuple[float, Phase, str]] = field(default_factory=partial(deque, maxlen=20))
-    mark: Path | None = None
+    engine_url: str = ""
+    engine_secret: str = field(default="", repr=False)
+    told: Callable[[Phase], object] = lambda phase: None
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def enter(self, phase: Phase, reason: str = "") -> None:
@@ -88,9 +89,7 @@ class EngineState:
         if phase is Phase.STARTING:
             self.started = self.since
         self.history.append((self.since, phase, reason))
-        if self.mark is not None:
-            with suppress(OSError):  # the folder goes with its engine
-                self.mark.unlink(missing_ok=True) if phase is Phase.READY else self.mark.touch()
+        self.told(phase)
 
     @property
     def ready(self) -> bool:

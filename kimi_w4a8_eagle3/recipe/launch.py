@@ -20,13 +20,15 @@ from ..base.finding import Finding, Severity
 from ..base.http import http_url
 from ..base.installed import require_laptop
 from ..base.program import Command, Program, words
-from ..door.settings import DoorSettings, key_file_environment, read_door, without_keys
+from ..base.variable import COLLECT
 from ..gates import read_gates
+from ..gateway.settings import API_KEY, API_KEY_FILE, Settings, read_settings
 from ..machine.aiter_regime import Regime, installed_regime
 from ..machine.hardware import Gpu, Machine, gpu_by_name
 from ..quark.config import is_eagle3
 from .arguments import (
     Args,
+    allows_code,
     argument_groups,
     attention_tp,
     check_numa_nodes,
@@ -54,9 +56,18 @@ __all__ = [
 ]  # fmt: skip
 
 if TYPE_CHECKING:
+    from ..engine.fronted import FrontedEngine
     from ..engine.process import EngineServer
+    from ..gateway.config import GatewayConfig
 
 DEFAULT_PORT = 30000  # of SGLang
+_MOST_WORKERS, _CORES_OF_WORKER = 4, 8  # of the gateway: a laptop's cores are the model's
+# What the gateway reads: events that hold what is new, grammars that wait for the end of thinking, and bounded JSON.
+_FOR_GATEWAY: Mapping[str, ArgValue] = {
+    "incremental-streaming-output": True,
+    "reasoning-parser": "kimi_k2",
+    "constrained-json-disable-any-whitespace": True,
+}
 _TYPED = ("host", "port", "served-model-name", "tp-size")  # this package reads them, or any text is right
 
 
@@ -69,7 +80,7 @@ class Launch:
     for each warning. overrides: changes from the command line, as `--name value`. untested: True with an engine
     argument or value that no packaged recipe of this name has, so that only the installed SGLang can check it. env:
     variables added to the caller's environment. refused: known faults that prevent the start. machine: the machine that
-    the arguments fit. door: settings of the door in this environment.
+    the arguments fit. settings: of the gateway before the engine, from this environment.
     """
 
     recipe: Recipe
@@ -81,7 +92,7 @@ class Launch:
     env: dict[str, str] = field(default_factory=dict)
     refused: list[Fault] = field(default_factory=list)
     machine: Machine = field(default_factory=Machine)
-    door: DoorSettings = field(default_factory=DoorSettings, repr=False)
+    settings: Settings = field(default_factory=Settings)
 
     @property
     def name(self) -> str:
@@ -100,12 +111,12 @@ class Launch:
 
     @property
     def host(self) -> str:
-        """Address the engine listens on; the engine's default unless set."""
+        """Address for clients: the gateway's, where `serve` starts one. The engine's default unless set."""
         return str(self.args.get("host", "127.0.0.1"))
 
     @property
     def port(self) -> int:
-        """Port of the engine; the engine's default unless set."""
+        """Port for clients; the engine's default unless set."""
         return number(self.args, "port", DEFAULT_PORT, most=65535)
 
     @property
@@ -156,11 +167,44 @@ class Launch:
         facts = {name: getattr(self, name) for name in names}
         return {"recipe": self.name, **facts, "notes": [asdict(note) for note in self.notes]}
 
-    def server(self, log_path: Path, name: str | None = None) -> EngineServer:
-        """Return the engine's process, not started."""
-        from ..engine.process import EngineServer  # start-up: a dry run needs no processes
+    def engine(self, log_path: Path, name: str | None = None) -> EngineServer:
+        """Return the engine's process, not started: on a free port of loopback, closed without its secret."""
+        from ..engine.process import EngineServer, free_port  # start-up: a dry run needs no processes
 
-        return EngineServer(self.command, self.env, self.host, self.port, log_path, name or f"sglang ({self.name})")
+        port = free_port()
+        private = replace(self, args={**self.args, **_FOR_GATEWAY, "host": "127.0.0.1", "port": port})
+        env = {**self.env, API_KEY: "", API_KEY_FILE: ""}  # clients' keys are the gateway's
+        return EngineServer(private.command, env, "127.0.0.1", port, log_path, name or f"sglang ({self.name})")
+
+    @property
+    def gateway(self) -> GatewayConfig:
+        """Settings of the gateway before the engine."""
+        from ..gateway.config import GatewayConfig  # start-up: a dry run starts no gateway
+
+        environ, given = {**os.environ, **self.env}, self.settings
+        return GatewayConfig(
+            checkpoint=str(self.args.get("tokenizer-path", self.model)),
+            revision=str(self.args.get("tokenizer-revision", self.args.get("revision", "main"))),
+            trusted=any(map(allows_code, self.args)),
+            model=str(self.args.get("served-model-name", self.model)),
+            check_model=read_gates(environ).check_model_name,
+            host=self.host,
+            port=self.port,
+            workers=max(1, min(_MOST_WORKERS, (os.cpu_count() or 1) // _CORES_OF_WORKER)),
+            key=given.key,
+            key_file=str(given.key_file or ""),
+            max_running=given.max_running,
+            max_prompt_tokens=given.max_prompt_tokens,
+            max_body_bytes=given.max_body_bytes,
+            max_mask_ms=float(given.max_mask_ms),
+            collect=environ.get(COLLECT, ""),
+        )
+
+    def server(self, log_path: Path, name: str | None = None) -> FrontedEngine:
+        """Return the engine with a gateway before it, not started."""
+        from ..engine.fronted import FrontedEngine  # start-up: a dry run needs no processes
+
+        return FrontedEngine(self.engine(log_path, name), self.gateway)
 
     def with_args(self, **changes: ArgValue) -> Launch:
         """Return a copy with engine arguments replaced; `_` stands for the dash of a name."""
@@ -265,9 +309,9 @@ def prepare(
 ) -> Launch:
     """Return the launch of the recipe `name` here, with every name and value checked; starts and writes nothing.
 
-    checkpoints: folders that replace the recipe's "model" and "draft". api_key_file: file with the clients' key; the
-    engine's environment names it. See `render` for the rest. Raises KimiError for a variable of this environment that
-    no kernel and no door knows, too.
+    checkpoints: folders that replace the recipe's "model" and "draft". api_key_file: file with the clients' keys.
+    read_keys: False where only another machine has it. See `render` for the rest. Raises KimiError for a variable of
+    this environment that no kernel and no gateway knows, too.
     """
     recipe = load_recipe(name)
     for section, folder in checkpoints.items():
@@ -278,10 +322,10 @@ def prepare(
         if folder:
             recipe = with_settings(recipe, {f"{section}.repo": str(folder.resolve()), f"{section}.revision": "main"})
     launch = render(recipe, settings, extra, gpu=gpu_by_name(gpu) if gpu else None)
-    keys = key_file_environment(api_key_file) if api_key_file and (read_keys or api_key_file.is_dir()) else {}
-    environ = {**os.environ, **launch.env, **keys} | ({} if read_keys else without_keys())
+    given = {} if api_key_file is None else {API_KEY_FILE: str(api_key_file), API_KEY: ""}
+    environ = {**os.environ, **launch.env, **given}
     read_gates(environ)
-    return replace(launch, env={**launch.env, **keys}, door=read_door(environ))
+    return replace(launch, settings=read_settings(environ, read_keys))
 
 
 def _assemble(recipe: Recipe, notes: list[Finding]) -> Args:

@@ -38,7 +38,7 @@ _LOADERS = {
     "LD_PRELOAD": "which loads libraries into every process",
     "PYTHONHOME": "which replaces Python's own modules",
     "PYTHONPATH": "which replaces Python modules of the engine",
-    "SGLANG_PLUGINS": "which chooses SGLang's plugins, and without this package's there is no door and no page guard",
+    "SGLANG_PLUGINS": "which chooses SGLang's plugins, and without this package's there is no secret and no page guard",
 }
 
 

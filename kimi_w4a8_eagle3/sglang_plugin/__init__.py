@@ -2,8 +2,8 @@
 
 `register` is the `sglang.srt.plugins` entry point. SGLang calls it in an engine's main process and in each scheduler,
 before it builds anything there; a detokenizer of 0.5.20 loads no plugins. It registers features: the W4A8 scheme for
-AMD Quark's checkpoints, the page guard, exact sampling, the door, and others. Each feature is a `Feature` in a module
-of a folder (`model/`, `prefill/`, `decoding/`, `memory/`, `upkeep/`, `http/`), with its hooks and with the change in
+AMD Quark's checkpoints, the page guard, exact sampling, and others. Each feature is a `Feature` in a module
+of a folder (`model/`, `prefill/`, `decoding/`, `memory/`, `upkeep/`), with its hooks and with the change in
 SGLang that makes it unnecessary. The table in docs/hooks.md lists all of them, and a test compares it with the code.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import faulthandler
 import multiprocessing
-import os
 import signal
 from importlib import import_module
 
@@ -24,17 +23,14 @@ _EVERYWHERE = (  # what each process of an engine registers
     "upkeep.grammar_cache", "upkeep.local_store", "upkeep.nan_logits", "upkeep.pulse_hook", "upkeep.shared_memory",
     "prefill.input_scattered",
 )  # fmt: skip
-_HTTP = (  # what the process with the HTTP server registers, too
-    "http.answer_parsers", "http.chat_contract", "http.large_requests", "http.messages_contract",
-    "http.responses_contract", "upkeep.orphans",
-)  # fmt: skip
+_HTTP = ("upkeep.orphans", "upkeep.private")  # what the process with the HTTP server registers, too
 
 
 @or_end("the plugin cannot be installed")
 def register() -> None:
     """Register our hooks with SGLang's HookRegistry, which applies them later; their targets are imported now.
 
-    A failure ends the process. SGLang would only log a plugin's exception and serve without the door.
+    A failure ends the process. SGLang would only log a plugin's exception and serve without the plugin.
     """
     # SGLang's import order: on a CPU `run_module` runs before the first import of sglang
     from sglang.srt.plugins.hook_registry import HookRegistry
@@ -45,12 +41,7 @@ def register() -> None:
     full_disk.install()
     features = [feature for name in _EVERYWHERE for feature in _features_of(name)]
     if multiprocessing.parent_process() is None:  # a scheduler does not need the HTTP server's imports
-        from .http import answer_parsers, collect_hook, door  # SGLang's import order: its parsers and HTTP server
-
-        answer_parsers.install()
         features += [feature for name in _HTTP for feature in _features_of(name)]
-        features += [collect_hook.FEATURE] if os.environ.get(collect_hook.VARIABLE) else []
-        features += door.features()  # last: its targets import the HTTP server, which reads the environment then
     hooks.register(HookRegistry, features)
     # The watchdog sends SIGUSR1 to a hanging process, which then prints its stacks into the engine's log.
     faulthandler.register(signal.SIGUSR1, file=2)

@@ -59,7 +59,7 @@ def ready_to_serve(launch: Launch, options: ServeOptions) -> Launch:
         )
     launch = checked(launch, options.preflight)
     require_ports(options, launch.host, launch.port)
-    if launch.door.api_key is None and not is_loopback(launch.host):
+    if not launch.settings.needs_key and not is_loopback(launch.host):
         note = Finding(f"open to the network at {launch.host} without a key", Severity.WARN)
         launch = replace(launch, notes=[*launch.notes, note])
     return launch

@@ -8,14 +8,13 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext, suppress
-from functools import partial
 from pathlib import Path
 from types import FrameType
 
 from rich.console import Console
 
 from ..base.run_dir import EventLog
-from ..engine.client import EngineClient
+from ..engine.front import Front
 from ..ops.canary import watching
 from ..ops.state import EngineState
 from ..recipe.launch import Launch
@@ -35,24 +34,26 @@ def serve_foreground(launch: Launch, options: ServeOptions) -> int:
     described = {launch.name: launch.described()}
     events = EventLog.begin("serve", launch.name, described, launch.env, options.runs, console)
     log = events.folder / "server.log"
-    supervisor = Supervisor(launch, log, events, options.drain_timeout_s, options.preflight)
+    front = Front(launch.gateway, events.folder / "gateway.log", events.folder / "engine.json")
+    supervisor = Supervisor(launch, front, log, events, options.drain_timeout_s, options.preflight)
     renewal = threading.Event()
     console.print(f"kimi-w4a8: one engine of {launch.name}; log: {log}", soft_wrap=True)
     try:
         with (
             signals_raise(drain=True, on_hangup=renewal.set),
-            observed(options, launch.port, supervisor.state, launch.door.api_key),
+            front,
+            observed(options, launch.port, supervisor.state, front.metrics),
             nullcontext() if sys.stdout.isatty() else follow(log),
         ):
-            _supervise(supervisor, renewal)
+            _supervise(supervisor, front, renewal)
     except Terminated as stopped:
         console.print(f"kimi-w4a8: {stopped} received; the engine was stopped; log: {log}", soft_wrap=True)
         return stopped.exit_code
     return 0
 
 
-def _supervise(supervisor: Supervisor, renewal: threading.Event) -> None:
-    """Keep the engine running until Terminated is raised in this thread; raise KimiError when it does not start.
+def _supervise(supervisor: Supervisor, front: Front, renewal: threading.Event) -> None:
+    """Keep gateway and engine running until Terminated is raised in this thread; raise KimiError for one that does not.
 
     renewal: set it to renew the engine.
     """
@@ -62,6 +63,7 @@ def _supervise(supervisor: Supervisor, renewal: threading.Event) -> None:
         try:
             while not kept.done():
                 wait([kept], _POLL_S)  # a lock without a time limit lets no signal handler run
+                front.restart_if_ended()
                 if renewal.is_set():
                     renewal.clear()
                     supervisor.renew()
@@ -77,7 +79,7 @@ def _supervise(supervisor: Supervisor, renewal: threading.Event) -> None:
 
 
 @contextmanager
-def observed(options: ServeOptions, port: int, state: EngineState, key: str | None = None) -> Iterator[None]:
+def observed(options: ServeOptions, port: int, state: EngineState, gateway_metrics: Path) -> Iterator[None]:
     """Run probes, metrics and the repeated canary of a server at `port` inside the block."""
     ops_port = options.ops_beside(port)
     if not ops_port:
@@ -85,8 +87,10 @@ def observed(options: ServeOptions, port: int, state: EngineState, key: str | No
         return
     from ..ops.endpoint import OpsServer  # start-up: its web server
 
-    connect = partial(EngineClient, api_key=key, timeout_s=state.progress_timeout_s)
-    with OpsServer(options.ops_host, ops_port, state) as ops, watching(state, ops.acceptance, connect):
+    with (
+        OpsServer(options.ops_host, ops_port, state, gateway_metrics) as ops,
+        watching(state, ops.acceptance),
+    ):
         yield
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from ..base.errors import KimiError
 from ..base.run_dir import WANTED
-from ..door.presence import require_door
 from ..engine import startup_check
-from ..engine.client import EngineClient
-from ..engine.given_folder import LOOP, UNREADY, supervisor_key
+from ..engine.client import EngineClient, require_private
+from ..engine.front import Front
+from ..engine.given_folder import LOOP
 from ..engine.process import EngineServer
 from ..engine.signs import EngineProcesses, Pulse
 from ..engine.watchdog import Watchdog
@@ -46,22 +46,23 @@ class _EndRequested(Exception):
 class Supervisor:
     """Keeps an engine of `launch` running, and its state. `keep` runs until `end` or `end_now`.
 
-    log_path: output of all its processes. A stalled engine prints its stacks there. preflight: False checks no
-    checkpoint before a restart.
+    front: the gateway, which is told of every phase. log_path: output of the engine's processes. A stalled engine
+    prints its stacks there. preflight: False checks no checkpoint before a restart.
     """
 
     def __init__(
         self,
         launch: Launch,
+        front: Front,
         log_path: Path,
         announce: Announce,
         drain_timeout_s: float = DRAIN_TIMEOUT_S,
         preflight: bool = True,
     ) -> None:
-        self.launch = launch
+        self.launch, self._front = launch, front
         self.log_path = log_path
         timeout_s = launch.recipe.options.progress_timeout_s
-        self.state = EngineState(launch.name, launch.base_url, timeout_s, *launch.acceptance)
+        self.state = EngineState(launch.name, launch.base_url, timeout_s, *launch.acceptance, told=self._tell)
         self._announce = announce
         self._drain_timeout_s, self._preflight = drain_timeout_s, preflight
         self._ending, self._end_requested = threading.Event(), threading.Event()
@@ -105,13 +106,14 @@ class Supervisor:
         self._was_ready = False
         reason = WANTED
         try:
-            with self.launch.server(self.log_path) as server:
+            with self.launch.engine(self.log_path) as server:
                 self._server = server
-                self.state.mark = server.folder / UNREADY
-                self.state.mark.touch()
+                self.state.engine_url, self.state.engine_secret = server.base_url, server.secret
                 seconds = server.wait_ready(READY_TIMEOUT_S, on_wait=self._raise_if_end_requested)
                 self._check()
-                self._enter(Phase.READY, f"after {seconds:.0f} s at {server.base_url}/v1")
+                self._tell(Phase.READY)
+                self._front.wait_ready(self._raise_if_end_requested)
+                self._enter(Phase.READY, f"after {seconds:.0f} s at {self.state.base_url}/v1")
                 self._was_ready = True
                 self._watch(server)
                 if self._drains:
@@ -160,6 +162,7 @@ class Supervisor:
         self._ending.set()
         self._drains = False
         self._end_requested.set()
+        self._front.stop(_END_GRACE_S)
         if self._server is not None:
             self._server.stop(_END_GRACE_S)
 
@@ -170,18 +173,22 @@ class Supervisor:
         self.state.enter(phase, reason)
         self._say(phase.value, reason)
 
+    def _tell(self, phase: Phase) -> None:
+        self._front.tell(phase.value, self.state.engine_url, self.state.engine_secret)
+
     def _raise_if_end_requested(self) -> None:
         if self._end_requested.is_set():
             raise _EndRequested
 
     def _check(self) -> None:
-        """Check the door, then run the canary prompts. Raises KimiError for NaN, empty answers or a useless draft."""
+        """Check that the engine is private, and run the canary prompts.
+
+        Raises KimiError for NaN, empty answers or a useless draft.
+        """
         state = self.state
-        key = self.launch.door.api_key
-        if self.launch.door.policy != "off":
-            require_door(state.base_url, key_expected=key is not None)
+        require_private(state.engine_url)
         self._enter(Phase.CHECKING, "canary prompts")
-        with EngineClient(state.base_url, key, state.progress_timeout_s) as client:
+        with EngineClient(state.engine_url, state.engine_secret, state.progress_timeout_s) as client:
             answers = startup_check.require_answers(client, state.groups)
             if recorded := answers_file(self.launch):
                 startup_check.require_recorded(client, answers, recorded)
@@ -198,12 +205,12 @@ class Supervisor:
         state, processes, lost = self.state, EngineProcesses(server.pid), None
         pulse, loop = Pulse(server.folder), Pulse(server.folder, LOOP)
         watchdog = Watchdog(
-            state.base_url,
+            state.engine_url,
             state.progress_timeout_s,
             stalled.set,
             pid=server.pid,
             on_progress=state.progressed,
-            key=supervisor_key(server.folder),
+            key=server.secret,
         )
         with watchdog:
             while server.poll() is None and (lost := processes.lost()) is None:
@@ -256,10 +263,14 @@ class Supervisor:
             self._say(Phase.READY.value, state.reason)
 
     def _drain(self, server: EngineServer) -> None:
-        """Say so at /ready, then let the running requests finish, which SGLang does between SIGTERM and its end."""
+        """Say so at /ready, then let the running requests finish: at the end those of the gateway come first."""
         self._enter(Phase.DRAINING, f"running requests may take {self._drain_timeout_s:.0f} s")
         end = time.monotonic() + min(NOTICE_S, self._drain_timeout_s)
         while time.monotonic() < end and self._drains and server.poll() is None:
             time.sleep(_POLL_S)
-        if self._drains and not server.stop(self._drain_timeout_s):
+        if not self._drains:
+            return
+        end = time.monotonic() + self._drain_timeout_s
+        whole = not self._ending.is_set() or self._front.stop(self._drain_timeout_s)
+        if not server.stop(max(1.0, end - time.monotonic())) or not whole:
             self._say("cut", f"requests ran longer than {self._drain_timeout_s:.0f} s")

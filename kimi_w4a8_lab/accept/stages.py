@@ -196,7 +196,7 @@ class AcceptRun:
 
     def _target(self, recipe: Recipe) -> Target:
         server = self._serving(recipe)
-        return Target(server.base_url, recipe.name, server.model, api_key=self.api_key)
+        return Target(server.base_url, recipe.name, server.model, api_key=self.api_key, engine=server.engine)
 
     def _start(self, recipe: Recipe) -> StageResult:
         facts = self._serving(recipe).facts

@@ -51,7 +51,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 _DRAWN_TOKENS = 32  # rounding changes more of longer answers
 _PREFIX_TOKENS = 3
-_SAMPLES_PER_REQUEST, _SAMPLED_TOKENS = 25, 8192  # the door counts a prompt once for each of its samples
+_SAMPLES_PER_REQUEST, _SAMPLED_TOKENS = 25, 8192
 _MAX_LISTED = 5
 _STOPPED = 12  # answers repeated with a stop string; rounding may change one of them, a fault changes most
 
@@ -181,7 +181,7 @@ def _judge_greedy(report: LosslessReport, found: Answers, plan: LosslessPlan) ->
 
 def _ask(server: Server, asked: list[Prompt], plan: LosslessPlan, earlier: Answers | None, console: Console) -> Answers:
     """Ask one server. The second server also prefills all greedy answers and continues the prefixes of `earlier`."""
-    with TokenClient(server.base_url, server.api_key) as probe:
+    with TokenClient(*server.engine) as probe:
         ids = probe.all(lambda prompt: probe.chat_ids(prompt.text, server.model), asked, 8)
         answers = Answers(server, ids)
         for kind in KINDS:

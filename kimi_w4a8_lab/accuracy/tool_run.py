@@ -84,7 +84,7 @@ def load_outcomes(folder: Path) -> dict[str, ToolOutcome]:
 
 def _own_counter(server: Server) -> Callable[[dict[str, Any]], int] | None:
     """Return a counter for the server's tokenizer if it is on this machine."""
-    with EngineClient(server.base_url, server.api_key) as client:
+    with EngineClient(*server.engine) as client:
         try:
             path = client.tokenizer_path()
         except KimiError:

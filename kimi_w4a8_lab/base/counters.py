@@ -1,7 +1,7 @@
 """Counters of a server before and after a load, and acceptance from their differences.
 
 The server's own accept-length gauge is an average since its start or last flush. A run's exact figure comes from two
-counters that every finished request adds to. The door reuses an answer of /metrics for at most 1 s.
+counters that every finished request adds to.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import time
 from dataclasses import astuple, dataclass
 
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.http import Address
 from kimi_w4a8_eagle3.base.prometheus import Reading
 from kimi_w4a8_eagle3.engine.metrics import Acceptance, accept_length, read_once
 
@@ -21,7 +22,6 @@ _NAMES = (
     "sglang:cached_tokens_total",
     "sglang:num_retracted_requests_total",
 )
-_TIMEOUT_S = 10.0
 _STILL_S, _STILL_TRIES = 1.1, 5
 
 
@@ -57,9 +57,9 @@ class Counters:
         return delta
 
 
-def scrape(base_url: str) -> Counters:
+def scrape(engine: Address) -> Counters:
     """Read the counters; raises KimiError as `read_once` does."""
-    return Counters.of(read_once(base_url, _TIMEOUT_S))
+    return Counters.of(read_once(*engine))
 
 
 def acceptance_from_counters(delta: Counters, num_draft_tokens: int) -> Acceptance | None:
@@ -70,20 +70,20 @@ def acceptance_from_counters(delta: Counters, num_draft_tokens: int) -> Acceptan
     return Acceptance(length=length, rate=(length - 1) / (num_draft_tokens - 1), steps=round(delta.verify_calls))
 
 
-def still(url: str) -> Counters:
-    """Return the counters after they stood still for longer than the door reuses an answer."""
-    found = scrape(url)
+def still(engine: Address) -> Counters:
+    """Return the counters after they stood still for a second."""
+    found = scrape(engine)
     for _ in range(_STILL_TRIES):
         time.sleep(_STILL_S)
-        last, found = found, scrape(url)
+        last, found = found, scrape(engine)
         if found == last:
             break
     return found
 
 
-def counted(url: str, requests: float, most_s: float) -> Counters:
+def counted(engine: Address, requests: float, most_s: float) -> Counters:
     """Return the counters when they have `requests`, or after `most_s`: a server counts after its client has read."""
     end = time.monotonic() + most_s
-    while (found := scrape(url)).requests < requests and time.monotonic() < end:
+    while (found := scrape(engine)).requests < requests and time.monotonic() < end:
         time.sleep(0.1)
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -10,6 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
+from kimi_w4a8_eagle3.base.http import Address
 from kimi_w4a8_eagle3.base.run_dir import record
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.metrics import read_once
@@ -39,22 +41,30 @@ class EngineFacts:
 
 @dataclass(frozen=True)
 class Server:
-    """Running server. name labels figures. model: name under which it serves. launch: None if it ran before."""
+    """Running server. name labels figures. model: name under which it serves. launch: None if it ran before.
+
+    engine: SGLang's own API behind the gateway, for token ids and loads; the server itself where no other is known.
+    """
 
     name: str
     base_url: str
     model: str
     launch: Launch | None = None
     api_key: str | None = field(default=None, repr=False)
+    own_engine: Address | None = field(default=None, repr=False)
+
+    @property
+    def engine(self) -> Address:
+        return self.own_engine or Address(self.base_url, self.api_key)
 
     @cached_property
     def facts(self) -> EngineFacts:
         """Settings of its engine, read once. Raises KimiError for a server that is not SGLang."""
-        with EngineClient(self.base_url, self.api_key) as client:
+        with EngineClient(*self.engine) as client:
             info = client.server_info()
         path = str(info.get("model_path", self.model))
         draft_tokens = int(info.get("speculative_num_draft_tokens") or 0) if info.get("speculative_algorithm") else 0
-        context = read_once(self.base_url, _TIMEOUT_S).largest("sglang:context_len")
+        context = read_once(*self.engine).largest("sglang:context_len")
         return EngineFacts(
             model_path=path,
             tokenizer=str(info.get("tokenizer_path") or path),
@@ -67,8 +77,9 @@ class Server:
 class Target:
     """Server that the user named: a running one by base_url, or one to start from a recipe.
 
-    With both, the server at base_url must serve the recipe's model. model: name under which the server must serve.
-    settings: changes to the recipe, as for `--set`. api_key: key sent to the server, never recorded.
+    With both, the server at base_url must serve the recipe's model. base_url may be the engine.json of a run of
+    `serve`, for the engine itself. model: name under which the server must serve. settings: changes to the recipe, as
+    for `--set`. api_key: key sent to the server, never recorded. engine: of a server that was started here.
     """
 
     base_url: str | None = None
@@ -76,6 +87,7 @@ class Target:
     model: str | None = None
     settings: tuple[str, ...] = ()
     api_key: str | None = field(default=None, repr=False)
+    engine: Address | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.base_url is None and self.recipe is None:
@@ -93,7 +105,8 @@ class Target:
     @property
     def local(self) -> bool:
         """True if the server runs on this machine, so that this machine's hardware is measured."""
-        return self.base_url is None or urlsplit(self.base_url).hostname in _LOOPBACK
+        at = self.base_url
+        return at is None or at.endswith(".json") or urlsplit(at).hostname in _LOOPBACK
 
     @cached_property
     def launch(self) -> Launch | None:
@@ -126,7 +139,7 @@ class Target:
         with launch.server(log, self.name) as engine:
             seconds = engine.wait_ready(READY_TIMEOUT_S)
             say(f"{self.name}: ready after {seconds:.0f} s")
-            yield self._connect(engine.base_url, launch)
+            yield self._connect(engine.base_url, launch, engine.address)
 
     @cached_property
     def _startable(self) -> Launch:
@@ -145,8 +158,12 @@ class Target:
     def connected(self) -> Server:
         """The server at base_url, asked once."""
         assert self.base_url is not None
+        engine = self.engine
         base_url = self.base_url.rstrip("/").removesuffix("/v1")  # clients of the OpenAI API name it with its path
-        server = self._connect(base_url, None)
+        if base_url.endswith(".json"):
+            engine = _named_engine(Path(base_url))
+            base_url = engine.url
+        server = self._connect(base_url, None, engine)
         if self.launch is not None and Path(server.facts.model_path).name != Path(self.launch.model).name:
             raise KimiError(
                 f"the server serves {server.facts.model_path}",
@@ -156,8 +173,9 @@ class Target:
             )
         return server
 
-    def _connect(self, base_url: str, launch: Launch | None) -> Server:
-        with EngineClient(base_url, self.api_key, _TIMEOUT_S) as client:
+    def _connect(self, base_url: str, launch: Launch | None, engine: Address | None) -> Server:
+        key = engine.key if engine and engine.url == base_url else self.api_key
+        with EngineClient(base_url, key, _TIMEOUT_S) as client:
             served = client.model_name()
         if self.model is not None and served != self.model:
             raise KimiError(
@@ -166,7 +184,17 @@ class Target:
                 expected=repr(self.model),
                 remedy="check the address, or name the served model with --served-model-name",
             )
-        return Server(self.name if self.launch else base_url, base_url, served, launch, self.api_key)
+        return Server(self.name if self.launch else base_url, base_url, served, launch, key, engine)
+
+
+def _named_engine(file: Path) -> Address:
+    """Return the engine that a supervisor's file names."""
+    try:
+        named = json.loads(file.read_text())
+        return Address(named["url"], named["secret"])
+    except (OSError, ValueError, KeyError) as error:
+        what = f"this file names no engine: {type(error).__name__}"
+        raise UsageError(what, str(file), "engine.json in the folder of a run of `kimi-w4a8 serve`") from error
 
 
 def record_of(kind: str, targets: Mapping[str, Target], **facts: object) -> dict[str, object]:
@@ -174,5 +202,5 @@ def record_of(kind: str, targets: Mapping[str, Target], **facts: object) -> dict
     started = {name: target.launch for name, target in targets.items() if target.launch and target.base_url is None}
     gates = {f"{name}: {gate}": value for name, launch in started.items() for gate, value in launch.env.items()}
     servers = {name: launch.described() for name, launch in started.items()}
-    described = {name: asdict(replace(target, api_key=None)) for name, target in targets.items()}
+    described = {name: asdict(replace(target, api_key=None, engine=None)) for name, target in targets.items()}
     return record(kind, servers, gates, targets=described, **facts)

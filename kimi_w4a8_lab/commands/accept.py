@@ -11,7 +11,7 @@ import typer
 
 from kimi_w4a8_eagle3.base.console import table_console
 from kimi_w4a8_eagle3.commands.options import RUNS
-from kimi_w4a8_eagle3.door.settings import client_key
+from kimi_w4a8_eagle3.gateway.settings import client_key
 from kimi_w4a8_eagle3.machine.hardware import Machine
 from kimi_w4a8_eagle3.recipe.schema import load_recipe
 

@@ -16,7 +16,7 @@ from kimi_w4a8_eagle3.base.console import table_console
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.next_step import command
 from kimi_w4a8_eagle3.commands.options import KEY_FILE, RUNS, complete
-from kimi_w4a8_eagle3.door.settings import client_key
+from kimi_w4a8_eagle3.gateway.settings import client_key
 from kimi_w4a8_eagle3.recipe.schema import PLAIN, load_recipe
 
 from ..base.server_under_test import Target

@@ -14,7 +14,7 @@ from kimi_w4a8_eagle3.base.console import table_console
 from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
 from kimi_w4a8_eagle3.base.run_dir import new_run_dir
 from kimi_w4a8_eagle3.commands.options import RUNS
-from kimi_w4a8_eagle3.door.settings import read_key_file
+from kimi_w4a8_eagle3.gateway.key_file import read_keys
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render
 from kimi_w4a8_eagle3.supervision.checks import fingerprint, local_folder
 
@@ -77,7 +77,7 @@ def collect(
     """
     if off:
         _require_collection(folder)
-    keys = tuple(key_name(read_key_file(path)) for path in key_file) or None
+    keys = tuple(_names(key_file)) or None
     changes = {"share": share, "most_of_key": most_of_key, "most_days": most_days, "keys": keys}
     changes |= {"most_bytes": int(most_gb * 1e9) if most_gb else None, **({"share": 0.0, "keys": ()} if off else {})}
     new = {name: value for name, value in changes.items() if value is not None}
@@ -108,8 +108,13 @@ def erase(
     if not (request or key_file or kind):
         raise UsageError("nothing to erase was named", expected="--request, --key-file or --kind")
     _require_collection(folder)
-    kinds = {*kind, *(key_name(read_key_file(path)) for path in key_file)}
+    kinds = {*kind, *_names(key_file)}
     typer.echo(f"{collected.erase(folder, kinds, request)} requests erased")
+
+
+def _names(key_files: list[Path]) -> list[str]:
+    """Return the folders' names of all keys in these files."""
+    return [key_name(key) for file in key_files for key in read_keys(file).values()]
 
 
 @app.command("states")

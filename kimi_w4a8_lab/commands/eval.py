@@ -16,7 +16,7 @@ from kimi_w4a8_eagle3.base.errors import UsageError
 from kimi_w4a8_eagle3.base.installed import require, require_laptop
 from kimi_w4a8_eagle3.base.next_step import command
 from kimi_w4a8_eagle3.commands.options import KEY_FILE, RUNS
-from kimi_w4a8_eagle3.door.settings import client_key
+from kimi_w4a8_eagle3.gateway.settings import client_key
 
 from ..accuracy.evaluation import RunOptions
 from ..accuracy.results import RESULTS, EvalResult

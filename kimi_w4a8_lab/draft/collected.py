@@ -17,8 +17,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from kimi_w4a8_eagle3.base.collection import NO_KEY, REQUESTS, StoredRequest, packed, read_consent, write_private
+from kimi_w4a8_eagle3.base.collection import NO_KEY, REQUESTS, StoredRequest, packed, read_consent
 from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
+from kimi_w4a8_eagle3.base.files import write_private
 
 from ..base.data_file import lines
 from ..base.first_error import first_error
@@ -187,8 +188,8 @@ def erase(folder: Path, kinds: Collection[str], ids: Collection[str]) -> int:
     for file in (folder / STATES).glob(f"*{SUFFIX}"):
         if file.stem not in kept:
             file.unlink(missing_ok=True)
-    for left in (folder / STATES).glob(f"{JOB}*"):
-        shutil.rmtree(left, ignore_errors=True)
+    for job in (folder / STATES).glob(f"{JOB}*"):
+        shutil.rmtree(job, ignore_errors=True)
     return removed
 
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 from itertools import product
 from pathlib import Path
 
 from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
 from kimi_w4a8_eagle3.base.installed import require
-from kimi_w4a8_eagle3.engine.client import EngineClient
+from kimi_w4a8_eagle3.engine.client import EngineClient, Refused
 from kimi_w4a8_eagle3.machine.hardware import Machine
 
 from ..base.data_file import require_trusted_tokenizer
@@ -104,8 +105,18 @@ def bench(plan: Plan, texts: Texts, runs: Path, say: Say, resume: Path | None = 
 def _check(server: Server, workload: Workload) -> None:
     require_room(server, workload)
     if workload.backend != CHAT_BACKEND:
-        with EngineClient(server.base_url, server.api_key) as client:
-            client.generate("one", 1)  # fails here if /generate is reserved for the operator
+        with EngineClient(*server.engine) as client:
+            try:
+                client.generate("one", 1)
+            except Refused as refused:
+                if refused.status != HTTPStatus.NOT_FOUND:
+                    raise
+                raise KimiError(
+                    "the gateway serves no /generate, and the load generator asks the engine itself",
+                    where=server.base_url,
+                    expected="the engine's own address",
+                    remedy="--base-url RUN/engine.json, in the folder of `kimi-w4a8 serve`",
+                ) from refused
 
 
 def begun(runs: Path, plan: Plan) -> Run:

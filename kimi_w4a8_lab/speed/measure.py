@@ -91,21 +91,21 @@ def measure(server: Server, point: Point, dataset: Path, folder: Path, repetitio
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     before: list[Counters] = []
     warmups = point.warmups * point.workload.turns
-    idle, share = still(server.base_url), watched()
+    idle, share = still(server.engine), watched()
 
     def open_window(answered: int) -> None:
-        before.append(counted(server.base_url, idle.requests + answered, _WARMUP_COUNTED_S))
+        before.append(counted(server.engine, idle.requests + answered, _WARMUP_COUNTED_S))
 
     with request_progress("requests", point.requests, table_console()) as shown:
 
         def show(requests: int, tokens: int) -> None:
             shown(requests, f"{tokens:,} tokens")
 
-        drive(server.base_url, arguments, raw, warmups, open_window, show, server.api_key)
+        drive(server.engine.url, arguments, raw, warmups, open_window, show, server.engine.key)
     load, details = read_last(raw, LoadResult), read_last(raw, LoadDetails)
     if not before:
         raise KimiError("the load generator never began to measure", where=str(raw.with_suffix(".log")))
-    after = counted(server.base_url, idle.requests + warmups + point.requests, 5.0)
+    after = counted(server.engine, idle.requests + warmups + point.requests, 5.0)
     added = replace(after.since(before[0]), requests=after.requests - idle.requests - warmups)
     notes, problems = _judge(point, load, details, added)
     if server.launch is not None and (warning := busy(share())):  # a server that ran before is an other program here
@@ -125,7 +125,7 @@ def measure(server: Server, point: Point, dataset: Path, folder: Path, repetitio
         repetition_index=repetition_index,
         started=started,
         raw=raw.name,
-        command=generator_program(server.base_url, arguments, raw).argv,
+        command=generator_program(server.engine.url, arguments, raw).argv,
         load=load,
         acceptance=acceptance_from_counters(added, server.facts.num_draft_tokens or 1)
         if server.facts.num_draft_tokens
@@ -221,6 +221,6 @@ def _probe(server: Server, point: Point, prompts: Sequence[str]) -> list[Generat
     """Send a few prompts again, one at a time, for the accept histograms that the generator does not keep."""
     work = point.workload
     extra: dict[str, Any] = {"ignore_eos": True} if work.ignore_eos else {}
-    with EngineClient(server.base_url, server.api_key) as client:
+    with EngineClient(*server.engine) as client:
         ask = client.chat if work.backend == CHAT_BACKEND else client.generate
         return [ask(prompt, work.output_len, **extra) for prompt in prompts[:_PROBES]]

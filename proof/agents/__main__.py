@@ -20,7 +20,8 @@ from pathlib import Path
 import typer
 
 from kimi_w4a8_eagle3.cli import run
-from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
+from kimi_w4a8_eagle3.engine.fronted import FrontedEngine
+from kimi_w4a8_eagle3.engine.process import free_port
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
 from kimi_w4a8_laptop import tiny
 
@@ -62,7 +63,7 @@ def main(
 
 
 @contextmanager
-def _server(folder: Path) -> Iterator[tuple[EngineServer, Path]]:
+def _server(folder: Path) -> Iterator[tuple[FrontedEngine, Path]]:
     """Serve the built-in model, which reads pictures, with the plugin of its words and a context for agents."""
     target, script = folder / "target", folder / "words.json"
     target.mkdir()

@@ -2,7 +2,7 @@
 
 KIMI_PROOF_WORDS names a JSON file: {"steps": [{"text": "", "calls": [[name, {}]]}]}. A request gets the step that
 follows the calls in its prompt. No engine is asked, so a session takes seconds. Everything before and after is real:
-door, template, tokenizer, parsers, endpoints. A request without a tool of the session gets "Done.".
+gateway, template, tokenizer, parsers, endpoints. A request without a tool of the session gets "Done.".
 """
 
 from __future__ import annotations

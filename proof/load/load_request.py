@@ -19,7 +19,7 @@ from kimi_w4a8_eagle3.engine.client import bearer
 from .load_questions import Question
 
 _CHAT = "/v1/chat/completions"
-_OVERSIZED_BYTES = 40 << 20  # the door and smg take 32 MiB
+_OVERSIZED_BYTES = 40 << 20  # the gateway and smg take 32 MiB
 
 
 class Manner(str, Enum):

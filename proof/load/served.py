@@ -22,6 +22,7 @@ import httpx
 import psutil
 
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.http import Address
 from kimi_w4a8_eagle3.base.run_dir import EVENTS
 from kimi_w4a8_eagle3.engine.leftovers import shared_memory_of
 from kimi_w4a8_eagle3.engine.process import free_port, tail_lines
@@ -165,6 +166,12 @@ class ServedEngine:
             time.sleep(_POLL_S)
         raise self._failure(f"an event did not come within {timeout_s:.0f} s")
 
+    @property
+    def address(self) -> Address:
+        """SGLang's own API of the engine that runs now."""
+        named = json.loads((self.run / "engine.json").read_text())
+        return Address(named["url"], named["secret"])
+
     def status(self) -> dict[str, Any]:
         found: dict[str, Any] = self._http.get(f"{self.ops_url}/status").json()
         return found
@@ -174,7 +181,7 @@ class ServedEngine:
         for _ in range(20):  # one look at /proc can miss a process while others come and go
             for process in self.look():
                 words = " ".join(_words(process))
-                if "launch_server" in words and f"--port {self.port}" in words:
+                if "launch_server" in words:
                     return process
             time.sleep(0.1)
         raise self._failure("there is no engine process")

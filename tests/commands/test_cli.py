@@ -120,7 +120,7 @@ BAD |= {
     "serve tiny --port FREE --ops-port PORT": "port PORT on 127.0.0.1 cannot be used",
     "serve eagle3 --dry-run --set env.AITER_FLYDSL_STAGE2_TILE_K=100": "AITER_FLYDSL_STAGE2_TILE_K='100' is not",
     "serve eagle3 --dry-run --set env.AITER_FLYDSL_STAGE2_TILEK=256": "unknown kernel gate AITER_FLYDSL_STAGE2_TILEK;",
-    "serve eagle3 --dry-run --set env.KIMI_DOOR_NATVE=open": "unknown variable KIMI_DOOR_NATVE; did you mean",
+    "serve eagle3 --dry-run --set env.KIMI_MAX_MASK=5": "unknown variable KIMI_MAX_MASK; did you mean",
     "serve eagle3 --dry-run --set tp-size=1.5": "--tp-size 1.5 is not a valid value\n",
     "serve eagle3 --dry-run --gpu mi99": "unknown GPU 'mi99'",
     "serve eagle3 --dry-run --api-key-file .": "the key file cannot be read: Is a directory",

@@ -67,7 +67,7 @@ def test_no_preflight_starts_what_kimi_check_refuses(tmp_path: Path) -> None:
 
 
 def test_a_misspelt_variable_of_the_shell_is_found_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, right in (("KIMI_MOE_BAKEND", "KIMI_MOE_BACKEND"), ("KIMI_DOOR_NATVE", "KIMI_DOOR_NATIVE")):
+    for name, right in (("KIMI_MOE_BAKEND", "KIMI_MOE_BACKEND"), ("KIMI_MAX_MASK", "KIMI_MAX_MASK_MS")):
         with monkeypatch.context() as shell:
             shell.setenv(name, "0")
             assert f"did you mean '{right}'?" in str(serve("-r", "w4a8", "--dry-run").exception)

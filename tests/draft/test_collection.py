@@ -8,8 +8,6 @@ import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from support.waiting import until
@@ -137,29 +135,6 @@ def test_what_a_slow_disk_leaves_waiting_is_limited(folder: Path, monkeypatch: p
     for number in range(2000):
         collector.put(str(number), [1], [2])  # returns at once
     assert len(collector._waiting) <= 512
-
-
-@pytest.mark.parametrize("keyed", [False, True])
-def test_the_hook_stores_finished_requests_for_the_key_of_the_server(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, keyed: bool
-) -> None:
-    from kimi_w4a8_eagle3.sglang_plugin.http import collect_hook
-
-    monkeypatch.setenv("KIMI_COLLECT", str(folder))
-    monkeypatch.setenv("KIMI_API_KEY" if keyed else "UNUSED", "client-key")
-    tokenizer = SimpleNamespace(encode=lambda text: list(text.encode()))
-    manager: Any = SimpleNamespace(tokenizer=tokenizer, model_config=SimpleNamespace(vocab_size=640), rid_to_state={})
-    collect_hook.open_folder(None, manager)
-    for rid, single, pictures in (("r", True, None), ("batch", False, None), ("picture", True, object())):
-        obj = SimpleNamespace(is_single=single, sampling_params={"json_schema": "{}"})
-        manager.rid_to_state[rid] = SimpleNamespace(obj=obj, output_ids=[4, 5])
-        collect_hook.keep_prompt(SimpleNamespace(input_ids=[1, 2], mm_inputs=pictures), manager, obj)
-        for reason in (None, {"type": "abort"}, {"type": "stop"}):
-            collect_hook.collect(manager, SimpleNamespace(rids=[rid], finished_reasons=[reason], output_ids=[[6]]))
-    settle(manager.kimi_collector)
-    (found,) = read_collected(folder, 100)
-    assert (found.tokens, found.replies, names(folder, found.key)) == ((1, 2, 4, 5, 6), ((2, 5),), ["r"])
-    assert found.kind == f"{key_name('client-key') if keyed else NO_KEY}-structured"
 
 
 def stored(folder: Path, rows: list[tuple[list[int], list[int]]], kind: str = "chat") -> None:

@@ -18,8 +18,9 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from support.kimi_checkpoint import edit_json, edit_tensor
 
-from kimi_w4a8_eagle3.base.collection import REQUESTS, Consent, StoredRequest, key_name, packed, write_private
+from kimi_w4a8_eagle3.base.collection import REQUESTS, Consent, StoredRequest, key_name, packed
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.files import write_private
 from kimi_w4a8_eagle3.cli import load
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, render, resolve
 from kimi_w4a8_eagle3.supervision.checks import checked_weights, fingerprint

@@ -15,6 +15,7 @@ from support.said import MODEL, Request, Said, said, stock_client, streamed, who
 from tokenizers import Tokenizer
 
 from kimi_w4a8_eagle3.base.calculator import NAME, calculate, declaration
+from kimi_w4a8_eagle3.engine.fronted import FrontedEngine
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_lab.accuracy.problems import MathProblem, problems
 from kimi_w4a8_laptop import tiny
@@ -96,7 +97,7 @@ def right(plain: EngineServer) -> list[tuple[Request, Said]]:
     ("drafts", "concurrency"), [(True, 1), (True, 8), (True, 40), (False, 8), (False, 40)], ids=str
 )
 def test_nothing_is_lost_and_nothing_mixed_up(
-    eagle3: EngineServer, plain: EngineServer, right: list[tuple[Request, Said]], drafts: bool, concurrency: int
+    eagle3: FrontedEngine, plain: EngineServer, right: list[tuple[Request, Said]], drafts: bool, concurrency: int
 ) -> None:
     known = right[: max(concurrency // 2, 2)]
     jobs: list[tuple[Callable[[Any, Request], Said], Request]] = [
@@ -113,7 +114,7 @@ def test_nothing_is_lost_and_nothing_mixed_up(
 
 @pytest.mark.slow
 def test_answers_of_a_schema_are_of_it_and_those_of_the_server_without_drafts(
-    eagle3: EngineServer, plain: EngineServer
+    eagle3: FrontedEngine, plain: EngineServer
 ) -> None:
     """Each form of asking for one, with thinking and without; the long form asks 500."""
     made = cases(extent(8, 500), 1, MODEL)
@@ -123,7 +124,7 @@ def test_answers_of_a_schema_are_of_it_and_those_of_the_server_without_drafts(
     assert sum(answer.complete for answer in found) >= 6 * len(made) // 8  # the others may run to their limit
 
 
-def test_a_schema_that_no_answer_can_follow_is_refused(eagle3: EngineServer) -> None:
+def test_a_schema_that_no_answer_can_follow_is_refused(eagle3: FrontedEngine) -> None:
     for name, schema in IMPOSSIBLE.items():
         arguments = {"type": "object", "properties": {"x": schema}, "required": ["x"]}
         bodies = [schema_body(MODEL, "How many?", schema), tool_body(MODEL, "How many?", arguments)]

@@ -15,7 +15,6 @@ from support.sglang_program import VERSIONS, environment
 from support.tiny_servers import TEXT, TWO_RANKS, ask, tiny_launch, with_faults
 from support.waiting import until
 
-from kimi_w4a8_eagle3.base.prometheus import Reading
 from kimi_w4a8_eagle3.engine import startup_check
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.metrics import read_once
@@ -48,15 +47,15 @@ def content(response: httpx.Response) -> str:
 
 
 def test_both_groups_answer_alike_and_are_counted_once(groups: EngineServer) -> None:
-    with EngineClient(groups.base_url) as client:
-        before = Reading.parse(httpx.get(f"{groups.base_url}/metrics", follow_redirects=True).text)
+    with EngineClient(*groups.address) as client:
+        before = read_once(*groups.address)
         answers = client.chat_all([TEXT] * 5, 32, 5)  # three for one group, so the other one's batches are padded
     assert len({answer.text for answer in answers}) == 1
     accepted = startup_check.acceptance_of(answers, 4)
     assert accepted is not None and accepted.length > 2
     expected = sum(sum(answer.accepted_histogram) for answer in answers)
-    until(lambda: sum(increase(spec_steps(read_once(groups.base_url)), spec_steps(before))) >= expected)
-    reading = read_once(groups.base_url)
+    until(lambda: sum(increase(spec_steps(read_once(*groups.address)), spec_steps(before))) >= expected)
+    reading = read_once(*groups.address)
     assert sum(increase(spec_steps(reading), spec_steps(before))) == expected
     assert Counters.of(reading).since(Counters.of(before)).requests == len(answers)
     assert set(reading.by("sglang:realtime_tokens_total", "dp_rank")) == {"0", "1"}
@@ -72,7 +71,7 @@ def test_a_request_that_raises_ends_alone_in_its_group(groups: EngineServer) -> 
             healthy = [pool.submit(ask, groups, **LONG) for _ in range(0 if place == "READING" else 2)]
             until(
                 lambda asked=healthy: (
-                    engine_loads(groups.base_url)[RUNNING] == len(asked) or all(one.done() for one in asked)
+                    engine_loads(groups.address)[RUNNING] == len(asked) or all(one.done() for one in asked)
                 )
             )
             bad = [pool.submit(ask, groups, stop=[place]) for _ in range(2)]  # one for each group

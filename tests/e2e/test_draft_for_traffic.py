@@ -18,7 +18,7 @@ from support.waiting import until
 from tokenizers import Tokenizer
 
 from kimi_w4a8_eagle3.base.collection import REQUESTS, VARIABLE, Consent, read_consent
-from kimi_w4a8_eagle3.engine.process import EngineServer
+from kimi_w4a8_eagle3.engine.fronted import FrontedEngine
 from kimi_w4a8_lab.draft.collected import read_collected, read_ids, read_requests, store_ids
 from kimi_w4a8_lab.draft.states import StoredStates
 from kimi_w4a8_laptop import tiny
@@ -29,9 +29,9 @@ COUNT = 32  # requests, half of them with a schema
 
 
 @pytest.fixture(scope="module")
-def collected(eagle3: EngineServer) -> Path:
+def collected(eagle3: FrontedEngine) -> Path:
     """The folder of a server that was asked once without consent, and then with it."""
-    folder = Path(eagle3.env[VARIABLE])
+    folder = Path(eagle3.engine.env[VARIABLE])
     ask(eagle3.base_url, bodies(2, seed=1))
     assert not (folder / REQUESTS).exists()
     Consent(share=1.0, tokenizer=read_consent(folder).tokenizer).write(folder)

@@ -3,17 +3,15 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 from rich.console import Console
 from support.every_page import Shown
-from support.said import stock_client, streamed, whole
-from support.tiny_servers import tiny_launch, with_faults
+from support.tiny_servers import flush_cache, tiny_launch, with_faults
 from support.waiting import until
 from typer.testing import CliRunner
 
-from kimi_w4a8_eagle3.base.calculator import declaration
 from kimi_w4a8_eagle3.cli import app
+from kimi_w4a8_eagle3.engine.fronted import FrontedEngine
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_lab.accuracy import comparison, lossless, smoke
 from kimi_w4a8_lab.accuracy.prompts import prompts
@@ -47,14 +45,14 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EngineSer
 
 
 def compared(reference: EngineServer, target: EngineServer, runs: Path, **plan: object) -> LosslessReport:
-    choices = (Target(base_url=reference.base_url), Target(base_url=target.base_url))
+    choices = [Target(base_url=one.address.url, api_key=one.address.key) for one in (reference, target)]
     with pytest.MonkeyPatch.context() as patch:  # a CPU prefills 40 problems for a second, a dozen times
         patch.setattr("kimi_w4a8_lab.accuracy.prompts._LONG_QUESTIONS", 10)
         return lossless.run(*choices, lossless.LosslessPlan(runs=runs, **plan), SILENT)[1]
 
 
 @pytest.fixture(scope="module")
-def healthy(plain: EngineServer, eagle3: EngineServer, tmp_path_factory: pytest.TempPathFactory) -> LosslessReport:
+def healthy(plain: EngineServer, eagle3: FrontedEngine, tmp_path_factory: pytest.TempPathFactory) -> LosslessReport:
     """Greedy answers and samples in one run."""
     runs = tmp_path_factory.mktemp("healthy")
     with pytest.MonkeyPatch.context() as patch:
@@ -88,7 +86,7 @@ def test_a_verify_step_that_accepts_everything_is_found(plain, faulty, tmp_path)
 @pytest.fixture(scope="module")
 def expected(plain: EngineServer) -> tuple[list[exact.ExactRequest], list[Tokens]]:
     """Requests, one of them with a stop string that ends it, and their answers, one after the other."""
-    with TokenClient(plain.base_url) as probe:
+    with TokenClient(*plain.address) as probe:
         kinds = [prompt for prompt in prompts(6) if prompt.kind != "long"]  # a second of prefill each time
         ids = [probe.chat_ids(prompt.text, "kimi-k2.5-tiny") for prompt in kinds]
         whole = probe.greedy(ids[1], 48, with_top=True)
@@ -104,9 +102,9 @@ def expected(plain: EngineServer) -> tuple[list[exact.ExactRequest], list[Tokens
 def test_a_fault_that_changes_an_answer_is_found_and_nothing_else_is(faulty, expected, fault):
     """Asked twice: what was answered first is in the prefix cache then."""
     (server, named), (asked, answers) = faulty, expected
-    until(lambda: httpx.post(f"{server.base_url}/flush_cache").is_success)  # refused until the last request has left
+    until(lambda: flush_cache(server))  # refused until the last request has left
     named.write_text(fault)
-    with TokenClient(server.base_url) as probe:
+    with TokenClient(*server.address) as probe:
         found = [probe.all(lambda request: exact.ask(probe, request), asked, len(asked)) for _ in range(2)]
     assert sum(answer.cached for answer in found[1]) > 0 and sum(answer.verify_steps for answer in found[1]) > 0
     assert any(exact.differences(asked, answers, answer, "EAGLE3", 7) for answer in found) == bool(fault)
@@ -123,7 +121,7 @@ def test_a_comparison_from_the_command_line_to_its_page(plain, eagle3, tmp_path,
     monkeypatch.setattr(exact, "_VERY_LONG_QUESTIONS", 12)  # 180 take a CPU 10 s to prefill, each time
     monkeypatch.setattr(exact, "_VERY_LONG", 200)
     monkeypatch.setattr("kimi_w4a8_lab.accuracy.prompts._LONG_QUESTIONS", 10)
-    words = f"lossless {how} --reference-url {plain.base_url} --num-prompts 6 --max-tokens 6"
+    words = f"lossless {how} --reference-url {plain.engine_file} --num-prompts 6 --max-tokens 6"
     assert evaluated(words, eagle3, tmp_path).headline.startswith(headline)
 
 
@@ -131,28 +129,13 @@ def test_a_comparison_from_the_command_line_to_its_page(plain, eagle3, tmp_path,
 def test_the_wrong_hidden_state_changes_no_answer_but_smoke_sees_the_accept_length(faulty, expected, tmp_path):
     (server, named), (asked, answers) = faulty, expected
     named.write_text("hidden state of the wrong token")
-    with TokenClient(server.base_url) as probe:
+    with TokenClient(*server.address) as probe:
         found = probe.all(lambda request: exact.ask(probe, request), asked, len(asked))
     assert not exact.differences(asked, answers, found, "EAGLE3", len(asked))
-    _, state, checks = smoke.run(Target(base_url=server.base_url), FLOORS, SILENT, tmp_path)
-    assert state == "fail" and [c.name for c in checks if not c.passed] == ["accept length"], checks
-
-
-@pytest.mark.slow
-def test_a_stream_whose_reader_drops_text_behind_a_marker_is_found(faulty):
-    """The comparison of `test_agent_streams`, on a server with that fault and without."""
-    server, named = faulty
-    question = (
-        "For each hour of work Zoe gets 5 dollars. Zoe works 5 hours on Sunday and 2 hours on Tuesday. "
-        "How many dollars does Zoe earn?"
+    _, state, checks = smoke.run(
+        Target(base_url=server.address.url, api_key=server.address.key), FLOORS, SILENT, tmp_path
     )
-    request = {"messages": [{"role": "user", "content": question}], "tools": [declaration()], "max_tokens": 64}
-    with stock_client(server.base_url) as client:
-        named.write_text("")
-        right = whole(client, request)
-        assert right.calls and streamed(client, request) == right
-        named.write_text("text behind a marker forgotten")
-        assert streamed(client, request) != right
+    assert state == "fail" and [c.name for c in checks if not c.passed] == ["accept length"], checks
 
 
 @pytest.mark.slow
@@ -171,7 +154,8 @@ def test_a_server_has_its_own_distribution_and_does_not_count_as_speculating(pla
 
 def evaluated(words: str, server: EngineServer, runs: Path) -> Shown:
     """Run a verb to its page, whose tables have the figures of the stored result."""
-    done = CliRunner().invoke(app, ["eval", *words.split(), "--base-url", server.base_url, "--runs", str(runs)])
+    at = server.engine_file if words.startswith("lossless") else server.base_url
+    done = CliRunner().invoke(app, ["eval", *words.split(), "--base-url", str(at), "--runs", str(runs)])
     shown = Shown(done.output, runs)
     for one in shown.stored["verdict"].get("accuracies", ()):
         assert shown.rows[one["metric"],][1] == f"{one['correct']} of {one['answered']}"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.repository import ROOT
 
-from kimi_w4a8_eagle3.engine.process import EngineServer
+from kimi_w4a8_eagle3.engine.fronted import FrontedEngine
 from proof.agents.matrix import MatrixRow, table
 
 EXAMPLES = ROOT / "docs/examples"
@@ -29,7 +29,7 @@ def run_client(base_url: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.server
-def test_the_client_streams_thinking_a_tool_call_and_the_answer(eagle3: EngineServer) -> None:
+def test_the_client_streams_thinking_a_tool_call_and_the_answer(eagle3: FrontedEngine) -> None:
     done = run_client(eagle3.base_url)
     assert done.returncode == 0, done.stderr
     assert "33 + 14" in done.stderr  # the thinking

@@ -16,11 +16,11 @@ import psutil
 import pytest
 from support.engine_states import engine_state
 from support.sampled import BODIES, answers
-from support.tiny_servers import QUESTION, TWO_RANKS, ask, tiny_launch, with_faults
+from support.tiny_servers import QUESTION, TWO_RANKS, ask, flush_cache, tiny_launch, with_faults
 from support.waiting import until
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.prometheus import Reading
+from kimi_w4a8_eagle3.base.http import bearer
 from kimi_w4a8_eagle3.engine import startup_check
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.metrics import read_once
@@ -58,39 +58,39 @@ def right(faulty: EngineServer) -> str:
 
 def require_idle_and_whole(server: EngineServer) -> None:
     """All KV is free; SGLang checks its pools itself whenever it is idle, and ends when they do not add up."""
-    until(lambda: not any(engine_loads(server.base_url, timeout_s=280).values()))
-    assert httpx.get(f"{server.base_url}/health", timeout=280).status_code == 200
+    until(lambda: not any(engine_loads(server.address, timeout_s=280).values()))
+    assert httpx.get(f"{server.base_url}/health", headers=bearer(server.secret), timeout=280).status_code == 200
     assert psutil.Process(server.pid).is_running()
 
 
-def spec_steps(base_url: str) -> float:
-    return sum(window.spec_steps(Reading.parse(httpx.get(f"{base_url}/metrics", follow_redirects=True).text)))
+def spec_steps(server: EngineServer) -> float:
+    return sum(window.spec_steps(read_once(*server.address)))
 
 
 def test_two_ranks_solve_the_problems_with_eagle3(faulty: EngineServer) -> None:
     asked = problems(8, seed=4)
-    before = spec_steps(faulty.base_url)
-    with EngineClient(faulty.base_url) as client:
+    before = spec_steps(faulty)
+    with EngineClient(*faulty.address) as client:
         answers = client.chat_all([p.question for p in asked], 128, 4)
     expected = sum(sum(a.accepted_histogram) for a in answers)
-    until(lambda: spec_steps(faulty.base_url) - before >= expected)  # an answer may arrive before it is counted
+    until(lambda: spec_steps(faulty) - before >= expected)  # an answer may arrive before it is counted
     solved = sum(parse_answer(a.text) == p.answer for a, p in zip(answers, asked, strict=True))
     assert solved >= 6
     assert sum(sum(a.accepted_histogram[1:]) for a in answers) > 0  # both ranks agree on accepted drafts
-    assert spec_steps(faulty.base_url) - before == expected  # each step once, not once a rank
+    assert spec_steps(faulty) - before == expected  # each step once, not once a rank
 
 
 def test_two_ranks_draw_the_same_token(faulty: EngineServer) -> None:
     """Ranks that drew for themselves would part; a seed has one answer, alone and among others."""
     bodies = BODIES[::6]
-    assert answers(faulty.base_url, bodies, 1) == answers(faulty.base_url, bodies, 8)
+    assert answers(faulty.address, bodies, 1) == answers(faulty.address, bodies, 8)
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_request_that_raises_ends_alone(faulty: EngineServer, right: str, place: str) -> None:
     """Streamed and not, beside one stream."""
     url = f"{faulty.base_url}/v1/chat/completions"
-    with httpx.stream("POST", url, json=LONG, timeout=280) as healthy:
+    with httpx.stream("POST", url, json=LONG, headers=bearer(faulty.secret), timeout=280) as healthy:
         lines = healthy.iter_lines()
         first = next(line for line in lines if '"content"' in line)
         whole, streamed = (ask(faulty, stop=[place], stream=stream, logprobs=True) for stream in (False, True))
@@ -119,7 +119,7 @@ def test_where_the_guilty_one_is_unknown_its_batch_ends_and_the_next_is_right(
 ) -> None:
     endless = {**LONG, "max_tokens": 600}  # it ends by the error, however slow the other client is
     url = f"{faulty.base_url}/v1/chat/completions"
-    with httpx.stream("POST", url, json=endless, timeout=280) as beside:
+    with httpx.stream("POST", url, json=endless, headers=bearer(faulty.secret), timeout=280) as beside:
         lines = beside.iter_lines()
         next(line for line in lines if '"content"' in line)
         bad = ask(faulty, stop=[place])
@@ -136,8 +136,9 @@ def test_sampled_verify_steps_that_always_fail_end_readiness_and_the_engine(
     """Prefills and greedy requests succeed all the while."""
     planted = next(tmp_path_factory.getbasetemp().glob("faulty*")) / DRAW
     state = engine_state(faulty.base_url)
-    canary = Canary(state, EngineClient, CanaryPolicy(idle_s=0, retry_s=0))
-    with EngineClient(faulty.base_url) as client:
+    state.engine_secret = faulty.secret
+    canary = Canary(state, CanaryPolicy(idle_s=0, retry_s=0))
+    with EngineClient(*faulty.address) as client:
         for fields in startup_check.KINDS.values():  # none is refused, so the canary skips none
             assert client.chat("Count from one to five.", 8, **fields).token_ids
         planted.touch()
@@ -148,7 +149,7 @@ def test_sampled_verify_steps_that_always_fail_end_readiness_and_the_engine(
         assert ask(faulty).json()["choices"][0]["message"]["content"] == right
         canary.step(None, time.time() + 1)
         assert "every sampled request" in state.broken  # `supervision/supervisor.py` ends the engine
-        counted = Reading.parse(httpx.get(f"{faulty.base_url}/metrics", follow_redirects=True).text)
+        counted = read_once(*faulty.address)
         # Three tries of two runs of the canary and of the start-up check, once each for all ranks.
         assert counted.total("kimi_failed_requests_total", place="verify", error="ContractError") == 9
         planted.unlink()
@@ -159,8 +160,8 @@ def test_sampled_verify_steps_that_always_fail_end_readiness_and_the_engine(
 
 def until_grown(server: EngineServer, counter: str, by: float, act: Callable[[], object]) -> None:
     """Act until a counter of the server has grown by so much."""
-    before = read_once(server.base_url).total(counter) or 0.0
-    until(lambda: act() is None and (read_once(server.base_url).total(counter) or 0.0) >= before + by)
+    before = read_once(*server.address).total(counter) or 0.0
+    until(lambda: act() is None and (read_once(*server.address).total(counter) or 0.0) >= before + by)
 
 
 def test_the_prefix_cache_changes_no_token_and_speculation_costs_one_of_a_prompt(faulty: EngineServer) -> None:
@@ -187,7 +188,7 @@ def test_the_prefix_cache_changes_no_token_and_speculation_costs_one_of_a_prompt
         with ThreadPoolExecutor(16) as pool:
             together.extend(pool.map(lambda turn: answer(turn, ignore_eos=True), turns * 8))
 
-    httpx.post(f"{faulty.base_url}/flush_cache").raise_for_status()
+    assert flush_cache(faulty)
     cold, warm = [answer(turn) for turn in turns], [answer(turn) for turn in turns]
     until_grown(faulty, "sglang:evicted_tokens_total", POOL, evict)
     evicted, together = [answer(turn) for turn in turns], list[tuple[list[int], int, int]]()

@@ -75,7 +75,7 @@ def nothing_left() -> Iterator[None]:
 
 
 def test_a_fork_equals_a_new_process(portraits: Portraits) -> None:
-    changes = {"KIMI_DOOR": "closed", "TMPDIR": str(portraits.folder / "its own")}
+    changes = {"KIMI_MAX_MASK_MS": "9", "TMPDIR": str(portraits.folder / "its own")}
     (portraits.folder / "its own").mkdir()
     assert portraits.fork("end", "0", **changes).wait(280) == 0
     forked = portraits.read()
@@ -115,11 +115,11 @@ def test_a_fork_ignores_sigint_where_its_supervisor_does(
 
 
 def test_a_late_variable_of_one_engine_does_not_reach_the_next(portraits: Portraits) -> None:
-    portraits.fork("end", "0", KIMI_MAX_SEQUENCES="7").wait(280)
-    assert portraits.read()["environ"]["KIMI_MAX_SEQUENCES"] == "7"
+    portraits.fork("end", "0", KIMI_MAX_MASK_MS="7").wait(280)
+    assert portraits.read()["environ"]["KIMI_MAX_MASK_MS"] == "7"
     before = fork_servers()
     portraits.fork("end", "0").wait(280)
-    assert "KIMI_MAX_SEQUENCES" not in portraits.read()["environ"]
+    assert "KIMI_MAX_MASK_MS" not in portraits.read()["environ"]
     portraits.fork("end", "0", ONEDNN_MAX_CPU_ISA="SSE41").wait(280)
     assert portraits.read()["onednn_bf16"] is False  # oneDNN asks when it is used first
     assert fork_servers() == before

@@ -11,6 +11,7 @@ from support.quantizing import quantized
 from support.tiny_servers import running, started, tiny_launch
 
 from kimi_w4a8_eagle3.engine.client import EngineClient
+from kimi_w4a8_eagle3.engine.fronted import FrontedEngine
 from kimi_w4a8_eagle3.engine.metrics import Acceptance
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_lab.accuracy.problems import problems
@@ -46,13 +47,13 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
 
 
 def ask(server: EngineServer) -> tuple[list[tuple[int, ...]], Acceptance | None]:
-    with EngineClient(server.base_url) as client:
-        answers, found = accepted(server.base_url, 4, partial(client.chat_all, QUESTIONS, 64, 10))
+    with EngineClient(*server.address) as client:
+        answers, found = accepted(server.address, 4, partial(client.chat_all, QUESTIONS, 64, 10))
     return [answer.token_ids for answer in answers], found
 
 
 def test_an_fp8_draft_changes_no_token_of_the_target_and_drafts_are_accepted(
-    fp8: EngineServer, alone: EngineServer, eagle3: EngineServer
+    fp8: EngineServer, alone: EngineServer, eagle3: FrontedEngine
 ) -> None:
     (expected, none), (_, bf16), (tokens, ours) = ask(alone), ask(eagle3), ask(fp8)
     assert tokens == expected and all(expected)

@@ -10,7 +10,8 @@ from support.engine_states import engine_state
 from support.prometheus import Prometheus, installed, prometheus
 from support.waiting import until
 
-from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
+from kimi_w4a8_eagle3.engine.fronted import FrontedEngine
+from kimi_w4a8_eagle3.engine.process import free_port
 from kimi_w4a8_eagle3.ops.endpoint import OpsServer
 from kimi_w4a8_eagle3.ops.state import EngineState
 from kimi_w4a8_lab.accuracy.problems import problems
@@ -27,15 +28,16 @@ NEEDS_A_GPU = {"GPU memory used", "GPU power", "GPU temperature", "GPU activity"
 
 
 @pytest.fixture(scope="module")
-def front(eagle3: EngineServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Smg]:
+def front(eagle3: FrontedEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Smg]:
     with smg(tmp_path_factory.mktemp("smg"), ["--worker-urls", eagle3.base_url]) as found:
         found.wait_healthy(lambda urls: urls == {eagle3.base_url})
         yield found
 
 
 @pytest.fixture(scope="module")
-def state(eagle3: EngineServer) -> EngineState:
+def state(eagle3: FrontedEngine) -> EngineState:
     found = engine_state(eagle3.base_url)
+    found.engine_url, found.engine_secret = eagle3.address
     found.last_progress = time.monotonic()
     return found
 
@@ -50,7 +52,7 @@ def served(state: EngineState, front: Smg, tmp_path_factory: pytest.TempPathFact
     questions = [problem.question for problem in problems(8, seed=77)]
     with (
         OpsServer("127.0.0.1", free_port(), state, sample_interval_s=0.5) as ops,
-        TokenClient(front.base_url) as client,
+        TokenClient(*front.address) as client,
         prometheus(ops.base_url, tmp_path_factory.mktemp("prometheus"), front.metrics_url) as found,
     ):
         client.chat_all(questions[:2], 48, 2)

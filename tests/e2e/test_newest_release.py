@@ -11,20 +11,21 @@ import httpx
 import pytest
 from support.acceptance import accepted
 from support.kimi_checkpoint import seeing
-from support.large import check_large_requests
 from support.pictures import asking_about
 from support.said import stock_client
 from support.sampled import BODIES, answers
 from support.sglang_program import VERSIONS, environment
-from support.tiny_servers import tiny_launch, with_faults
+from support.tiny_servers import ask as ask_plainly
+from support.tiny_servers import faulty_engine, running, tiny_launch
 from support.waiting import until
 from tokenizers import Tokenizer
 
 from kimi_w4a8_eagle3.base.calculator import declaration
 from kimi_w4a8_eagle3.base.collection import REQUESTS, VARIABLE, Consent
+from kimi_w4a8_eagle3.base.http import Address
 from kimi_w4a8_eagle3.engine.client import EngineClient
+from kimi_w4a8_eagle3.engine.fronted import FrontedEngine
 from kimi_w4a8_eagle3.engine.metrics import read_once
-from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_lab.accuracy.problems import parse_answer, problems
 from kimi_w4a8_lab.draft.collected import read_requests
 from kimi_w4a8_laptop import tiny
@@ -36,7 +37,7 @@ QUESTIONS = [problem.question for problem in problems(8)]
 
 
 @pytest.fixture(scope="module")
-def newest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
+def newest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontedEngine]:
     """One server for all tests here: with faults that a request can ask for, a pool that the guard must cap, and the
     prefix cache, on which requests hold locks; and with its vision tower."""
     draft_row = 128  # elements that the built-in draft keeps of a token in one buffer
@@ -46,40 +47,44 @@ def newest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
     Consent(share=1.0).write(folder)
     launch = tiny_launch(settings=("disable-radix-cache=false", eyes, f"env.{VARIABLE}={folder}", *guard))
     launch = replace(launch, env={**launch.env, "PYTHONPATH": environment(newest=True)["PYTHONPATH"]})
-    yield from with_faults(launch, "support.planted_faults", tmp_path_factory.mktemp("newest"))
+    engine = faulty_engine(launch, "support.planted_faults", tmp_path_factory.mktemp("newest"))
+    with running(FrontedEngine(engine, launch.gateway)) as server:
+        yield server
 
 
-def ask(server: EngineServer, **more: object) -> httpx.Response:
+def ask(server: FrontedEngine, **more: object) -> httpx.Response:
     body = {"model": "kimi-k2.5-tiny", "messages": [{"role": "user", "content": QUESTIONS[0]}], "max_tokens": 24}
     body["temperature"] = 0  # else drawn without a seed, and two right answers differ
     body["separate_reasoning"] = False  # what is thought is compared, too
     return httpx.post(f"{server.base_url}/v1/chat/completions", json={**body, **more}, timeout=60)
 
 
-def greedy(server: EngineServer) -> list[tuple[int, ...]]:
-    with EngineClient(server.base_url) as client:
+def greedy(server: FrontedEngine) -> list[tuple[int, ...]]:
+    with EngineClient(*server.address) as client:
         return [answer.token_ids for answer in client.chat_all(QUESTIONS, 64, 4)]
 
 
-def test_it_is_the_newest_release(newest: EngineServer, eagle3: EngineServer) -> None:
+def test_it_is_the_newest_release(newest: FrontedEngine, eagle3: FrontedEngine) -> None:
     found = tuple(httpx.get(f"{server.base_url}/server_info").json()["version"] for server in (eagle3, newest))
     assert found == VERSIONS
 
 
-def test_both_releases_give_the_same_tokens_and_drafts_are_accepted(newest: EngineServer, eagle3: EngineServer) -> None:
+def test_both_releases_give_the_same_tokens_and_drafts_are_accepted(
+    newest: FrontedEngine, eagle3: FrontedEngine
+) -> None:
     """The pinned release is lossless (test_speculation.py); so is one that answers with its tokens."""
-    answers, found = accepted(newest.base_url, 4, partial(greedy, newest))
+    answers, found = accepted(newest.address, 4, partial(greedy, newest))
     assert answers == greedy(eagle3)
     assert found is not None and found.length >= 2.5
 
 
-def test_both_releases_sample_and_penalize_alike(newest: EngineServer, eagle3: EngineServer) -> None:
+def test_both_releases_sample_and_penalize_alike(newest: FrontedEngine, eagle3: FrontedEngine) -> None:
     """The pinned release has plain decoding's tokens (test_speculation.py)."""
     bodies = [body for body in BODIES[::2] if "response_format" not in body]  # grammars: another xgrammar
-    assert answers(newest.base_url, bodies, 4) == answers(eagle3.base_url, bodies, 4)
+    assert answers(newest.address, bodies, 4) == answers(Address(eagle3.base_url), bodies, 4)
 
 
-def test_a_call_that_the_token_limit_cuts_ends_as_cut(newest: EngineServer, eagle3: EngineServer) -> None:
+def test_a_call_that_the_token_limit_cuts_ends_as_cut(newest: FrontedEngine, eagle3: FrontedEngine) -> None:
     limit = 24  # in the middle of the call's arguments
     function = declaration()["function"]
     common = {"model": "kimi-k2.5-tiny", "temperature": 0, "messages": [{"role": "user", "content": QUESTIONS[0]}]}
@@ -103,7 +108,7 @@ def test_a_call_that_the_token_limit_cuts_ends_as_cut(newest: EngineServer, eagl
             assert said.get("response", said)["usage"]["output_tokens"] == 1
 
 
-def _last(server: EngineServer, path: str, body: dict[str, Any]) -> dict[str, Any]:
+def _last(server: FrontedEngine, path: str, body: dict[str, Any]) -> dict[str, Any]:
     """The answer, or the last event of a stream that says why it ended."""
     answer = httpx.post(f"{server.base_url}{path}", json=body, timeout=120)
     assert answer.status_code == 200, answer.text
@@ -116,7 +121,7 @@ def _last(server: EngineServer, path: str, body: dict[str, Any]) -> dict[str, An
     return last
 
 
-def test_a_stock_client_shows_pictures_and_the_prefix_cache_knows_them_apart(newest: EngineServer) -> None:
+def test_a_stock_client_shows_pictures_and_the_prefix_cache_knows_them_apart(newest: FrontedEngine) -> None:
     with stock_client(newest.base_url) as client:
         said = [
             client.chat.completions.create(
@@ -130,25 +135,14 @@ def test_a_stock_client_shows_pictures_and_the_prefix_cache_knows_them_apart(new
     assert cached[1] > cached[2] >= 0 and cached[1] > used[1].prompt_tokens / 2
 
 
-def test_the_page_guard_caps_its_pool(newest: EngineServer) -> None:
-    found = read_once(newest.base_url)
+def test_the_page_guard_caps_its_pool(newest: FrontedEngine) -> None:
+    found = read_once(*newest.address)
     assert 0 < found.total("kimi_page_guard_pool_tokens") <= POOL == found.total("kimi_page_guard_cap_tokens")
 
 
-def test_the_door_is_closed(newest: EngineServer) -> None:
-    page = {"Origin": "http://elsewhere.example"}  # a web page in a browser on this machine
-    assert httpx.post(f"{newest.base_url}/flush_cache", headers=page).status_code == 403
-    refused = ask(newest, custom_logit_processor="pickled")
-    assert refused.status_code == 400 and "custom_logit_processor" in refused.text
-
-
-def test_large_requests_are_answered_as_small_ones(newest: EngineServer) -> None:
-    check_large_requests(newest.base_url)
-
-
-def test_requests_are_collected_as_the_pinned_release_collects_them(newest: EngineServer) -> None:
+def test_requests_are_collected_as_the_pinned_release_collects_them(newest: FrontedEngine) -> None:
     answer = ask(newest, messages=[{"role": "user", "content": "What is 41 plus 17?"}]).json()
-    files = Path(newest.env[VARIABLE], REQUESTS)
+    files = Path(newest.engine.env[VARIABLE], REQUESTS)
     until(lambda: any(answer["id"].encode() in file.read_bytes() for file in files.glob("*/[!.]*")))
     (found,) = [one for file in files.glob("*/*") for one in read_requests(file) if one.id == answer["id"]]
     tokenizer = Tokenizer.from_file(str(tiny.target_path() / "tokenizer.json"))
@@ -157,8 +151,8 @@ def test_requests_are_collected_as_the_pinned_release_collects_them(newest: Engi
 
 
 @pytest.mark.parametrize("place", ["TAKE-IN", "DECODE", "READING", "OUTPUT"])
-def test_a_request_that_raises_ends_alone(newest: EngineServer, place: str) -> None:
+def test_a_request_that_raises_ends_alone(newest: FrontedEngine, place: str) -> None:
     right = ask(newest).json()["choices"][0]["message"]["content"]
-    bad = ask(newest, stop=[place])
+    bad = ask_plainly(newest.engine, stop=[place])  # the gateway cuts at stop strings itself
     assert bad.status_code == 500 and "TypeError" in bad.text
     assert ask(newest).json()["choices"][0]["message"]["content"] == right

@@ -54,7 +54,7 @@ def test_a_client_that_disconnects_frees_its_cache(eagle3, stock):
         for number, _ in enumerate(response.iter_lines()):
             if number == 20:
                 break  # leave in the middle of 4,000 tokens
-    until(lambda: not any(engine_loads(eagle3.base_url).values()))
+    until(lambda: not any(engine_loads(eagle3.address).values()))
     assert answer(stock)
 
 
@@ -69,7 +69,7 @@ def test_a_persons_path_from_the_first_request_to_the_report(eagle3, tmp_path):
 
     rows = ({"question": problem.question, "answer": "1"} for problem in problems(4))
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = ["bench", "chat", "--base-url", eagle3.base_url, "--prompts-file", str(tmp_path / "mine.jsonl")]
+    words = ["bench", "chat", "--base-url", str(eagle3.engine_file), "--prompts-file", str(tmp_path / "mine.jsonl")]
     Shown.of(tmp_path / "runs", "kimi_w4a8_eagle3", *words, "-c", "2", "-n", "4")
     [folder] = (tmp_path / "runs").iterdir()
     [found] = read_run(folder).usable

@@ -11,10 +11,12 @@ from support.engine_states import engine_state
 from support.prometheus import needs_prometheus
 from support.waiting import until
 
+from kimi_w4a8_eagle3.base.http import Address, bearer
 from kimi_w4a8_eagle3.base.prometheus import Reading, parse
 from kimi_w4a8_eagle3.engine.client import EngineClient
+from kimi_w4a8_eagle3.engine.fronted import FrontedEngine
 from kimi_w4a8_eagle3.engine.metrics import acceptance_from_histograms
-from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
+from kimi_w4a8_eagle3.engine.process import free_port
 from kimi_w4a8_eagle3.engine.watchdog import ask_for_stacks
 from kimi_w4a8_eagle3.ops import window
 from kimi_w4a8_eagle3.ops.canary import Canary, CanaryPolicy
@@ -26,8 +28,10 @@ pytestmark = pytest.mark.server
 
 
 @pytest.fixture
-def state(eagle3: EngineServer) -> EngineState:
-    return engine_state(eagle3.base_url)
+def state(eagle3: FrontedEngine) -> EngineState:
+    found = engine_state(eagle3.base_url)
+    found.engine_url, found.engine_secret = eagle3.address
+    return found
 
 
 @pytest.fixture
@@ -36,12 +40,13 @@ def ops(state: EngineState) -> Iterator[OpsServer]:
         yield server
 
 
-def scrape(base_url: str) -> str:
-    return httpx.get(f"{base_url}/metrics", follow_redirects=True, timeout=30).raise_for_status().text
+def scrape(base_url: str, key: str | None = None) -> str:
+    answer = httpx.get(f"{base_url}/metrics", headers=bearer(key), follow_redirects=True, timeout=30)
+    return answer.raise_for_status().text
 
 
-def spec_steps(base_url: str) -> tuple[float, ...]:
-    return window.spec_steps(Reading.parse(scrape(base_url)))
+def spec_steps(engine: Address) -> tuple[float, ...]:
+    return window.spec_steps(Reading.parse(scrape(*engine)))
 
 
 def ask(client: EngineClient, seed: int) -> list[tuple[int, ...]]:
@@ -50,14 +55,14 @@ def ask(client: EngineClient, seed: int) -> list[tuple[int, ...]]:
 
 
 def test_the_engine_counts_exactly_what_its_answers_say(eagle3, client, ops):
-    before = spec_steps(eagle3.base_url)
+    before = spec_steps(eagle3.address)
     assert len(before) == 4
     histograms = ask(client, seed=31)
     expected = [sum(h[k] for h in histograms if k < len(h)) for k in range(4)]
-    until(lambda: sum(spec_steps(eagle3.base_url)) >= sum(before) + sum(expected))  # answers may come before
-    after = spec_steps(eagle3.base_url)
+    until(lambda: sum(spec_steps(eagle3.address)) >= sum(before) + sum(expected))  # answers may come before
+    after = spec_steps(eagle3.address)
     assert [late - early for late, early in zip(after, before, strict=True)] == expected
-    assert sum(after) == Reading.parse(scrape(eagle3.base_url)).total("sglang:spec_verify_calls_total")
+    assert sum(after) == Reading.parse(scrape(*eagle3.address)).total("sglang:spec_verify_calls_total")
 
 
 def test_the_last_minute_is_what_the_answers_say(client, ops):
@@ -70,7 +75,7 @@ def test_the_last_minute_is_what_the_answers_say(client, ops):
 
 
 def test_the_merged_exposition_has_the_engines(eagle3, ops):
-    engine, merged = parse(scrape(eagle3.base_url)), Reading.parse(scrape(ops.base_url))
+    engine, merged = parse(scrape(*eagle3.address)), Reading.parse(scrape(ops.base_url))
     for name in ("sglang:generation_tokens_total", "sglang:e2e_request_latency_seconds_count"):
         assert merged.total(name) == Reading.of(engine).total(name)
     assert {f.name for f in engine} <= {f.name for f in parse(scrape(ops.base_url))}
@@ -91,7 +96,7 @@ def test_a_collapse_on_the_canary_makes_it_not_ready_until_it_recovers(eagle3, s
     """The draft is fine, so the floor is moved instead: above the longest possible step, and back."""
 
     def canary(floor: float) -> Canary:
-        return Canary(state, EngineClient, CanaryPolicy(floor=floor, idle_s=0, retry_s=0))
+        return Canary(state, CanaryPolicy(floor=floor, idle_s=0, retry_s=0))
 
     watch = canary(floor=4.5)
     watch.step(None, state.since + 1)
@@ -109,7 +114,7 @@ def test_a_collapse_on_the_canary_makes_it_not_ready_until_it_recovers(eagle3, s
     assert state.phase is Phase.CHECKING
 
 
-def test_every_process_of_the_engine_prints_its_stacks_and_goes_on(eagle3: EngineServer, client: EngineClient) -> None:
+def test_every_process_of_the_engine_prints_its_stacks_and_goes_on(eagle3: FrontedEngine, client: EngineClient) -> None:
     before = eagle3.log_path.stat().st_size
     asked = ask_for_stacks(eagle3.pid)
     assert asked >= 3  # HTTP server, scheduler, detokenizer
@@ -122,7 +127,7 @@ def test_every_process_of_the_engine_prints_its_stacks_and_goes_on(eagle3: Engin
     assert client.generate("Tom has 3 apples", max_new_tokens=4).text
 
 
-def test_a_rank_has_one_thread_that_waits_for_others(eagle3: EngineServer) -> None:
+def test_a_rank_has_one_thread_that_waits_for_others(eagle3: FrontedEngine) -> None:
     family = psutil.Process(eagle3.pid).children(recursive=True)
     (scheduler,) = (process.pid for process in family if "sglang::scheduler" in process.cmdline()[0])
     names = [name.read_text() for name in Path(f"/proc/{scheduler}/task").glob("*/comm")]

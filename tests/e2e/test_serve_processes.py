@@ -83,7 +83,7 @@ def test_a_key_is_asked_for_and_shown_nowhere_and_ctrl_c_ends_everything(serve, 
     (tmp_path / "key").write_text(f"{key}\n")
     (tmp_path / "key").chmod(0o600)
     kimi = serve("--api-key-file", "key", forked=False)
-    kimi.wait_for(READY)  # the engine's warm-up and the canary prompts passed the door
+    kimi.wait_for(READY)  # the engine's warm-up and the canary prompts sent its secret
     family = kimi.family()
     assert len(family) >= 4  # fork server, engine, scheduler, detokenizer
     url = f"{kimi.base_url}/v1/completions"
@@ -129,7 +129,7 @@ def test_a_scheduler_that_dies_brings_a_new_engine_and_sigterm_answers_what_runs
     assert kimi.status()["restarts"]["ended"] == 1
     question = endless_question("kimi-k2.5-tiny", 400)
     with ClientLoad(kimi.base_url, [question], 3, total=3, hang_s=280.0) as load:
-        until(lambda: engine_loads(kimi.base_url, timeout_s=280.0)[RUNNING] == 3)
+        until(lambda: engine_loads(kimi.address, timeout_s=280.0)[RUNNING] == 3)
         assert kimi.stop(signal.SIGTERM) == 128 + signal.SIGTERM
         assert load.wait(300)
     assert [record.outcome for record in load.records] == [ClientOutcome.OK] * 3

@@ -10,7 +10,7 @@ import pytest
 from support.said import MODEL, stock_client, streamed, whole
 
 from kimi_w4a8_eagle3.base.calculator import NAME, calculate, declaration
-from kimi_w4a8_eagle3.engine.process import EngineServer
+from kimi_w4a8_eagle3.engine.fronted import FrontedEngine
 
 pytestmark = pytest.mark.server
 
@@ -24,7 +24,7 @@ _MOST_REQUESTS = 12
 Item = dict[str, Any]
 
 
-def test_responses_in_turns(eagle3: EngineServer) -> None:
+def test_responses_in_turns(eagle3: FrontedEngine) -> None:
     """With the stock SDK; the output of each answer is sent back whole, with its reasoning."""
     with stock_client(eagle3.base_url) as client:
 
@@ -58,7 +58,7 @@ def test_responses_in_turns(eagle3: EngineServer) -> None:
         assert converse(stream=True) == converse(stream=False)
 
 
-def test_messages_in_turns(eagle3: EngineServer) -> None:
+def test_messages_in_turns(eagle3: FrontedEngine) -> None:
     """The content of each answer is sent back whole, with its signed thinking, as Anthropic's SDKs do."""
     tool = {"name": NAME, "description": FUNCTION["description"], "input_schema": FUNCTION["parameters"]}
     turns: list[Item] = []
@@ -86,7 +86,7 @@ def _words(item: Item) -> object:
     return [item["type"], "".join(part["text"] for part in item.get("content") or item.get("summary") or ())]
 
 
-def test_a_call_that_is_cut_is_not_reported_as_complete(eagle3: EngineServer) -> None:
+def test_a_call_that_is_cut_is_not_reported_as_complete(eagle3: FrontedEngine) -> None:
     turn = {"messages": [{"role": "user", "content": QUESTIONS[0][0]}], "tools": [declaration()], "max_tokens": 96}
     cut = {**turn, "stop": [" + 14"], "extra_body": {"thinking": {"type": "disabled"}}}
     with stock_client(eagle3.base_url) as client:

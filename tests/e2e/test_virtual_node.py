@@ -13,13 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import httpx
 import pytest
 from support.sampled import REQUESTS, answers
 from support.virtual_servers import virtual_server
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.releases import SGLANG_NEWEST
+from kimi_w4a8_eagle3.engine.client import EngineClient
+from kimi_w4a8_eagle3.engine.fronted import FrontedEngine
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_lab.accuracy.comparison import greedy_differences
 from kimi_w4a8_lab.accuracy.problems import problems
@@ -108,12 +109,17 @@ def mixed_answers(server: EngineServer, questions: list[str], at_once: int) -> A
 
     A prompt that the cache does not hold takes another path through attention, which rounds otherwise.
     """
-    answers(server.base_url, [body | {"max_tokens": 1} for body in mixed(questions, ("greedy", "schema"))], 1)
-    return answers(server.base_url, mixed(questions), at_once)
+    answers(server.address, [body | {"max_tokens": 1} for body in mixed(questions, ("greedy", "schema"))], 1)
+    return answers(server.address, mixed(questions), at_once)
+
+
+def info_of(server: EngineServer) -> dict[str, Any]:
+    with EngineClient(*server.address) as client:
+        return client.server_info()
 
 
 def greedy_tokens(server: EngineServer) -> list[Tokens]:
-    with TokenClient(server.base_url) as probe:
+    with TokenClient(*server.address) as probe:
         return [probe.greedy(probe.chat_ids(prompt.text, MODEL), 24, with_top=True) for prompt in PROMPTS]
 
 
@@ -129,10 +135,10 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         virtual_server(True, folder / "drafts", *layout.settings, "base-gpu-id=4", **common) as server,
         ThreadPoolExecutor(2) as pool,
     ):
-        before = scrape(server.base_url)
+        before = scrape(server.address)
         plain, drafts = pool.map(lambda one: mixed_answers(one, questions, layout.at_once), (reference, server))
-        accepted = acceptance_from_counters(scrape(server.base_url).since(before), 4)
-        greedy, info = greedy_tokens(reference), httpx.get(f"{server.base_url}/server_info").json()
+        accepted = acceptance_from_counters(scrape(server.address).since(before), 4)
+        greedy, info = greedy_tokens(reference), info_of(server)
     return Found(layout, plain, drafts, info, accepted.length if accepted else 0.0, greedy)
 
 
@@ -166,7 +172,7 @@ def test_what_the_requests_ask_for_happens(found: Found) -> None:
 
 @LONG
 def test_its_greedy_tokens_are_those_of_the_engine_on_a_cpu_but_for_rounding(
-    found: Found, eagle3: EngineServer
+    found: Found, eagle3: FrontedEngine
 ) -> None:
     parted = greedy_differences(PROMPTS, greedy_tokens(eagle3), found.greedy, "node", 1)
     assert [str(one) for one in parted if one.gap is None or one.gap > ROUNDING] == []
@@ -205,8 +211,8 @@ def test_it_answers_greedy_sampled_penalized_and_constrained_requests(tmp_path: 
     short = {"max_tokens": 8, "chat_template_kwargs": {"thinking": False}}
     asked = [body | short for body in mixed(QUESTIONS[:1], ("greedy", "top-p", "top-p", "frequency", "schema"))]
     with virtual_server(True, tmp_path, "cuda-graph-bs-decode=[8]") as server:
-        found = answers(server.base_url, asked, len(asked))
-        info = httpx.get(f"{server.base_url}/server_info").json()
+        found = answers(server.address, asked, len(asked))
+        info = info_of(server)
     assert (info["device"], info["attention_backend"], info["speculative_algorithm"]) == ("cuda", "aiter", "EAGLE3")
     assert found[1] == found[2]  # the same seed
     assert all(len(tokens) == 8 for [(*_, tokens)] in found[:4])

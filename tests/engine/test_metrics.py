@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from support.loopback import answering
 
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.http import Address
 from kimi_w4a8_eagle3.base.prometheus import Reading
 from kimi_w4a8_eagle3.engine.metrics import acceptance_from_histograms
 from kimi_w4a8_lab.base.counters import Counters, acceptance_from_counters, scrape
@@ -88,9 +89,9 @@ def ops(readings: list[str], status: int = 200) -> AbstractContextManager[str]:
 @pytest.mark.parametrize(("text", "status", "found"), [("no such page", 404, "HTTP 404"), ("x{", 200, "no metrics: ")])
 def test_what_is_no_exposition_is_one_message(text, status, found):
     with ops([text], status) as base_url, pytest.raises(KimiError, match=found):
-        scrape(base_url)
+        scrape(Address(base_url))
 
 
 def test_no_server_is_one_message():
     with pytest.raises(KimiError, match="no metrics"):
-        scrape("http://127.0.0.1:9")
+        scrape(Address("http://127.0.0.1:9"))

@@ -15,11 +15,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+from support.transcripts import PARAMETERS, transcripts
 
 from kimi_w4a8_eagle3.gateway import reader
 from kimi_w4a8_eagle3.gateway.answer import Answer as Reading
 from kimi_w4a8_eagle3.gateway.answer import Arguments, Called, CallEnd, Said, Stops, Thought
-from proof.reader import PARAMETERS, transcripts
 
 STREAMS = int(os.environ.get("STREAMS", "100"))
 S, E = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"

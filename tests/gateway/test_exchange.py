@@ -165,7 +165,7 @@ def test_running_streams_of_one_key_have_a_bound_of_candidates() -> None:
     ("method", "path", "status"),
     [("GET", CHAT, 405), ("POST", "/v1/models", 405), ("GET", "/v1/none", 404), ("GET", "/v1/models/other", 404),
      ("GET", f"/v1/models/{MODEL}", 200), ("HEAD", "/", 200), ("GET", "/flush_cache", 404), ("POST", "/generate", 404),
-     ("GET", "/server_info", 404), ("GET", "/metrics", 404)],
+     ("GET", "/server_info", 200), ("POST", "/metrics", 405)],
 )  # fmt: skip
 def test_only_the_tables_paths_and_methods_are_served(method: str, path: str, status: int) -> None:
     async def ask() -> Any:

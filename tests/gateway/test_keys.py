@@ -12,7 +12,8 @@ from support.gateway_app import MODEL, App, ScriptedEngine
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.gateway import keys as module
 from kimi_w4a8_eagle3.gateway.errors import Refusal
-from kimi_w4a8_eagle3.gateway.keys import Client, Keys, read_keys
+from kimi_w4a8_eagle3.gateway.key_file import read_keys
+from kimi_w4a8_eagle3.gateway.keys import Client, Keys
 
 BODY = {"model": MODEL, "messages": [{"role": "user", "content": "?"}]}
 CHAT = "/v1/chat/completions"

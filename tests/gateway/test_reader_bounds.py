@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby, pairwise
 
+from support.transcripts import ARGUMENTS, BEGIN, SECTION, Said, Transcript, transcripts
+
 from kimi_w4a8_eagle3.gateway.reader import PartKind as Kind
 from kimi_w4a8_eagle3.gateway.reader import Reader
-from proof.reader import ARGUMENTS, BEGIN, SECTION, Said, Transcript, transcripts
 
 # An id is matched again for every piece, so a model that goes on with spaces would cost the square of them.
 SPACES = Transcript(f"{BEGIN}{129 * ' '}{ARGUMENTS}x", False, Said("", f"{129 * ' '}x", ()))

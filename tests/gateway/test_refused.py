@@ -1,12 +1,12 @@
-"""Bodies that must not reach the engine, each with its refusal: those of the door, without SGLang's own /generate."""
+"""Bodies that must not reach the engine, each with its refusal: of an earlier door in the engine's process."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-from support.door_bodies import REFUSED
 from support.gateway_app import MODEL, App, ScriptedEngine
+from support.hostile_bodies import REFUSED
 
 # Where the gateway counts before it reads, or reads with its own types, it says so in other words.
 WORDS = {

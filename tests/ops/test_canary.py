@@ -9,7 +9,6 @@ from support.engine_states import engine_state
 from support.scripted_server import Script, scripted_server, whole
 from support.waiting import until
 
-from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.metrics import Acceptance
 from kimi_w4a8_eagle3.ops.canary import Canary, CanaryPolicy, watching
 from kimi_w4a8_eagle3.ops.state import Phase
@@ -39,7 +38,7 @@ def test_the_canary_runs_when_it_is_due(
 
 def test_an_engine_that_does_not_answer_is_left_to_the_watchdog() -> None:
     state = engine_state("http://127.0.0.1:1")
-    Canary(state, EngineClient, CanaryPolicy(idle_s=0)).step(None, state.since + 1)
+    Canary(state, CanaryPolicy(idle_s=0)).step(None, state.since + 1)
     assert state.phase is Phase.READY and state.canary is None
 
 
@@ -80,7 +79,7 @@ def test_a_kind_that_always_fails_takes_the_engine_out_and_then_ends_it(status: 
         state = engine_state(server.base_url)
         state.num_draft_tokens = None
         policy = CanaryPolicy(idle_s=0, retry_s=0, poll_s=0.02)
-        canary = Canary(state, EngineClient, policy)
+        canary = Canary(state, policy)
         canary.step(None, state.since + 1)
         if (status, fails) != (500, 99):
             assert (state.phase, state.broken) == (Phase.READY, "")
@@ -100,11 +99,8 @@ def test_a_kind_that_always_fails_takes_the_engine_out_and_then_ends_it(status: 
 
 
 def test_a_failed_request_brings_the_canary_forward() -> None:
-    def refuse(url: str) -> EngineClient:
-        raise ValueError("it asked")
-
     state = engine_state("http://127.0.0.1:1")
-    canary = Canary(state, refuse, CanaryPolicy())
+    canary = Canary(state, CanaryPolicy())
     for alarms, now_s, asked_s in ((0, 31, -state.since), (1, 31, 31), (1, 60, 31)):
         state.alarms += alarms
         canary.step(GOOD, state.since + now_s)

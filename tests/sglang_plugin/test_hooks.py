@@ -155,7 +155,7 @@ NEWER = {"_get_block_fp8_config"}  # an override; a release without it does not 
 @BOTH
 def test_a_release_that_lacks_a_name_is_refused_or_named(newest: bool) -> None:
     facts = found(RENAMED, newest)
-    assert len(facts["table"]) >= 60 and facts["complete"] == []
+    assert len(facts["table"]) >= 50 and facts["complete"] == []
     for name, features in facts["table"].items():
         outcome = facts["without"][name]
         if all(facts["features"][feature][0] for feature in features):
@@ -179,7 +179,7 @@ def test_every_change_of_every_call_is_noticed(newest: bool) -> None:
     noticed = found(RENAMED, newest)["noticed"]
     assert list(noticed) == ["more", "waits", "kind"]
     for edit, names in noticed.items():
-        assert len(names) >= 90
+        assert len(names) >= 50
         for name, said in names.items():
             assert said is not None and f"(known: {' or '.join(hooks.known_calls()[name])})" in said, (edit, name)
 

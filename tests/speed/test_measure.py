@@ -4,22 +4,18 @@ import io
 import json
 import signal
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
-from starlette.responses import PlainTextResponse
-from starlette.types import Receive, Scope, Send
 from support.null_server import KEY, NUM_PROMPTS, null_server, steps_of
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.door.computed import Computed
 from kimi_w4a8_eagle3.engine import process
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve
-from kimi_w4a8_lab.base.counters import Counters, counted, scrape, still
+from kimi_w4a8_lab.base.counters import Counters
 from kimi_w4a8_lab.base.server_under_test import Target
 from kimi_w4a8_lab.report.analysis import Analysis
 from kimi_w4a8_lab.report.measured import page
@@ -31,7 +27,6 @@ from kimi_w4a8_lab.speed.generator import LoadDetails, LoadResult, read_last
 from kimi_w4a8_lab.speed.measure import _judge
 from kimi_w4a8_lab.speed.runs import Run, read_run
 from kimi_w4a8_lab.speed.workloads import load_workload, with_changes
-from proof.load.asgi import served_app
 
 TOKENS = 48
 STEPS = steps_of(TOKENS)
@@ -49,28 +44,6 @@ def test_accept_length_counts_the_measured_requests_and_not_the_warm_up(null_run
     assert accepted is not None
     assert accepted.steps == NUM_PROMPTS * len(STEPS)
     assert accepted.length == pytest.approx((TOKENS - 1) / len(STEPS))
-
-
-def test_a_load_shorter_than_the_door_reuses_an_answer_of_metrics_is_counted() -> None:
-    """`smoke` took the counters before for those after its load, and judged that nothing had been accepted."""
-    answered = [6]
-
-    async def metrics(scope: Scope, receive: Receive, send: Send) -> None:
-        time.sleep(0.06)  # so the door reuses the answer for a second
-        await PlainTextResponse(f"sglang:num_requests_total {answered[0]}.0\n")(scope, receive, send)
-
-    computed = Computed(metrics)
-
-    async def door(scope: Scope, receive: Receive, send: Send) -> None:
-        await computed.answer(scope["path"], scope, send)
-
-    with served_app(door) as url:
-        scrape(url)
-        answered[0] = 8  # of others, just before
-        before = still(url)
-        answered[0] = 14
-        assert scrape(url) == before
-        assert counted(url, before.requests + 6, 60.0).since(before).requests == 6
 
 
 def test_a_busy_machine_is_noted_where_the_server_was_started_here(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,11 +13,29 @@ from support.tiny_servers import tiny_launch
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.ops.state import Phase
-from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
+from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render
 from kimi_w4a8_eagle3.supervision import supervisor as module
 from kimi_w4a8_eagle3.supervision.checks import checked, fingerprint
 from kimi_w4a8_eagle3.supervision.supervisor import MAX_FAILED_STARTS, Stalled, Supervisor
 from kimi_w4a8_laptop import tiny
+
+
+class Told:
+    """A gateway that remembers what it was told, and in which order it and the engine were stopped."""
+
+    def __init__(self) -> None:
+        self.phases, self.stopped = list[str](), list[tuple[str, float]]()
+
+    def tell(self, phase: str, *_: str) -> None:
+        self.phases.append(phase)
+
+    def stop(self, grace_s: float) -> bool:
+        self.stopped.append(("gateway", grace_s))
+        return True
+
+
+def supervised(tmp_path: Path, front: Told | None = None, launch: Launch | None = None) -> Supervisor:
+    return Supervisor(launch or tiny_launch(), front or Told(), tmp_path / "engine.log", lambda *_: None)  # type: ignore[arg-type]
 
 
 class Scripted(Supervisor):
@@ -26,7 +43,8 @@ class Scripted(Supervisor):
 
     def __init__(self, tmp_path: Path, script: Iterable[str]) -> None:
         self.said: list[tuple[str, str]] = []
-        super().__init__(tiny_launch(), tmp_path / "log", lambda _, event, why: self.said.append((event, why)))
+        said = self.said.append
+        super().__init__(tiny_launch(), Told(), tmp_path / "log", lambda _, event, why: said((event, why)))  # type: ignore[arg-type]
         self._script = iter(script)
         self.pauses: list[float] = []
         self._ending = SimpleNamespace(is_set=lambda: self.ended, wait=self.pauses.append)  # type: ignore[assignment]
@@ -64,9 +82,10 @@ def test_an_engine_that_does_not_start_is_given_up(tmp_path: Path, steps: list[s
 
 def test_a_broken_engine_is_ended(tmp_path: Path) -> None:
     stopped: list[float] = []
-    (tmp_path / "supervisor.key").write_text("a key")
-    server = SimpleNamespace(pid=os.getpid(), folder=tmp_path, poll=lambda: None, stop=stopped.append)
-    supervisor = Supervisor(tiny_launch(), tmp_path / "engine.log", lambda *_: None)
+    server = SimpleNamespace(
+        pid=os.getpid(), folder=tmp_path, secret="a secret", poll=lambda: None, stop=stopped.append
+    )
+    supervisor = supervised(tmp_path)
     supervisor.state.enter(Phase.CHECKING, "every sampled request fails")
     supervisor.state.broken = "every sampled request fails"
     with pytest.raises(KimiError, match="the engine is ended because every sampled request fails"):
@@ -76,28 +95,33 @@ def test_a_broken_engine_is_ended(tmp_path: Path) -> None:
 
 def test_an_end_without_drain_does_not_wait_for_sglang_to_look(tmp_path: Path) -> None:
     """SGLang looks for SIGTERM every 5 s, so Ctrl-C would take 7 to 10 s."""
-    stopped: list[float] = []
-    supervisor = Supervisor(tiny_launch(), tmp_path / "engine.log", lambda *_: None)
+    stopped, front = list[float](), Told()
+    supervisor = supervised(tmp_path, front)
     supervisor._server = SimpleNamespace(stop=stopped.append)  # type: ignore[assignment]
     supervisor.end_now()
-    assert stopped == [0.5]
+    assert stopped == [0.5] and front.stopped == [("gateway", 0.5)]
 
 
-def test_a_drain_gives_notice_before_the_engine_gets_sigterm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_drain_gives_notice_and_ends_the_gateway_before_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    """A renewal leaves the gateway, which then says that the engine is away."""
     monkeypatch.setattr(module, "NOTICE_S", 0.5)
-    mark, seen, noticed = tmp_path / "unready", list[tuple[float, bool]](), threading.Event()
-    supervisor = Supervisor(tiny_launch(), tmp_path / "engine.log", lambda *_: noticed.set())
-    supervisor.state.mark = mark
+    front, polls = Told(), list[list[str]]()
+    supervisor = supervised(tmp_path, front)
     supervisor.state.enter(Phase.READY)
-    assert not mark.exists()
+    if ends:
+        supervisor._ending.set()
 
     def stop(grace_s: float) -> bool:
-        seen.append((grace_s, mark.exists()))
+        front.stopped.append(("engine", round(grace_s)))
         return True
 
-    polls = list[None]()
-    supervisor._drain(SimpleNamespace(poll=lambda: polls.append(None), stop=stop))  # type: ignore[arg-type]
-    assert seen == [(120.0, True)] and len(polls) >= 2 and noticed.is_set()
+    server = SimpleNamespace(poll=lambda: polls.append(list(front.phases)), stop=stop)
+    supervisor._drain(server)  # type: ignore[arg-type]
+    assert len(polls) >= 2 and polls[0] == ["ready", "draining"]
+    assert front.stopped == [("gateway", 120.0)] * ends + [("engine", 120)]
 
 
 def test_a_renewal_serves_the_draft_that_is_there_now_or_changes_nothing(tmp_path: Path) -> None:
@@ -108,7 +132,12 @@ def test_a_renewal_serves_the_draft_that_is_there_now_or_changes_nothing(tmp_pat
     link.symlink_to(first)
     said: list[str] = []
     launch = checked(render(load_recipe("tiny"), [f"draft.repo={link}"]))
-    supervisor = Supervisor(launch, tmp_path / "log", lambda _, event, reason: said.append(f"{event}: {reason}"))
+    supervisor = Supervisor(
+        launch,
+        Told(),
+        tmp_path / "log",
+        lambda _, event, reason: said.append(f"{event}: {reason}"),  # type: ignore[arg-type]
+    )
     link.unlink()
     link.symlink_to(second)
     supervisor.renew()

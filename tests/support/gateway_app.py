@@ -132,7 +132,7 @@ class App:
         trials: Any = None, made: Renderer | None = None, max_body: int = 32 * 2**20, sees: bool = True,
     ) -> None:  # fmt: skip
         self.engine = engine
-        self.facts = EngineFacts(engine, Path("engine.json"), "", 0)
+        self.facts = EngineFacts(engine, Path("engine.json"), 0)
         self.facts.phase, self.facts._room = "ready", Room(context, context - 1)
         self.keys, self.running, self.max_body = Keys(keys), running or Running(0), max_body
         self.service = Service(
@@ -141,7 +141,7 @@ class App:
         if sees:  # the built-in checkpoint has the numbers, and says that it reads text alone
             self.service._pads = Pads(14, 2, 16, 8)
 
-    def ready(self) -> None:
+    def ready(self, probed: bool = False) -> None:
         _ = self.facts.room
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:

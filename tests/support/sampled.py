@@ -8,6 +8,8 @@ from typing import Any
 
 import httpx
 
+from kimi_w4a8_eagle3.base.http import Address, bearer
+
 # Questions whose greedy answer a frequency penalty changes.
 QUESTIONS = [
     "Omar walks 3 miles a day for 2 days. The trip is 46 miles long. How many miles are left?",
@@ -46,8 +48,8 @@ BODIES = [
 ]
 
 
-def answers(base_url: str, bodies: Sequence[dict[str, Any]], concurrency: int) -> list[list[tuple[Any, ...]]]:
-    """Text, calls, end and tokens of every choice of every answer."""
+def answers(at: Address, bodies: Sequence[dict[str, Any]], concurrency: int) -> list[list[tuple[Any, ...]]]:
+    """Text, calls, end and tokens of every choice of every answer, from a gateway or an engine."""
 
     def answer(body: dict[str, Any]) -> list[tuple[Any, ...]]:
         asked = {"model": "kimi-k2.5-tiny", "max_tokens": 48, "logprobs": True, **body}
@@ -59,7 +61,8 @@ def answers(base_url: str, bodies: Sequence[dict[str, Any]], concurrency: int) -
             for message in [choice["message"]]
         ]
 
-    with httpx.Client(base_url=base_url, timeout=200) as client, ThreadPoolExecutor(concurrency) as pool:
+    headers = bearer(at.key)
+    with httpx.Client(base_url=at.url, headers=headers, timeout=200) as client, ThreadPoolExecutor(concurrency) as pool:
         return list(pool.map(answer, bodies))
 
 

@@ -6,12 +6,16 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import httpx
 
+from kimi_w4a8_eagle3.base.http import bearer
+from kimi_w4a8_eagle3.engine.fronted import FrontedEngine
 from kimi_w4a8_eagle3.engine.process import EngineServer, Program, free_port
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render
 
+Server = TypeVar("Server", EngineServer, FrontedEngine)
 READY_S = 280.0
 _CORES = sorted(os.sched_getaffinity(0))  # a container may have others than the first ones
 # Without a core for each rank SGLang wants as many NUMA nodes as ranks.
@@ -27,8 +31,11 @@ QUESTION = {
 }
 
 
-def ask(server: EngineServer, **more: object) -> httpx.Response:
-    return httpx.post(f"{server.base_url}/v1/chat/completions", json={**QUESTION, **more}, timeout=280)
+def ask(server: FrontedEngine | EngineServer, **more: object) -> httpx.Response:
+    """Ask the gateway, or an engine that has none."""
+    headers = bearer(server.secret if isinstance(server, EngineServer) else None)
+    url = f"{server.base_url}/v1/chat/completions"
+    return httpx.post(url, json={**QUESTION, **more}, headers=headers, timeout=280)
 
 
 def tiny_launch(speculate: bool = True, settings: tuple[str, ...] = ()) -> Launch:
@@ -50,23 +57,38 @@ def at_gpu(first: int) -> tuple[str, ...]:
     return f"base-gpu-id={first}", "numa-node=[0,0,0,0,1,1,1,1]", *bound
 
 
-def started(launch: Launch, folder: Path) -> Iterator[EngineServer]:
-    """Start, wait, yield, stop: the body of a fixture."""
+def started(launch: Launch, folder: Path) -> Iterator[FrontedEngine]:
+    """Start engine and gateway, wait, yield, stop: the body of a fixture."""
     with running(launch.server(folder / "server.log")) as server:
         yield server
 
 
+def alone(launch: Launch, folder: Path) -> Iterator[EngineServer]:
+    """The same without a gateway."""
+    with running(launch.engine(folder / "server.log")) as engine:
+        yield engine
+
+
 def with_faults(launch: Launch, module: str, folder: Path) -> Iterator[EngineServer]:
-    """The same as a program that a module of the tests runs after it has planted faults."""
-    engine = launch.server(folder / "server.log")
-    assert isinstance(launch.command, Program)
-    engine.command = Program(module, (launch.command.module, *launch.command.arguments))
-    with running(engine) as server:
+    """An engine as a program that a module of the tests runs after it has planted faults."""
+    with running(faulty_engine(launch, module, folder)) as server:
         yield server
 
 
+def faulty_engine(launch: Launch, module: str, folder: Path) -> EngineServer:
+    engine = launch.engine(folder / "server.log")
+    assert isinstance(engine.command, Program)
+    engine.command = Program(module, (engine.command.module, *engine.command.arguments))
+    return engine
+
+
+def flush_cache(server: FrontedEngine | EngineServer) -> bool:
+    """Ask once; SGLang refuses until the last request has left."""
+    return httpx.post(f"{server.address.url}/flush_cache", headers=bearer(server.address.key)).is_success
+
+
 @contextmanager
-def running(engine: EngineServer) -> Iterator[EngineServer]:
+def running(engine: Server) -> Iterator[Server]:
     with engine as server:
         server.wait_ready(READY_S)
         yield server

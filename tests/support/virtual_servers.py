@@ -57,8 +57,9 @@ def virtual_server(
     path = environment(newest)["PYTHONPATH"]
     launch = replace(launch, env={**launch.env, **virtual.ENVIRONMENT, "PYTHONPATH": path, **environ})
     folder.mkdir(parents=True, exist_ok=True)
-    engine = launch.server(folder / "server.log")
-    words = tuple(launch.command[launch.command.index("-m") + 1 :])
+    engine = launch.engine(folder / "server.log")
+    assert not isinstance(engine.command, Program)
+    words = tuple(engine.command[engine.command.index("-m") + 1 :])
     engine.command = Program(module, words) if module else Program(*words[:1], words[1:])
     with running(engine) as server:
         yield server

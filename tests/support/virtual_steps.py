@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 
+from kimi_w4a8_eagle3.base.http import bearer
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_laptop.virtual import library
 
@@ -40,7 +41,7 @@ def steps_of(server: EngineServer, file: Path, kind: str, requests: int) -> Step
     params = {**KINDS[kind], "max_new_tokens": _TOKENS[requests], "ignore_eos": True}
     # All in one body, so that they decode together on a busy machine, too.
     body = {"input_ids": [[9 + number % 20, *range(20, 40)] for number in range(requests)], "sampling_params": params}
-    httpx.post(f"{server.base_url}/generate", json=body, timeout=280).raise_for_status()
+    httpx.post(f"{server.base_url}/generate", json=body, headers=bearer(server.secret), timeout=280).raise_for_status()
     lines = [json.loads(line) for line in file.read_text().splitlines()[before:]]
     same = [
         step

@@ -14,10 +14,8 @@ from typing import Any
 import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from kimi_w4a8_eagle3.gateway.reader import _MARKER
 from kimi_w4a8_eagle3.sampling.penalties import Penalties
 from kimi_w4a8_eagle3.sglang_plugin.decoding import exact_sampling
-from kimi_w4a8_eagle3.sglang_plugin.http.answer_parsers import KimiToolCalls
 from kimi_w4a8_eagle3.sglang_plugin.run_module import run
 from kimi_w4a8_laptop.cpu import draft_chain, locations
 
@@ -26,12 +24,10 @@ POSITION, HIDDEN = "position off by one after a partial acceptance", "hidden sta
 PAGE, LATE = "wrong page in a radix node", "stop string cut late"
 SHARED, REUSED = "one draw for all requests", "noise of the position before"
 EARLIER, UNEQUAL = "penalties of the step before", "draft accepted without equality"
-FORGETFUL = "text behind a marker forgotten"  # in a piece of a stream
 
 _verify, _build = draft_chain.verify_tree_greedy_cpu, draft_chain.build_tree_kernel_efficient_cpu
 _locations = locations.assign_extend_cache_locs_cpu
 _draw, _accept, _penalize = exact_sampling.draw, exact_sampling._accept, Penalties.apply
-_read = KimiToolCalls.parse_streaming_increment
 _step: tuple[list[int], list[int]] = ([], [])  # rows of the request pool and lengths at the step under way
 _rejected: dict[int, int] = {}  # by row, the length at which a draft was rejected last
 
@@ -118,13 +114,7 @@ def penalize(
         _penalize(penalties, rows[:, place], positions.view(chains.shape)[:, place])
 
 
-def read(reader: KimiToolCalls, text: str, tools: list[Any]) -> Any:
-    marker = _MARKER.search(text) if planted() == FORGETFUL else None
-    return _read(reader, text[: marker.end()] if marker else text, tools)
-
-
 if __name__ == "__main__":
-    KimiToolCalls.parse_streaming_increment = read  # type: ignore[method-assign]
     exact_sampling.draw, exact_sampling._accept = draw, accept
     Penalties.apply = penalize  # type: ignore[method-assign]
     # SGLang took them by `from sgl_kernel import`; the scheduler is a fork of this process.

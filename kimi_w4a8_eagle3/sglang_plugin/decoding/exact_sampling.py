@@ -9,7 +9,6 @@ probabilities. Plain decoding and prefill draw with the same function, so the sa
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy
 from functools import cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from sglang.srt.distributed.parallel_state import GroupCoordinator
     from sglang.srt.layers.logits_processor import LogitsProcessorOutput
     from sglang.srt.layers.sampler import Sampler
-    from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
     from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
@@ -96,19 +94,6 @@ def _seed(req: Req) -> int:
     if seed is None:
         seed = int.from_bytes(blake2b(req.rid.encode(), digest_size=8).digest(), "little")
     return (seed + 2**63) % 2**64 - 2**63  # any integer to int64
-
-
-@FEATURE.before("sglang.srt.managers.tokenizer_manager.TokenizerManager._send_one_request")
-def seed_each_choice(_: object, tokenized: TokenizedGenerateReqInput) -> None:
-    """With n > 1, choice i gets the request's seed plus i, as in vLLM.
-
-    SGLang sends n copies of a request in order, and they share one SamplingParams. It sends another copy first, with
-    max_new_tokens 0, which only fills the prefix cache.
-    """
-    params = getattr(tokenized, "sampling_params", None)
-    if params is not None and params.n > 1 and params.sampling_seed is not None and params.max_new_tokens:
-        tokenized.sampling_params = copy(params)
-        params.sampling_seed += 1
 
 
 @FEATURE.around("sglang.srt.sampling.penaltylib.orchestrator.BatchedPenalizerOrchestrator.__init__")

@@ -89,7 +89,7 @@ def take_in(
     _schedulers[:] = [scheduler]
     _, error = _tried(original, scheduler, recv_req, **named)
     if error is not None:
-        if recv_req.session_params is not None:  # a session keeps track of its requests; the door refuses sessions
+        if recv_req.session_params is not None:  # a session keeps track of its requests; the gateway sends none
             raise error
         for queue in (scheduler.waiting_queue, scheduler.grammar_manager.grammar_queue):
             queue[:] = [req for req in queue if req.rid != recv_req.rid]

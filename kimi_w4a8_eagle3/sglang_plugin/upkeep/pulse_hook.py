@@ -19,8 +19,7 @@ from ..hooks import Feature
 
 if TYPE_CHECKING:
     from prometheus_client import Histogram
-
-    from ...door.answers import App, Receive, Scope, Send
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 logger = logging.getLogger(__name__)
 FEATURE = Feature("the schedulers' signs of life", remove_when="SGLang's health check sees a hanging scheduler")
@@ -63,7 +62,7 @@ def _scheduler_heartbeat() -> Heartbeat:
 class EventLoopWatch:
     """ASGI middleware that watches the event loop from the application's start to its end."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

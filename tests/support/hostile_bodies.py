@@ -1,7 +1,6 @@
 """Request bodies that must not reach the engine, and what makes them.
 
-Each of `REFUSED` ended SGLang, stalled it or was answered with 500, passed an earlier door, or belongs to operators;
-docs/request-limits.md tells what happened.
+Each of `REFUSED` ended SGLang, stalled it, was answered with 500, or belongs to operators.
 """
 
 from __future__ import annotations

@@ -1,0 +1,140 @@
+"""The gateway's processes before an engine: started once, told which engine answers, drained at the end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+
+from ..base.errors import KimiError
+from ..base.files import write_private
+from ..base.http import bearer, http_url, trusted
+from ..gateway.config import GatewayConfig
+from .leftovers import Belongings
+from .process import dying_with_parent, require_free_port, tail_lines
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 0.1
+_SERVE_S = 120.0  # from the moment when the engine is named; on a busy laptop imports take ten seconds
+_GRACE_S = 5.0
+_BRIEF_S = 10.0  # a gateway that ends within this time would end again
+_TAIL_LINES = 12
+
+
+class Front:
+    """The gateway of one service. config: without the file that names the engine, `named`,
+    which is a new one by default.
+
+    As a context manager it starts on entry and stops on exit. Start it from a thread that lives as long.
+    """
+
+    def __init__(self, config: GatewayConfig, log_path: Path, named: Path | None = None) -> None:
+        self._belongings = Belongings()
+        self._folder = self._belongings.folder
+        self.named = (named or self._folder / "engine.json").absolute()
+        self.config = replace(config, engine_file=str(self.named))
+        self._log_path = log_path
+        self._process: subprocess.Popen[bytes] | None = None
+        self._began = 0.0
+        self.metrics = self._folder / "metrics"  # of all workers, as prometheus_client's multiprocess mode writes them
+
+    @property
+    def base_url(self) -> str:
+        return http_url(self.config.host, self.config.port)
+
+    def start(self) -> None:
+        """Start the processes; raise KimiError when the port is taken."""
+        require_free_port(self.config.host, self.config.port)
+        self._began = time.monotonic()
+        shutil.rmtree(self.metrics, ignore_errors=True)
+        self.metrics.mkdir()
+        file = self._folder / "gateway.json"
+        self.config.write(file)
+        self._log_path.parent.mkdir(parents=True, exist_ok=True)
+        environ = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(self.metrics), "TMPDIR": str(self._folder)}
+        with os.fdopen(os.open(self._log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as log:
+            self._process = subprocess.Popen(
+                dying_with_parent([sys.executable, "-m", "kimi_w4a8_eagle3.gateway", str(file)]),
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def tell(self, phase: str, url: str = "", secret: str = "") -> None:
+        """Say in which phase the engine is, and which one answers; the workers notice within a quarter second."""
+        with suppress(FileNotFoundError):  # after the end
+            write_private(self.named, json.dumps({"phase": phase, "url": url, "secret": secret}).encode())
+
+    def wait_ready(self, on_wait: Callable[[], object] = lambda: None) -> None:
+        """Wait until clients are answered; raise KimiError when the processes end, or stay silent.
+
+        on_wait: called about ten times a second.
+        """
+        end = time.monotonic() + _SERVE_S
+        headers = bearer(self.config.key or None)
+        with httpx.Client(timeout=5.0, verify=trusted(), trust_env=False) as client:
+            while True:
+                self.require_running()
+                with suppress(httpx.HTTPError):
+                    if client.get(f"{self.base_url}/ready", headers=headers).status_code == 200:
+                        return
+                if time.monotonic() > end:
+                    raise self._failure(f"the gateway did not answer within {_SERVE_S:.0f} s")
+                on_wait()
+                time.sleep(_POLL_S)
+
+    def require_running(self) -> None:
+        """Raise KimiError if the processes have ended."""
+        if self._process is None or (code := self._process.poll()) is not None:
+            raise self._failure(f"the gateway ended with exit code {code if self._process else None}")
+
+    def restart_if_ended(self) -> None:
+        """Start the processes again when they ended; raise KimiError when they end as soon as they start."""
+        if self._process is None or self._process.poll() is None:
+            return
+        if time.monotonic() - self._began < _BRIEF_S:
+            self.require_running()
+        logger.error("the gateway ended with exit code %s; it is started again", self._process.returncode)
+        self.start()
+
+    def stop(self, grace_s: float = _GRACE_S) -> bool:
+        """Let the running answers end, then end the processes; return False if some were cut. Idempotent."""
+        if (process := self._process) is None:
+            return True
+        whole = True
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(grace_s)
+            except subprocess.TimeoutExpired:
+                whole = False
+        with suppress(ProcessLookupError):  # its workers and trials are of its session
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return whole
+
+    def __enter__(self) -> Front:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self._belongings.remove()
+
+    def _failure(self, what: str) -> KimiError:
+        tail = "\n".join(tail_lines(self._log_path, _TAIL_LINES))
+        return KimiError(f"{what}; the end of its log:\n{tail}", where=str(self._log_path))

@@ -1,1 +1,0 @@
-"""The HTTP server: checks of requests, conversations of each API, and parsers of answers."""
