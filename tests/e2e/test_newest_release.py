@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 
 from kimi_w4a8_eagle3.base.calculator import declaration
 from kimi_w4a8_eagle3.base.collection import REQUESTS, VARIABLE, Consent
-from kimi_w4a8_eagle3.base.http import Address
+from kimi_w4a8_eagle3.base.http import Address, bearer
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.fronted import FrontedEngine
 from kimi_w4a8_eagle3.engine.metrics import read_once
@@ -156,3 +156,11 @@ def test_a_request_that_raises_ends_alone(newest: FrontedEngine, place: str) -> 
     bad = ask_plainly(newest.engine, stop=[place])  # the gateway cuts at stop strings itself
     assert bad.status_code == 500 and "TypeError" in bad.text
     assert ask(newest).json()["choices"][0]["message"]["content"] == right
+
+
+def test_an_empty_prompt_is_refused_and_the_engine_goes_on(newest: FrontedEngine, eagle3: FrontedEngine) -> None:
+    """Without a gateway before it: SGLang 0.5.23 ended."""
+    for url, secret in (newest.address, eagle3.address):
+        for body in ({"text": ""}, {"text": ["Tom", ""]}, {"input_ids": []}, {"text": "Tom has", "stream": False}):
+            answer = httpx.post(f"{url}/generate", json=body, headers=bearer(secret), timeout=280)
+            assert answer.status_code == (200 if body.get("text") == "Tom has" else 400), answer.text

@@ -60,6 +60,7 @@ _OF_THE_DEVICE = ("HIP error", "CUDA error", "hipError", "cudaError")
 _RANKS_AGREE_S = 10.0  # if all ranks fail, they do so within one forward pass
 _MAX_FAILED_BATCHES = 50  # in a row; long before, the supervisor's canary tells bad requests from a broken engine
 
+_EMPTY = {"type": "abort", "message": "the prompt is empty", "status_code": 400, "err_type": "BadRequestError"}
 _failures = RepeatedFailures()
 _schedulers: list[Scheduler] = []  # this process's scheduler, for hooks that do not get it as an argument
 
@@ -85,8 +86,14 @@ FEATURE = Feature(
 def take_in(
     original: Callable[..., None], scheduler: Scheduler, recv_req: TokenizedGenerateReqInput, **named: object
 ) -> None:
-    """Drop a request that raises while it is in no batch and has no KV yet."""
+    """Drop a request that raises while it is in no batch and has no KV yet, and one without a token to begin with.
+
+    A pass over no token raises in the model, where SGLang's state of that request no longer adds up.
+    """
     _schedulers[:] = [scheduler]
+    if recv_req.input_embeds is None and not len(recv_req.input_ids or ()):
+        _answer(scheduler, recv_req, _EMPTY)
+        return
     _, error = _tried(original, scheduler, recv_req, **named)
     if error is not None:
         if recv_req.session_params is not None:  # a session keeps track of its requests; the gateway sends none
