@@ -4,38 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 _ID = re.compile(r"(functions\.)?(.*?)(:\d+)?", re.DOTALL)
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "string": str, "boolean": bool, "integer": int, "number": (int, float), "array": list, "object": dict,
 }  # fmt: skip
-
-
-def number_calls(messages: Iterable[Any]) -> None:
-    """Give all calls of a conversation, and their results, the ids that Kimi would have written.
-
-    Clients make ids of their own (`call_...`, `toolu_...`), and the model computes nonsense when it reads those. A
-    result belongs to the first call of its id that has none yet in the turn before it.
-    """
-    count = 0
-    latest: dict[str, str] = {}
-    waiting: defaultdict[str, list[str]] = defaultdict(list)
-    for message in messages:
-        if message.role == "assistant" and message.tool_calls:
-            waiting.clear()
-            for call in message.tool_calls:
-                given, call.id = call.id or "", f"functions.{call.function.name}:{count}"
-                waiting[given].append(call.id)
-                latest[given] = call.id
-                count += 1
-        elif message.role == "tool" and message.tool_call_id in latest:
-            given = message.tool_call_id
-            if waiting[given]:
-                latest[given] = waiting[given].pop(0)
-            message.tool_call_id = latest[given]
 
 
 def flat_name(namespace: str, name: str) -> str:

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace as Message
 from typing import Any
 
 import pytest
 
-from kimi_w4a8_eagle3.gateway.calls import fitting_tool, named_tool, number_calls
+from kimi_w4a8_eagle3.gateway.calls import fitting_tool, named_tool
+from kimi_w4a8_eagle3.gateway.conversation import Call, Message, number_calls
 
 
-def asks(*calls: tuple[str | None, str]) -> Any:
-    made = [Message(id=call_id, function=Message(name=name)) for call_id, name in calls]
-    return Message(role="assistant", tool_calls=made, tool_call_id=None)
+def asks(*calls: tuple[str, str]) -> Message:
+    return Message("assistant", calls=[Call(call_id, name, "{}") for call_id, name in calls])
 
 
-def result(call_id: str | None) -> Any:
-    return Message(role="tool", tool_calls=None, tool_call_id=call_id)
+def result(call_id: str) -> Message:
+    return Message("tool", call_id=call_id)
 
 
-def numbered(*messages: Any) -> list[Any]:
-    number_calls(messages)
-    return [
-        [call.id for call in message.tool_calls] if message.tool_calls else message.tool_call_id for message in messages
-    ]
+def numbered(*messages: Message) -> list[Any]:
+    made = number_calls(list(messages))
+    return [[call.id for call in message.calls] if message.calls else message.call_id for message in made]
 
 
 def test_calls_are_numbered_over_the_whole_conversation_and_results_follow() -> None:
@@ -48,8 +45,8 @@ def test_ids_that_every_turn_or_every_call_uses_again() -> None:
 
 
 def test_two_parts_of_one_result_and_a_result_without_a_call() -> None:
-    assert numbered(asks(("x", "a")), result("x"), result("x"), result("y"), result(None))[1:] == [
-        "functions.a:0", "functions.a:0", "y", None,
+    assert numbered(asks(("x", "a")), result("x"), result("x"), result("y"), result(""))[1:] == [
+        "functions.a:0", "functions.a:0", "y", "",
     ]  # fmt: skip
 
 
