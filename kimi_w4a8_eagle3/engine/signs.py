@@ -40,6 +40,14 @@ class EngineProcesses:
         """Return the name of a process that is gone, or None while all are there."""
         return next((name for process, name in self._names.items() if not is_alive(process)), None)
 
+    def stopped(self) -> str | None:
+        """Return the name of a process that a signal or a debugger stopped: a detokenizer has no pulse."""
+        for process, name in self._names.items():
+            with suppress(psutil.NoSuchProcess):
+                if process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+                    return name
+        return None
+
 
 class Pulse:
     """Signs of life of an engine's schedulers, or of its HTTP server. folder: the engine's temporary folder.

@@ -61,7 +61,7 @@ def watching(state: EngineState, recent: Recent, policy: CanaryPolicy = CanaryPo
 
     def watch() -> None:
         while not end.wait(policy.poll_s):
-            canary.step(recent(), time.time())
+            canary.step(recent(), time.monotonic())
 
     threading.Thread(target=watch, name="canary", daemon=True).start()
     try:
@@ -80,13 +80,13 @@ class Canary:
         self._alarms = state.alarms
 
     def step(self, recent: Acceptance | None, now: float) -> None:
-        """Run the canary if it is due at Unix time `now`, and update the engine's phase."""
+        """Run the canary if it is due at time.monotonic() `now`, and update the engine's phase."""
         state = self._state
         since = state.since  # read before the phase, so that a change in between is noticed below
         collapsed = state.phase is Phase.CHECKING and since == self._collapsed_since
         if not (state.ready or collapsed):
             return
-        last = max(self._asked_at, state.canary_at or since)
+        last = max(self._asked_at, state.entered)  # a wall clock that jumps must not keep the canary away
         if not self._policy.due(now - last, recent, collapsed or state.alarms > self._alarms):
             return
         self._asked_at, self._alarms = now, state.alarms
@@ -101,7 +101,7 @@ class Canary:
             return
         reason = startup_check.fault_of(answers, state.openings)
         if state.num_draft_tokens and (found := startup_check.acceptance_of(answers, state.num_draft_tokens)):
-            state.canary, state.canary_at = found, now
+            state.canary, state.canary_at = found, time.time()
             least = max(self._policy.floor, state.least_accept_length)
             reason = startup_check.acceptance_fault(answers, state.num_draft_tokens, state.groups, least) or reason
         if reason is None:

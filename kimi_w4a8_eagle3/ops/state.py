@@ -37,8 +37,9 @@ class EngineState:
     least_accept_length: of the canary; at or below it the engine is not ready. openings: of its answers to the canary
     prompts at its start. alarms: rows of NaN logits and failed requests that it has counted. broken: the reason to end
     it, when canary requests keep failing. last_progress: time.monotonic() when a token last advanced. history: the last
-    phases with the time and reason of their start. started: Unix time of the engine's last start. engine_url,
-    engine_secret: the engine's own address, while one runs. told: called with each phase.
+    phases with the time and reason of their start. entered: time.monotonic() of its start. started: Unix time of the
+    engine's last start. engine_url, engine_secret: the engine's own address, while one runs. told: called with each
+    phase.
     """
 
     recipe: str
@@ -50,6 +51,7 @@ class EngineState:
     phase: Phase = Phase.STARTING
     reason: str = "not started"
     since: float = field(default_factory=time.time)
+    entered: float = field(default_factory=time.monotonic)
     started: float | None = None
     canary: Acceptance | None = None
     canary_at: float | None = None
@@ -85,7 +87,7 @@ class EngineState:
     def _set(self, phase: Phase, reason: str) -> None:
         if phase in (Phase.STARTING, Phase.DOWN):
             self.last_progress, self.broken = None, ""  # of the engine that is gone
-        self.phase, self.reason, self.since = phase, reason, time.time()
+        self.phase, self.reason, self.since, self.entered = phase, reason, time.time(), time.monotonic()
         if phase is Phase.STARTING:
             self.started = self.since
         self.history.append((self.since, phase, reason))

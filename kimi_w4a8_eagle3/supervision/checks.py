@@ -99,6 +99,33 @@ def renewed(launch: Launch, preflight: bool = True) -> Launch:
     return launch.with_args(weight_version=weights)
 
 
+def weight_files(launch: Launch) -> dict[Path, tuple[int, int]]:
+    """Return size and time of change of each weight file of the launch that is on this disk."""
+    folders = (
+        local_folder(launch, launch.model, "revision"),
+        local_folder(launch, launch.draft, "speculative-draft-model-revision"),
+    )
+    files = [path.resolve() for folder in folders if folder for path in folder.glob("*.safetensors")]
+    return {path: ((status := path.stat()).st_size, status.st_mtime_ns) for path in files}
+
+
+class ChangedWeights(KimiError):
+    """Weights on the disk are others than at the server's start."""
+
+
+def require_unchanged(launch: Launch, files: dict[Path, tuple[int, int]], preflight: bool = True) -> None:
+    """Raise ChangedWeights if a weight file is another one than at the start: by size, time, header or samples."""
+    now = weight_files(launch)
+    changed = [path for path in {**files, **now} if files.get(path) != now.get(path)]
+    if changed or renewed(launch, preflight).args != launch.args:
+        raise ChangedWeights(
+            "weights on the disk changed since this server started, so its engine is not started again with them",
+            where=", ".join(map(str, changed[:3])) or launch.model,
+            expected="the files of the start",
+            remedy="put them back (kimi-w4a8 fetch --verify), or send SIGHUP, which takes the files of now",
+        )
+
+
 def checked_weights(launch: Launch, preflight: bool = True) -> str | None:
     """Check the launch's checkpoints and return their fingerprint; None when they are not on this disk yet."""
     model = local_folder(launch, launch.model, "revision")

@@ -105,6 +105,8 @@ def follow(path: Path) -> Iterator[None]:
         with suppress(OSError), path.open(errors="replace") as file:  # stdout may be a file on a full disk
             while True:
                 ended = done.is_set()
+                if path.stat().st_size < file.tell():  # it was begun anew
+                    file.seek(0)
                 for line in file:
                     sys.stdout.write(line)
                 sys.stdout.flush()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..base.errors import KimiError
-from ..base.run_dir import WANTED
+from ..base.run_dir import WANTED, bound
 from ..engine import startup_check
 from ..engine.client import EngineClient, require_private
 from ..engine.front import Front
@@ -19,17 +19,17 @@ from ..engine.signs import EngineProcesses, Pulse
 from ..engine.watchdog import Watchdog
 from ..ops.state import EngineState, Phase
 from ..recipe.launch import Launch
-from .checks import DRAIN_TIMEOUT_S, answers_file, renewed
+from .checks import DRAIN_TIMEOUT_S, ChangedWeights, answers_file, renewed, require_unchanged, weight_files
 
 # A cold start on MI325X reads 534 GB and builds kernels; the engine's own exit ends the wait earlier.
 READY_TIMEOUT_S = 5400.0
-MAX_FAILED_STARTS = 5  # in a row, of an engine that has served; one that never did is given up at once
+MAX_FAILED_STARTS = 12  # in a row, of an engine that has served: 14 minutes of pauses; others are given up at once
 NOTICE_S = 3.0  # /ready answers 503 for so long before the engine gets SIGTERM, so that a router takes it out
 _POLL_S = 0.25
 _LOOP_SILENT_S = 3.0  # of the HTTP server: with all delays, /ready is 503 within 5 s
 _END_GRACE_S = 0.5
 _STALLED_GRACE_S = 2.0  # a stalled engine finishes nothing, and its clients wait until its sockets close
-_MAX_BACKOFF_S = 30.0
+_MAX_BACKOFF_S = 300.0
 
 logger = logging.getLogger(__name__)
 Announce = Callable[[str, str, str], object]  # source, event, reason
@@ -70,11 +70,13 @@ class Supervisor:
         self._server: EngineServer | None = None
         self._silent_since = -1.0  # `since` of the STALLED that a silent process caused
         self._was_ready = False  # in its present or last run
+        self._files = weight_files(launch)
+        self._restarts = self._refuses = False
 
     def keep(self) -> None:
         """Run the engine again and again until it is asked to end; raise the last error when it does not start.
 
-        An engine that was ready starts again at once, then after 1, 2, 4 ... 30 s.
+        An engine that was ready starts again at once, then after 1, 2, 4 ... 300 s.
         """
         failures, served = 0, False
         while not self._ending.is_set():
@@ -91,7 +93,8 @@ class Supervisor:
                 return
             served |= self._was_ready
             failures = 1 if self._was_ready else failures + 1
-            if failures == (MAX_FAILED_STARTS if served else 1):
+            self._refuses = isinstance(error, ChangedWeights)  # another process would serve them
+            if failures >= (MAX_FAILED_STARTS if served else 1) and not self._refuses:
                 self._say("gave-up", "it is not started again")
                 raise error
             reason = "stalled" if isinstance(error, Stalled) else "ended" if isinstance(error, KimiError) else "error"
@@ -106,6 +109,9 @@ class Supervisor:
         self._was_ready = False
         reason = WANTED
         try:
+            if self._restarts:
+                require_unchanged(self.launch, self._files, self._preflight)
+            self._restarts = True
             with self.launch.engine(self.log_path) as server:
                 self._server = server
                 self.state.engine_url, self.state.engine_secret = server.base_url, server.secret
@@ -139,10 +145,13 @@ class Supervisor:
         except KimiError as error:
             self._say("renewal", f"given up: {error.what}")
             return
+        if self._refuses:  # the next try takes them
+            self.launch, self._files, self.state.openings = launch, weight_files(launch), None
+            return
         if not self._was_ready or self.state.phase in (Phase.STARTING, Phase.DRAINING, Phase.DOWN):
             self._say("renewal", f"given up: the engine is {self.state.phase.value}")
             return
-        self.launch = launch
+        self.launch, self._files, self.state.openings = launch, weight_files(launch), None
         self.state.restarts["renewed"] += 1
         self._end_requested.set()
 
@@ -192,7 +201,9 @@ class Supervisor:
             answers = startup_check.require_answers(client, state.groups)
             if recorded := answers_file(self.launch):
                 startup_check.require_recorded(client, answers, recorded)
-        state.openings = startup_check.openings(answers)
+        if state.openings is not None and (fault := startup_check.fault_of(answers, state.openings)):
+            raise KimiError(fault, str(self.log_path), "those of this server's first start", "kimi-w4a8 fetch --verify")
+        state.openings = state.openings or startup_check.openings(answers)
         if self.launch.draft is not None and state.num_draft_tokens is not None:
             state.canary = startup_check.require_acceptance(
                 answers, state.num_draft_tokens, self.launch.draft, state.groups, state.least_accept_length
@@ -217,7 +228,8 @@ class Supervisor:
                 if self._end_requested.wait(_POLL_S):
                     return
                 now = time.monotonic()
-                self._follow(pulse.silence(now), loop.silence(now))
+                self._follow(pulse.silence(now), loop.silence(now), processes.stopped())
+                bound(self.log_path)
                 if stalled.is_set():
                     state.stalls += 1
                     self._enter(Phase.STALLED, f"no token for {state.progress_timeout_s:.0f} s")
@@ -247,7 +259,7 @@ class Supervisor:
             remedy="read the end of its log; if it shows no error, dmesg shows whether memory ran out",
         )
 
-    def _follow(self, scheduler_s: float, loop_s: float) -> None:
+    def _follow(self, scheduler_s: float, loop_s: float, stopped: str | None) -> None:
         """Mark the engine not ready while a process is silent; the watchdog decides whether to end it."""
         state, limit = self.state, self.launch.recipe.options.unready_after_s
         silent = ""
@@ -255,6 +267,8 @@ class Supervisor:
             silent = f"its HTTP server has not answered for {loop_s:.0f} s"
         elif scheduler_s >= limit:
             silent = f"its scheduler has not answered for {limit:.0f} s"
+        elif stopped:
+            silent = f"its process {stopped} is stopped"
         if state.ready and silent:
             self._enter(Phase.STALLED, silent)
             self._silent_since = state.since

@@ -1,5 +1,7 @@
 """The loss of one of an engine's processes is detected, and helpers may end."""
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -61,3 +63,17 @@ def test_an_engine_that_has_ended_has_no_processes() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         ended.wait()
     assert EngineProcesses(ended.pid).lost() is None
+
+
+def test_a_stopped_detokenizer_is_named_and_a_running_one_is_not() -> None:
+    name = "sglang::detokenizer"
+    with subprocess.Popen(["bash", "-c", f"exec -a {name} sleep 60"]) as process:
+        try:
+            until(lambda: EngineProcesses(os.getpid())._names, 30)
+            processes = EngineProcesses(os.getpid())
+            assert processes.stopped() is None
+            process.send_signal(signal.SIGSTOP)
+            until(lambda: processes.stopped() is not None, 15)
+            assert processes.stopped().startswith(name) and processes.lost() is None
+        finally:
+            process.kill()

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from itertools import count
 
 import pytest
@@ -38,7 +39,7 @@ def test_the_canary_runs_when_it_is_due(
 
 def test_an_engine_that_does_not_answer_is_left_to_the_watchdog() -> None:
     state = engine_state("http://127.0.0.1:1")
-    Canary(state, CanaryPolicy(idle_s=0)).step(None, state.since + 1)
+    Canary(state, CanaryPolicy(idle_s=0)).step(None, state.entered + 1)
     assert state.phase is Phase.READY and state.canary is None
 
 
@@ -80,7 +81,7 @@ def test_a_kind_that_always_fails_takes_the_engine_out_and_then_ends_it(status: 
         state.num_draft_tokens = None
         policy = CanaryPolicy(idle_s=0, retry_s=0, poll_s=0.02)
         canary = Canary(state, policy)
-        canary.step(None, state.since + 1)
+        canary.step(None, state.entered + 1)
         if (status, fails) != (500, 99):
             assert (state.phase, state.broken) == (Phase.READY, "")
             state.num_draft_tokens, state.least_accept_length = 4, 1.8
@@ -92,7 +93,7 @@ def test_a_kind_that_always_fails_takes_the_engine_out_and_then_ends_it(status: 
             until(lambda: not any(thread.name == "canary" for thread in threading.enumerate()))
             return
         assert (state.phase, state.broken, next(tries)) == (Phase.CHECKING, "", 3)
-        canary.step(None, state.since + 1)
+        canary.step(None, state.entered + 1)
         assert state.broken == "every seeded request fails inside the engine: ContractError"
         state.enter(Phase.STARTING)
         assert state.broken == ""
@@ -101,7 +102,17 @@ def test_a_kind_that_always_fails_takes_the_engine_out_and_then_ends_it(status: 
 def test_a_failed_request_brings_the_canary_forward() -> None:
     state = engine_state("http://127.0.0.1:1")
     canary = Canary(state, CanaryPolicy())
-    for alarms, now_s, asked_s in ((0, 31, -state.since), (1, 31, 31), (1, 60, 31)):
+    for alarms, now_s, asked_s in ((0, 31, -state.entered), (1, 31, 31), (1, 60, 31)):
         state.alarms += alarms
-        canary.step(GOOD, state.since + now_s)
-        assert canary._asked_at == state.since + asked_s
+        canary.step(GOOD, state.entered + now_s)
+        assert canary._asked_at == state.entered + asked_s
+
+
+def test_a_wall_clock_that_goes_back_a_day_keeps_no_canary_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    state, now = engine_state("http://127.0.0.1:1"), time.time()
+    state.enter(Phase.READY)
+    monkeypatch.setattr(time, "time", lambda: now - 86400)
+    asked = threading.Event()
+    monkeypatch.setattr(Canary, "_ask", lambda canary: asked.set() or [])
+    with watching(state, lambda: None, policy=CanaryPolicy(idle_s=0.01, poll_s=0.01)):
+        assert asked.wait(30)

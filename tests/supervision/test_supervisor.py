@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.ops.state import Phase
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render
 from kimi_w4a8_eagle3.supervision import supervisor as module
-from kimi_w4a8_eagle3.supervision.checks import checked, fingerprint
+from kimi_w4a8_eagle3.supervision.checks import ChangedWeights, checked, fingerprint, require_unchanged
 from kimi_w4a8_eagle3.supervision.supervisor import MAX_FAILED_STARTS, Stalled, Supervisor
 from kimi_w4a8_laptop import tiny
 
@@ -55,6 +56,8 @@ class Scripted(Supervisor):
         self._was_ready = step.startswith("serve")
         if step.endswith("ends"):
             raise KimiError("the engine ended by itself")
+        if step.endswith("changed"):
+            raise ChangedWeights("weights on the disk changed")
         if step.endswith("stalls"):
             raise Stalled("no token")
         if step.endswith("bug"):
@@ -71,13 +74,57 @@ def test_an_engine_that_served_starts_again_at_once_and_then_after_pauses(tmp_pa
     assert ("down", "ValueError: a bug of ours") in supervisor.said
 
 
-@pytest.mark.parametrize(("steps", "starts"), [(["ends"] * 9, 1), (["serve, ends"] + ["ends"] * 9, MAX_FAILED_STARTS)])
+@pytest.mark.parametrize(("steps", "starts"), [(["ends"] * 9, 1), (["serve, ends"] + ["ends"] * 19, MAX_FAILED_STARTS)])
 def test_an_engine_that_does_not_start_is_given_up(tmp_path: Path, steps: list[str], starts: int) -> None:
     supervisor = Scripted(tmp_path, steps)
     with pytest.raises(KimiError, match="ended by itself"):
         supervisor.keep()
     assert len(list(supervisor._script)) == len(steps) - starts
     assert supervisor.said[-1][0] == "gave-up"
+    assert starts == 1 or sum(supervisor.pauses) > 600  # a fault of some minutes must not cost the service
+
+
+def test_an_engine_is_not_started_again_with_weights_that_changed(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny.target_path(), tmp_path / "model"))
+    launch = checked(render(load_recipe("tiny:plain"), [f"model.repo={folder}", "model.revision=main"]))
+    supervisor = supervised(tmp_path, launch=launch)
+    require_unchanged(launch, supervisor._files)
+    shard = sorted(folder.glob("*.safetensors"))[0]
+    before, content = shard.stat(), shard.read_bytes()
+    middle = len(content) // 2
+    shard.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+    with pytest.raises(KimiError, match="weights on the disk changed"):
+        require_unchanged(launch, supervisor._files)
+    shard.write_bytes(content[:8] + content[8:].replace(b"weight", b"weihgt", 1))
+    os.utime(shard, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(KimiError):
+        require_unchanged(launch, supervisor._files)
+    supervisor._restarts = True
+    with pytest.raises(KimiError):
+        supervisor.run()
+    assert supervisor.state.phase is Phase.DOWN and supervisor._server is None
+    supervisor._refuses, supervisor._preflight = True, False
+    supervisor.renew()  # SIGHUP: the operator takes the files of now
+    require_unchanged(supervisor.launch, supervisor._files, preflight=False)
+
+
+def test_changed_weights_are_waited_for_and_never_left_to_another_process(tmp_path: Path) -> None:
+    supervisor = Scripted(tmp_path, ["serve, ends"] + ["changed"] * (MAX_FAILED_STARTS + 5) + ["serve, stop"])
+    supervisor.keep()
+    assert supervisor.pauses[-1] == 300 and "gave-up" not in dict(supervisor.said)
+
+
+def test_a_restart_keeps_the_openings_of_the_first_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor, first = supervised(tmp_path), ((1, 2, 3, 4),) * 4
+    monkeypatch.setattr(module, "require_private", lambda url: None)
+    monkeypatch.setattr(module, "EngineClient", lambda *_: nullcontext())
+    monkeypatch.setattr(module, "answers_file", lambda launch: None)
+    answers = [SimpleNamespace(token_ids=(9, 8, 7, 6))] * 4
+    monkeypatch.setattr(module.startup_check, "require_answers", lambda client, groups: answers)
+    supervisor.state.openings = first
+    with pytest.raises(KimiError, match="do not begin like the recorded ones"):
+        supervisor._check()
+    assert supervisor.state.openings == first
 
 
 def test_a_broken_engine_is_ended(tmp_path: Path) -> None:
