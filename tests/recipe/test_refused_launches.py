@@ -82,7 +82,7 @@ def test_what_does_not_fit_together_is_refused(recipe: str, setting: str, messag
 def test_a_draft_that_only_arguments_name_is_looked_at_before_a_load(algorithm: str) -> None:
     settings = [f"speculative-algorithm={algorithm}", f"speculative-draft-model-path={tiny.draft_path()}"]
     with pytest.raises(KimiError, match=f"{algorithm} does not fit this draft, which is an EAGLE3 draft"):
-        render(load_recipe("tiny:plain"), settings, machine=NO_GPU)
+        render(load_recipe("w4a8"), settings, machine=NO_GPU)
 
 
 @BOTH
