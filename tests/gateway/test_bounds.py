@@ -12,7 +12,7 @@ from support.gateway_app import MODEL, App, ScriptedEngine, Wire, events_of, unt
 
 from kimi_w4a8_eagle3.gateway import exchange, limits
 from kimi_w4a8_eagle3.gateway.keys import Client
-from proof.limits_page import BEGIN, PAGE, tables
+from proof.reference import BEGIN, PAGE, metrics, tables
 
 CHAT, MESSAGES, TEXT = "/v1/chat/completions", "/v1/messages", "/v1/completions"
 BODY: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "?"}], "max_tokens": 64}
@@ -150,5 +150,10 @@ def test_min_tokens_and_a_grammar_are_not_both_promised() -> None:
     assert App(ScriptedEngine()).ask(CHAT, {**BODY, "min_tokens": 5}).status_code == 200
 
 
-def test_the_page_of_limits_is_what_the_code_has() -> None:
-    assert BEGIN + tables() in PAGE.read_text(), "python -m proof.limits_page writes it"
+def test_the_reference_page_is_what_the_code_has() -> None:
+    assert BEGIN + tables() in PAGE.read_text(), "python -m proof.reference writes it"
+
+
+def test_metrics_of_every_kind_are_found() -> None:
+    names = {name.strip("`") for name, _ in metrics()}
+    assert {"kimi_engine_restarts_total", "kimi_gateway_requests_total", "kimi_page_guard_cap_tokens"} <= names
