@@ -41,7 +41,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 def readme_page() -> str:
     """Return the README with its links into `docs/` as links between pages, and those to other files as text."""
     text = re.sub(r"\]\(docs/", "](", _README.read_text())
-    return re.sub(r"(?<!!)\[([^\[\]]+)\]\((?:LICENSE|\.github/[^)]*)\)", r"\1", text)
+    named = r"!\[[^\]]*\]\([^)]*\)|[^\[\]]+"  # a badge, or words
+    return re.sub(rf"(?<!!)\[({named})\]\((?:LICENSE|\.github/[^)]*)\)", r"\1", text)
 
 
 def cli_page() -> str:
