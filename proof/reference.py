@@ -13,7 +13,6 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 import kimi_w4a8_eagle3
-from kimi_w4a8_eagle3.gates import TABLE
 from kimi_w4a8_eagle3.gateway import (
     bodies,
     completions,
@@ -86,7 +85,7 @@ def tables() -> str:
         _table(("path", "fields"), _bodies()),
         "Fields of other APIs, and what happens to them. A field that no table names is dropped and counted:\n",
         _table(("field", "what happens"), _others()),
-        "## Variables\nSet one for a server by `--set env.NAME=VALUE`. `kimi-w4a8 gates` shows the others.\n",
+        "## Variables\nSet one for a server by `--set env.NAME=VALUE`. `kimi-w4a8 gates` prints all others.\n",
         _table(("variable", "default", "effect"), _variables()),
         "## Metrics\nSGLang's own (`sglang:*`) keep their names.\n",
         _table(("metric", "meaning"), sorted(set(metrics()))),
@@ -141,10 +140,6 @@ def _variables() -> Iterator[tuple[str, ...]]:
     for name in VARIABLES:
         default = _SETTINGS[_DEFAULTS[name]] if name in _DEFAULTS else "-"
         yield f"`{name}`", str(default), _EFFECTS[name]
-    for gate in TABLE:
-        if gate.name.startswith("KIMI_"):
-            shown = "-" if gate.default is None else str(int(gate.default) if gate.kind == "bool" else gate.default)
-            yield f"`{gate.name}`", shown, gate.effect
 
 
 def metrics() -> Iterator[tuple[str, str]]:
