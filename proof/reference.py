@@ -124,7 +124,11 @@ def _field(name: str, one: FieldInfo) -> str:
     least = next((rule.ge for rule in rules if getattr(rule, "ge", None) is not None), None)
     most = next((rule.le for rule in rules if getattr(rule, "le", None) is not None), None)
     wide = most is None or most >= 2**31 - 1
-    return f"`{name}`" if least is None or wide else f"`{name}` ({least:.2f} to {most:g})".replace(".00", "")
+    return (
+        f"`{name}`"
+        if least is None or wide
+        else f"`{name}` ({'above 0' if 0 < least < 0.01 else f'{least:g}'} to {most:g})"
+    )
 
 
 def _others() -> Iterator[tuple[str, ...]]:
