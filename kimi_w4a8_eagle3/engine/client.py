@@ -20,6 +20,8 @@ import httpx
 
 from ..base.errors import KimiError, UsageError
 from ..base.http import bearer, trusted
+from ..base.prometheus import Reading
+from .metrics import read_once
 
 _TIMEOUT_S, _SILENT_S = 300.0, 5.0
 
@@ -68,7 +70,7 @@ class EngineClient:
     """
 
     def __init__(self, base_url: str, api_key: str | None = None, timeout_s: float = _TIMEOUT_S) -> None:
-        self.base_url = base_url
+        self.base_url, self._key = base_url, api_key
         timeout, limits = httpx.Timeout(timeout_s, connect=5.0), httpx.Limits(max_connections=256)
         try:
             self._http = httpx.Client(
@@ -104,6 +106,10 @@ class EngineClient:
     def server_info(self) -> dict[str, Any]:
         """Return the engine's own arguments and state."""
         return self._call("GET", "/server_info")
+
+    def metrics(self) -> Reading:
+        """Return the server's metrics, read once."""
+        return read_once(self.base_url, self._key)
 
     def generate(self, prompt: str, max_new_tokens: int, **sampling: Any) -> Generation:
         """Complete a ready-made prompt (no chat template); greedy unless `temperature` is given."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..base.errors import KimiError
 from .client import EngineClient, Generation, Refused
-from .metrics import NAN_LOGITS, Acceptance, acceptance_from_histograms, read_once
+from .metrics import NAN_LOGITS, Acceptance, acceptance_from_histograms
 
 # Everyday prompts with predictable continuations: any draft trained for its target accepts some tokens on them.
 PROMPTS = (
@@ -158,7 +158,7 @@ def require_answers(client: EngineClient, groups: int) -> list[Generation]:
     answers = ask(client, groups)
     nan = 0.0
     with suppress(KimiError):  # a server without metrics
-        nan = read_once(client.base_url).total(NAN_LOGITS) or 0.0
+        nan = client.metrics().total(NAN_LOGITS) or 0.0
     why = f"{nan:.0f} rows of logits were NaN" if nan else fault_of(answers, None)
     if why is not None:
         raise KimiError(

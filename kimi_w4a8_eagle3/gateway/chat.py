@@ -214,9 +214,8 @@ class ChatWriter:
 
     def __init__(self, server: Answerer, request: ChatRequest, past_calls: int, prompt: list[int]) -> None:
         self._server, self._request, self._past, self._prompt = server, request, past_calls, prompt
-        self._head = {
-            "id": f"chatcmpl-{secrets.token_hex(16)}", "created": int(time.time()), "model": server.model,
-        }  # fmt: skip
+        self.id = f"chatcmpl-{secrets.token_hex(16)}"
+        self._head = {"id": self.id, "created": int(time.time()), "model": server.model}
         self._choices = [_Choice() for _ in range(request.n)]
         self._with_usage = bool((request.stream_options or {}).get("include_usage"))
         self._usage = Usage()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from .render import Prompt, Renderer
 class Chosen:
     """A request whose answers are stored as they end."""
 
+    request: str
     collector: Collector
     prompt: list[int]
     structured: bool
@@ -27,7 +27,7 @@ class Chosen:
         ids = self.ids.setdefault(delta.index, [])
         ids += delta.ids
         if delta.end is not None:
-            self.collector.put(secrets.token_hex(16), self.prompt, ids, self.structured)
+            self.collector.put(self.request, self.prompt, ids, self.structured)
 
 
 class Collecting:
@@ -39,12 +39,15 @@ class Collecting:
         self._tokenizer = tokenizer_name(renderer.encode(PROBE, special=True), vocabulary)
         self._of(Client())
 
-    def choose(self, conversation: Conversation, prompt: Prompt, client: Client) -> Chosen | None:
-        """Return a request to store, or None. Pictures are no ids, so requests with one are left out."""
+    def choose(self, request: str, conversation: Conversation, prompt: Prompt, client: Client) -> Chosen | None:
+        """Return a request to store, or None. Pictures are no ids, so requests with one are left out.
+
+        request: the id that its answer has, by which it can be erased.
+        """
         collector = self._of(client)
         if prompt.pictures or not collector.wants():
             return None
-        return Chosen(collector, prompt.ids, conversation.grammar is not None)
+        return Chosen(request, collector, prompt.ids, conversation.grammar is not None)
 
     def _of(self, client: Client) -> Collector:
         name = key_name(client.key) if client.key else NO_KEY

@@ -196,7 +196,7 @@ class MessagesWriter:
 
     def __init__(self, server: Answerer, seal: Seal, prompt_tokens: int) -> None:
         self._server, self._seal, self._prompt_tokens = server, seal, prompt_tokens
-        self._id = f"msg_{secrets.token_hex(12)}"
+        self.id = f"msg_{secrets.token_hex(12)}"
         self._blocks: list[dict[str, Any]] = []
         self._open: str | None = None  # the type of the last block, while it is written
         self._texts: list[str] = []  # of it
@@ -204,7 +204,7 @@ class MessagesWriter:
 
     def begin(self) -> bytes:
         message: dict[str, Any] = {
-            "id": self._id, "type": "message", "role": "assistant", "model": self._server.model, "content": [],
+            "id": self.id, "type": "message", "role": "assistant", "model": self._server.model, "content": [],
             "stop_reason": None, "stop_sequence": None,
             "usage": {"input_tokens": self._prompt_tokens, "output_tokens": 0},
         }  # fmt: skip
@@ -284,7 +284,7 @@ class MessagesWriter:
         if reason == "tool_use" and not any(block["type"] == "tool_use" for block in content):
             reason = "end_turn"
         return {
-            "id": self._id, "type": "message", "role": "assistant", "model": self._server.model, "content": content,
+            "id": self.id, "type": "message", "role": "assistant", "model": self._server.model, "content": content,
             "stop_reason": reason, "stop_sequence": self._stop(), "usage": self._usage(),
         }  # fmt: skip
 

@@ -31,7 +31,7 @@ class ResponsesWriter:
 
     def __init__(self, server: Answerer, seal: Seal, request: ResponsesRequest, declared: dict[str, Declared]) -> None:
         self._server, self._seal, self._request, self._declared = server, seal, request, declared
-        self._id, self._created = f"resp_{secrets.token_hex(16)}", int(time.time())
+        self.id, self._created = f"resp_{secrets.token_hex(16)}", int(time.time())
         self._summary = (request.reasoning or {}).get("summary") is not None
         self._items: list[_Item] = []
         self._open: _Item | None = None
@@ -169,7 +169,7 @@ class ResponsesWriter:
     def _answer(self, status: str, reason: str | None = None, error: dict[str, str] | None = None) -> dict[str, Any]:
         request, usage = self._request, self._end.usage if self._end is not None else None
         return {
-            "id": self._id, "object": "response", "created_at": self._created, "status": status,
+            "id": self.id, "object": "response", "created_at": self._created, "status": status,
             "model": self._server.model, "output": [item.value for item in self._items if item is not self._open],
             "error": error, "incomplete_details": {"reason": reason} if reason else None,
             "instructions": request.instructions, "max_output_tokens": request.max_output_tokens,

@@ -224,7 +224,7 @@ class Service:
                     yield work.writer.part(index, part)
             return
         assert work.conversation is not None and work.prompt is not None and work.writer is not None
-        collected = self._collecting and self._collecting.choose(work.conversation, work.prompt, client)
+        collected = self._collecting and self._collecting.choose(work.writer.id, work.conversation, work.prompt, client)
         async with aclosing(self._generator.answers(work.conversation, work.prompt, work.streamed)) as deltas:
             async for delta in deltas:
                 if collected:

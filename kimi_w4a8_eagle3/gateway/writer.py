@@ -12,7 +12,9 @@ from .generate import Delta, TokenLogprob
 
 
 class Writer(Protocol):
-    """Writes one request's answers: events while they come, and the whole of them at the end."""
+    """Writes one request's answers: events while they come, and the whole at the end; `id` is what clients see."""
+
+    id: str
 
     def begin(self) -> bytes:
         """Return the events of a stream before the first token."""

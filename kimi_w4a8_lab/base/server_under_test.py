@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
 from kimi_w4a8_eagle3.base.http import Address
-from kimi_w4a8_eagle3.base.run_dir import record
+from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT, RECORD, record
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.metrics import read_once
 from kimi_w4a8_eagle3.engine.process import free_port
@@ -79,7 +79,8 @@ class Target:
 
     With both, the server at base_url must serve the recipe's model. base_url may be the engine.json of a run of
     `serve`, for the engine itself. model: name under which the server must serve. settings: changes to the recipe, as
-    for `--set`. api_key: key sent to the server, never recorded. engine: of a server that was started here.
+    for `--set`. api_key: key sent to the server, never recorded. engine: of a server that was started here. runs: where
+    `serve` keeps its folders, one of which names the engine of a service on this machine.
     """
 
     base_url: str | None = None
@@ -88,6 +89,7 @@ class Target:
     settings: tuple[str, ...] = ()
     api_key: str | None = field(default=None, repr=False)
     engine: Address | None = field(default=None, repr=False)
+    runs: Path = DEFAULT_ROOT
 
     def __post_init__(self) -> None:
         if self.base_url is None and self.recipe is None:
@@ -163,6 +165,8 @@ class Target:
         if base_url.endswith(".json"):
             engine = _named_engine(Path(base_url))
             base_url = engine.url
+        elif engine is None and self.local:
+            engine = _engine_beside(base_url, self.runs)
         server = self._connect(base_url, None, engine)
         if self.launch is not None and Path(server.facts.model_path).name != Path(self.launch.model).name:
             raise KimiError(
@@ -197,10 +201,25 @@ def _named_engine(file: Path) -> Address:
         raise UsageError(what, str(file), "engine.json in the folder of a run of `kimi-w4a8 serve`") from error
 
 
+def _engine_beside(base_url: str, runs: Path) -> Address | None:
+    """Return the engine behind a gateway of this machine, as its newest run of `serve` names it; None if none does."""
+    port = urlsplit(base_url).port
+    for file in sorted(runs.glob("*-serve-*/engine.json"), reverse=True):
+        with suppress(OSError, ValueError, KeyError, AttributeError, UsageError):
+            served = json.loads((file.parent / RECORD).read_text())["servers"].values()
+            if port in [urlsplit(one["base_url"]).port for one in served]:
+                return _named_engine(file)
+    return None
+
+
 def record_of(kind: str, targets: Mapping[str, Target], **facts: object) -> dict[str, object]:
     """Return a run's record with its targets by label, the launches of those started here, and their kernel gates."""
     started = {name: target.launch for name, target in targets.items() if target.launch and target.base_url is None}
     gates = {f"{name}: {gate}": value for name, launch in started.items() for gate, value in launch.env.items()}
     servers = {name: launch.described() for name, launch in started.items()}
-    described = {name: asdict(replace(target, api_key=None, engine=None)) for name, target in targets.items()}
+    unsaid = ("engine", "runs", "api_key")  # of this machine, or secret
+    described = {
+        name: {key: value for key, value in asdict(target).items() if key not in unsaid}
+        for name, target in targets.items()
+    }
     return record(kind, servers, gates, targets=described, **facts)

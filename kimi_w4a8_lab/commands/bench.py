@@ -139,7 +139,7 @@ def run(
     This needs SGLang on this machine for its load generator. No extra installs SGLang: use its image, or `make venv`.
     """
     key = client_key(api_key_file, os.environ)
-    target = Target(base_url or None, recipe or None, None, tuple(kept.settings), key)
+    target = Target(base_url or None, recipe or None, None, tuple(kept.settings), key, runs=kept.runs)
     kept.measured([target], [load.workload(workload)], load.texts())
 
 

@@ -180,7 +180,7 @@ def lossless(
         raise UsageError("give --base-url and --reference-url together", expected="two servers, or one --recipe")
     if ask and not exact:
         raise UsageError("--ask needs --exact", expected="--exact --ask KIND; without --exact all kinds are asked")
-    target = server.target()
+    target = replace(server.target(), runs=runs)
     if target.launch and target.launch.draft is None:
         raise UsageError("the recipe has no draft", f"--recipe {target.recipe}", "a recipe with [draft]")
     reference = replace(target, base_url=reference_url).plain()

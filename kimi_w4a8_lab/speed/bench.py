@@ -115,7 +115,7 @@ def _check(server: Server, workload: Workload) -> None:
                     "the gateway serves no /generate, and the load generator asks the engine itself",
                     where=server.base_url,
                     expected="the engine's own address",
-                    remedy="--base-url RUN/engine.json, in the folder of `kimi-w4a8 serve`",
+                    remedy="--runs RUNS, where `kimi-w4a8 serve` keeps its folders, or --base-url RUNS/RUN/engine.json",
                 ) from refused
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from support.waiting import until
 from kimi_w4a8_eagle3.base import collection
 from kimi_w4a8_eagle3.base.collection import NO_KEY, REQUESTS, Consent, key_name
 from kimi_w4a8_eagle3.gateway.collect import Collecting
-from kimi_w4a8_lab.draft.collected import read_collected
+from kimi_w4a8_lab.draft.collected import read_collected, read_requests
 
 QUESTION = {"role": "user", "content": "What is 33 + 14?"}
 SAID = "I add.</think>It is 47."
@@ -30,13 +31,21 @@ def test_finished_answers_are_stored_as_the_engine_drew_them(
     app = App(ScriptedEngine(SAID), keys=file if keyed else None)
     app.service._collecting = Collecting(folder, renderer(), 640)
     headers = {"authorization": "Bearer key-of-ann-123"} if keyed else {}
+    answers = set[str]()
     for more in ({}, {"stream": True}, {"response_format": {"type": "json_object"}}):
         body = {"model": MODEL, "messages": [QUESTION], "max_tokens": 64, **more}
-        assert app.ask("/v1/chat/completions", body, **headers).status_code == 200
+        answer = app.ask("/v1/chat/completions", body, **headers)
+        assert answer.status_code == 200
+        answers |= {re.findall(r'"id": ?"(chatcmpl-\w+)"', answer.text)[0]}
     shown = {"model": MODEL, "messages": [showing(noise(8, 8), "?")]}  # pictures are no ids
     assert app.ask("/v1/chat/completions", shown, **headers).status_code == 200
     key = key_name("key-of-ann-123") if keyed else NO_KEY
-    until(lambda: {one.kind for one in read_collected(folder, 1000)} == {key, f"{key}-structured"})
+
+    def stored() -> set[str]:
+        return {one.id for file in (folder / REQUESTS).glob("*/[!.]*") for one in read_requests(file)}
+
+    until(lambda: stored() == answers)  # by these ids `draft erase --request` finds them
+    assert {one.kind for one in read_collected(folder, 1000)} == {key, f"{key}-structured"}
     assert [path.name for path in (folder / REQUESTS).iterdir()] == [key]
     prompt, said = app.engine.seen[0]["input_ids"], renderer().encode(SAID, special=True)
     found = read_collected(folder, 1000)
