@@ -14,7 +14,7 @@ import pytest
 from kimi_w4a8_laptop import virtual
 from kimi_w4a8_laptop.virtual import library
 
-PROGRAM = Path(__file__).parents[1] / "support" / "virtual_device_program.py"
+TESTS = Path(__file__).parents[1]
 CAPTURE = "operation not permitted when stream is capturing: "
 TWO_DEVICES = "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and "
 # The message that names each fault of the program.
@@ -104,8 +104,9 @@ NOTICED |= SERVING
 def said() -> dict[str, Any]:
     if library.compiler() is None:
         pytest.skip("the virtual device is compiled with g++, which is not installed")
-    environment = {**os.environ, **virtual.ENVIRONMENT}
-    done = subprocess.run([sys.executable, str(PROGRAM)], env=environment, capture_output=True, text=True)
+    command = [sys.executable, "-m", "support.virtual_device_program"]
+    environment = {**os.environ, **virtual.ENVIRONMENT, "PYTHONPATH": os.pathsep.join(map(str, (TESTS.parent, TESTS)))}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 
@@ -121,7 +122,7 @@ def test_each_planted_fault_has_its_message(said: dict[str, Any]) -> None:
 
 def test_tensors_say_cuda_and_the_draw_takes_its_triton_kernel(said: dict[str, Any]) -> None:
     healthy = said["healthy"]
-    assert healthy["devices"] == ["cuda:0", "True", "cuda:3"]
+    assert healthy["devices"] == ["cuda:0", "cuda:3", "cuda:2", "cuda:0"] and healthy["on a GPU"]
     assert healthy["attended into out"] and healthy["summed over ranks"] == [[1.0, 1.0, 1.0], [0.0, 3.0], [6.0, 9.0]]
     assert healthy["draw"] == [True, "torch.int64", ["triton draw_kernel"]]
 

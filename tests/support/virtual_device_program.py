@@ -1,6 +1,7 @@
 """Check the virtual device in a process of its own, because it changes torch for good; print what happened as JSON.
 
-Run by tests/laptop/test_virtual_device.py. Each fault maps to the message that names it, or to "not noticed".
+Run by tests/laptop/test_virtual_device.py. `operator_calls.py` has the calls that a fault changes. Each fault maps to
+the message that names it, or to "not noticed".
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import ctypes
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 from kimi_w4a8_laptop import virtual
 
@@ -20,34 +20,34 @@ import torch.distributed as dist  # noqa: E402
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
-from kimi_w4a8_eagle3.moe.contract import MoeShape  # noqa: E402
-from kimi_w4a8_eagle3.moe.reference import ReferenceBackend, quantize_rows  # noqa: E402
+from kimi_w4a8_eagle3.moe.reference import quantize_rows  # noqa: E402
 from kimi_w4a8_eagle3.sampling.draw import Filters, draw  # noqa: E402
-from kimi_w4a8_lab.kernels.random_layers import random_layer  # noqa: E402
-from kimi_w4a8_laptop.contract_check import CONTRACTS  # noqa: E402
 from kimi_w4a8_laptop.virtual import library, rccl  # noqa: E402
 from kimi_w4a8_laptop.virtual.operators import STAND_INS  # noqa: E402
 
-FLOAT32 = 7  # of nccl.h
-LINKS = ("candidates", "retrive_index", "retrive_next_token", "retrive_next_sibling", "target_predict")
+from .operator_calls import (  # noqa: E402
+    FLOAT32,
+    attention,
+    columns,
+    drawn,
+    greedy_sample_into_int64,
+    ints,
+    mla,
+    moe,
+    nccl,
+    norm_into_columns,
+    paged,
+    rope,
+    route_into_columns,
+    store,
+    tree,
+    verify,
+)
 
 
 @triton.jit
 def copy_kernel(source, target, size: tl.constexpr):  # type: ignore[no-untyped-def]
     tl.store(target + tl.arange(0, size), tl.load(source + tl.arange(0, size)))
-
-
-def verify(**changed: torch.Tensor | None) -> None:
-    """Call verify_tree_greedy for one request with three drafts."""
-    from sgl_kernel import verify_tree_greedy
-
-    ints = {
-        "predicts": torch.zeros(4, dtype=torch.int32, device="cuda"),
-        "accept_index": torch.zeros(1, 4, dtype=torch.int32, device="cuda"),
-        "accept_token_num": torch.zeros(1, dtype=torch.int32, device="cuda"),
-    }
-    links = {name: torch.zeros(1, 4, dtype=torch.int64, device="cuda") for name in LINKS}
-    verify_tree_greedy(**{name: value for name, value in {**ints, **links, **changed}.items() if value is not None})
 
 
 def in_capture(action: Callable[[torch.Tensor], object]) -> None:
@@ -87,101 +87,6 @@ def missing_name() -> None:
     fused_moe_of_another_release(torch.ones(1, device="cuda"))
 
 
-def greedy_sample_into_int64() -> None:
-    from aiter import greedy_sample
-
-    greedy_sample(torch.zeros(2, dtype=torch.int64, device="cuda"), torch.zeros(2, 8, device="cuda"))
-
-
-def ints(*numbers: int) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=torch.int32, device="cuda")
-
-
-def paged(**changed: object) -> None:
-    """Decode two sequences of 3 and 2 tokens over pages of one token."""
-    from aiter import paged_attention_ragged
-
-    q, cache = torch.zeros(2, 2, 8, device="cuda").bfloat16(), torch.zeros(8, 1, 2, 8, device="cuda").bfloat16()
-    one = torch.ones(1, device="cuda")
-    values = {
-        "out": torch.empty_like(q),
-        "workspace_buffer": torch.zeros(2 * 2 * (2 * 4 + 8 * 2), dtype=torch.uint8, device="cuda"),
-        "query": q,
-        "key_cache": cache,
-        "value_cache": cache,
-        "scale": 1.0,
-        "kv_indptr": ints(0, 3, 5),
-        "kv_page_indices": ints(7, 1, 2, 4, 3),
-        "kv_last_page_lens": ints(1, 1),
-        "block_size": 1,
-        "max_num_partitions": 1,
-        "alibi_slopes": None,
-        "kv_cache_dtype": "auto",
-        "kv_cache_layout": "NHD",
-        "logits_soft_cap": 0.0,
-        "k_scale": one,
-        "v_scale": one,
-    }
-    paged_attention_ragged(**values | changed)
-
-
-def mla(heads: int = 16, prefill: bool = False, **changed: object) -> None:
-    """Verify four tokens of each of two requests, as SGLang's AITER backend does, or prefill them."""
-    from aiter.mla import mla_decode_fwd, mla_prefill_fwd
-
-    values = {
-        "q": torch.zeros(8, heads, 12, device="cuda").bfloat16(),
-        "kv_buffer": torch.zeros(16, 1, 1, 12, device="cuda").bfloat16(),
-        "o": torch.zeros(8, heads, 8, device="cuda").bfloat16(),
-        "qo_indptr": ints(0, 4, 8),
-        "kv_indptr": ints(0, 5, 9),
-        "kv_indices": ints(*range(1, 10)),
-        "kv_last_page_lens": ints(1, 1),
-        "max_seqlen_q": 4,
-        "sm_scale": 1.0,
-    }
-    (mla_prefill_fwd if prefill else mla_decode_fwd)(**values | changed)
-
-
-def tree(package: str, **changed: object) -> None:
-    """Build the tree of two requests with three drafts each."""
-    import sgl_kernel
-    from sglang.kernels.jit.utils.compile.loader import load_jit
-
-    links = {name: torch.zeros(2, 4, dtype=torch.int64, device="cuda") for name in LINKS[1:4]}
-    values = {
-        "parent_list": torch.zeros(2, 3, dtype=torch.int64, device="cuda"),
-        "selected_index": torch.zeros(2, 3, dtype=torch.int64, device="cuda"),
-        "verified_seq_len": torch.ones(2, dtype=torch.int64, device="cuda"),
-        "tree_mask": torch.zeros(32, dtype=torch.bool, device="cuda"),
-        "positions": torch.zeros(8, dtype=torch.int64, device="cuda"),
-        **links,
-        "topk": 1,
-        "depth": 3,
-        "draft_token_num": 4,
-        "tree_mask_mode": 1,
-    }
-    module = sgl_kernel if package == "sgl_kernel" else load_jit()
-    module.build_tree_kernel_efficient(*(values | changed).values())
-
-
-def norm_into_columns() -> None:
-    """Let the norm of float32 rows write every second column of a wider tensor."""
-    from aiter import rmsnorm2d_fwd_with_add
-
-    x, wide = torch.ones(4, 8, device="cuda"), torch.zeros(4, 16, device="cuda")
-    rmsnorm2d_fwd_with_add(wide[:, :8], x, x, torch.empty_like(x), torch.ones(8, device="cuda"), 1e-5)
-
-
-def route_into_columns() -> None:
-    """Let routing write weights into a wider tensor than ids."""
-    from aiter import biased_grouped_topk
-
-    gates, bias = torch.zeros(4, 8, device="cuda"), torch.zeros(8, device="cuda")
-    wide, ids = torch.zeros(4, 4, device="cuda"), torch.zeros(4, 2, dtype=torch.int32, device="cuda")
-    biased_grouped_topk(gates, bias, wide[:, :2], ids, 1, 1, True, 1.0)
-
-
 def pinned(read: bool) -> None:
     """Touch pinned memory on the host while a copy of it is under way."""
     on_host, on_device = torch.zeros(4, pin_memory=True), torch.zeros(4, device="cuda")
@@ -209,14 +114,6 @@ def beside_triton(reads: bool) -> None:
 def beside_aiter() -> None:
     """Overwrite the gates while AITER reads them."""
     race(lambda x, side: x.fill_(1), lambda x: STAND_INS["aiter.rmsnorm2d_fwd"](x[None], x[0:4], 1e-5))
-
-
-def attention(size: int = 8, **given: object) -> torch.Tensor:
-    from aiter import flash_attn_varlen_func
-
-    q, bounds = torch.ones(2, 2, size, device="cuda").bfloat16(), torch.tensor([0, 2], dtype=torch.int32, device="cuda")
-    found: torch.Tensor = flash_attn_varlen_func(q, q, q, bounds, bounds, 2, 2, causal=True, **given)
-    return found
 
 
 def on(device: str) -> torch.Tensor:
@@ -284,27 +181,6 @@ FAULTS: dict[str, Callable[[], object]] = {
 }
 
 
-def rope(positions: int = 1, dtype: torch.dtype = torch.bfloat16) -> None:
-    heads, table = torch.zeros(1, 2, 1, 8, device="cuda").bfloat16(), torch.zeros(4, 1, 1, 4, device="cuda").to(dtype)
-    places = torch.tensor([[0, positions]], device="cuda")
-    STAND_INS["aiter.rope_cached_positions_2c_fwd_inplace"](heads, heads, table, table, places, 0, True, False)
-
-
-def store(last: int, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Store two rows in a cache of four, in slot 0 and `last`."""
-    rows, cache = torch.zeros(2, 8, device="cuda").to(dtype), torch.zeros(4, 8, device="cuda").bfloat16()
-    slots = torch.tensor([0, last], device="cuda")
-    splits = {"num_split": 1} if "num_split" in CONTRACTS["sglang_jit.store_cache"].arguments else {}
-    values = {"k": rows, "v": rows, "k_cache": cache, "v_cache": cache.clone(), "indices": slots, **splits}
-    STAND_INS["sglang_jit.store_cache"](**values, size_limit=4, reserved_skip_index=-1)
-
-
-def nccl(rows: int = 4, op: int = 0) -> None:
-    buffer, group = torch.zeros(4, device="cuda"), SimpleNamespace(allreduce=lambda _: SimpleNamespace(wait=bool))
-    pointer = ctypes.c_void_p(buffer.data_ptr())
-    rccl.Gloo().ncclAllReduce(pointer, pointer, rows, FLOAT32, op, group, None)
-
-
 def graph_after_reset() -> None:
     graph, tensor = torch.cuda.CUDAGraph(), torch.zeros(4, device="cuda")
     with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
@@ -316,24 +192,6 @@ def graph_after_reset() -> None:
 def begin_capture(_: object) -> None:
     with torch.cuda.stream(torch.cuda.Stream()):
         torch.cuda.CUDAGraph().capture_begin()
-
-
-def moe(expert: int) -> None:
-    """Route a row to an expert of another rank, as an expert map that is one off does."""
-    layer = random_layer(MoeShape(4, 64, 64, 2), torch.device("cpu"))
-    prepared = ReferenceBackend().prepare(layer)
-    ids = torch.tensor([[0, expert]], dtype=torch.int32, device="cuda")
-    ReferenceBackend().forward(torch.zeros(1, 64, device="cuda").bfloat16(), prepared, torch.ones(1, 2).cuda(), ids)
-
-
-def columns(count: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    return torch.zeros(2, count, device="cuda").to(dtype)
-
-
-def drawn(device: str) -> None:
-    probs = torch.rand(1, 640, device="cuda")
-    filters = Filters(*(torch.tensor(value, device="cuda") for value in ([640], [1.0], [0.0])))
-    draw(probs, filters, torch.zeros(1, dtype=torch.int64, device=device), torch.zeros(1, dtype=torch.int64).cuda())
 
 
 LINK_BEYOND = torch.full((1, 4), 4, device="cuda")
@@ -429,8 +287,11 @@ def healthy() -> dict[str, object]:
     x.copy_(torch.ones(3).pin_memory(), non_blocking=True)
     x.add_(1).tolist()
     counted = library.report()
+    with torch.cuda.device(2):
+        inside = torch.ones(1, device="cuda")
     return {
-        "devices": [str(drawn.device), str(x.is_cuda), str(torch.ones(1, device="cuda:3").device)],
+        "devices": [str(one.device) for one in (drawn, torch.ones(1, device="cuda:3"), inside, torch.ones(1).cuda())],
+        "on a GPU": x.is_cuda,
         "draw": [drawn.tolist() == on_host.tolist(), str(drawn.dtype), launches],
         "after a wait": noticed(lambda: race(lambda x, side: (torch.cuda.current_stream().wait_stream(side), x.sum()))),
         "replayed": replayed,
