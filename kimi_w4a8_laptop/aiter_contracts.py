@@ -38,16 +38,17 @@ _NORM: Arguments = {
     "weight": Tensor("input", "hidden"),
     "epsilon": _NUMBER,
 }
-_TOPK: Arguments = {
-    "topk_weights": Tensor(_FLOAT, "tokens topk", "rows"),
-    "topk_ids": Tensor(_INT, "tokens topk", "rows"),
-}
 
 
-def _by_rows(given: Given) -> bool:
-    """True where rmsnorm2d_fwd_with_add takes the kernel that knows the strides of all its rows."""
-    x = given["input"]
-    return bool(x.element_size() == 2 and x.shape[-1] <= 8192 and not given.get("use_model_sensitive_rmsnorm"))
+def _contiguous_rows(argument: str) -> Rule:
+    """The kernel for float32, and for rows over 8192, gets the stride of the input alone."""
+
+    def holds(given: Given) -> bool:
+        x = given["input"]
+        own_strides = x.element_size() == 2 and x.shape[-1] <= 8192 and not given.get("use_model_sensitive_rmsnorm")
+        return bool(own_strides or given[argument].is_contiguous())
+
+    return Rule(argument, "contiguous rows", holds)
 
 
 AITER: dict[str, Contract] = {
@@ -202,11 +203,7 @@ AITER: dict[str, Contract] = {
         },
         "aiter/ops/rmsnorm.py and csrc/kernels/rmsnorm_quant_kernels.cu of e4048607",
         ("out", "residual_out"),
-        # Its kernel for float32, and for rows over 8192, gets the stride of the input alone.
-        tuple(
-            Rule(name, "contiguous rows", lambda g, name=name: _by_rows(g) or g[name].is_contiguous())
-            for name in ("out", "residual_in", "residual_out")
-        ),
+        tuple(map(_contiguous_rows, ("out", "residual_in", "residual_out"))),
     ),
     "aiter.layernorm2d_fwd": Contract(
         {
@@ -264,7 +261,8 @@ AITER: dict[str, Contract] = {
         {
             "gating_output": Tensor(_ANY, "tokens experts", "rows"),
             "correction_bias": Tensor("gating_output", "experts"),
-            **_TOPK,
+            "topk_weights": Tensor(_FLOAT, "tokens topk", "rows"),
+            "topk_ids": Tensor(_INT, "tokens topk", "rows"),
             "num_expert_group": _INTEGER,
             "topk_group": _INTEGER,
             "need_renorm": _FLAG,

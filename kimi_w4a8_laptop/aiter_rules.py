@@ -67,14 +67,20 @@ def longest(size: str, bounds: str) -> Rule:
     return Rule(size, f"at least the longest sequence of {bounds}", lambda g: g[size] >= _longest(g[bounds]))
 
 
+def queries(bounds: str) -> tuple[Rule, ...]:
+    """The bounds of prefilled queries `q`."""
+    return rising(bounds), rows(bounds, "q", PADDING), longest("max_seqlen_q", bounds)
+
+
 def whole(table: torch.Tensor) -> torch.Tensor:
     """Return a table up to the end of its memory: a kernel gets its address alone, and a graph keeps it."""
     return table.as_strided((table.untyped_storage().nbytes() // table.itemsize - table.storage_offset(),), (1,))
 
 
-def pages(table: str, bounds: str, cache: str) -> tuple[Rule, Rule]:
+def pages(table: str, bounds: str, cache: str) -> tuple[Rule, ...]:
     """A page table reaches to its last bound, and names pages that the cache has up to there."""
     return (
+        rising(bounds),
         Rule(
             table, f"as many as the last bound of {bounds}", lambda g: len(whole(g[table])) >= _numbers(g[bounds])[-1]
         ),
@@ -117,7 +123,6 @@ DECODE_SIZES = (
 DECODE_CONTENTS = (
     Rule("max_seqlen_q", "the queries of each request: it sets grid, strides and kernel", _uniform),
     rows("qo_indptr", "q"),
-    rising("kv_indptr"),
     *pages("kv_indices", "kv_indptr", "kv_buffer"),
 )
 PREFILL_SIZES = (
@@ -125,25 +130,17 @@ PREFILL_SIZES = (
     _same_batch("kv_last_page_lens", "qo_indptr"),
 )
 PREFILL_CONTENTS = (
-    rising("qo_indptr"),
-    rows("qo_indptr", "q", PADDING),
-    longest("max_seqlen_q", "qo_indptr"),
-    rising("kv_indptr"),
+    *queries("qo_indptr"),
     *pages("kv_indices", "kv_indptr", "kv_buffer"),
 )
 RAGGED_CONTENTS = (
-    rising("cu_seqlens_q"),
-    rows("cu_seqlens_q", "q", PADDING),
-    longest("max_seqlen_q", "cu_seqlens_q"),
+    *queries("cu_seqlens_q"),
     rising("cu_seqlens_k"),
     Rule("cu_seqlens_k", "the last bound within k", lambda g: _numbers(g["cu_seqlens_k"])[-1] <= len(g["k"])),
     longest("max_seqlen_k", "cu_seqlens_k"),
 )
 BATCH_PREFILL_CONTENTS = (
-    rising("cu_seqlens_q"),
-    rows("cu_seqlens_q", "q", PADDING),
-    longest("max_seqlen_q", "cu_seqlens_q"),
-    rising("kv_indptr"),
+    *queries("cu_seqlens_q"),
     *pages("kv_page_indices", "kv_indptr", "k"),
 )  # max_seqlen_k only bounds a window, which no stand-in computes; SGLang's draft passes the number of its queries
 # The kernel gets the strides of the keys alone.
@@ -154,7 +151,6 @@ PAGED_SIZES = (
     same_strides("value_cache", "key_cache"),
 )
 PAGED_CONTENTS = (
-    rising("kv_indptr"),
     *pages("kv_page_indices", "kv_indptr", "key_cache"),
     Rule(
         "max_num_partitions",

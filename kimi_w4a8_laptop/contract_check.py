@@ -41,7 +41,7 @@ def require(name: str, contract: Contract, values: Mapping[str, object], device:
         elif not isinstance(value, torch.Tensor):
             raise _refused(name, contract, argument, type(value).__name__, "a tensor")
         else:
-            dtypes = _dtype_of(values.get(rule.dtypes)) if isinstance(rule.dtypes, str) else rule.dtypes
+            dtypes = getattr(values.get(rule.dtypes), "dtype", None) if isinstance(rule.dtypes, str) else rule.dtypes
             if value.dtype is not dtypes and (type(dtypes) is not tuple or value.dtype not in dtypes):
                 raise _refused(name, contract, argument, str(value.dtype), str(dtypes))
             if not _laid_out(value, rule.layout):
@@ -70,11 +70,6 @@ def _described(value: object) -> str:
     strides = "" if value.is_contiguous() else f" with strides {value.stride()}"
     numbers = f" {value.tolist()[:40]}" if value.dtype in (torch.int32, torch.int64) and value.is_cpu else ""
     return f"{value.dtype} {list(value.shape)}{strides}{numbers}"
-
-
-def _dtype_of(value: object) -> torch.dtype | None:
-    """Return the dtype of a tensor, None of anything else."""
-    return value.dtype if isinstance(value, torch.Tensor) else None
 
 
 def _laid_out(value: torch.Tensor, layout: str) -> bool:

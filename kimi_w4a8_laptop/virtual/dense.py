@@ -58,20 +58,20 @@ def layernorm2d_fwd(
     return F.layer_norm(input, weight.shape, weight, bias, epsilon)
 
 
+def _silu_and_mul(input: torch.Tensor) -> torch.Tensor:
+    gate, up = input.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
 @operator("sgl_kernel.silu_and_mul")
-def sgl_silu_and_mul(input: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor | None:
-    half = input.shape[-1] // 2
-    result = F.silu(input[..., :half]) * input[..., half:]
-    if out is None:
-        return result
-    out.copy_(result)
-    return None
+def sgl_silu_and_mul(input: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    result = _silu_and_mul(input)
+    return result if out is None else out.copy_(result)
 
 
 @operator("aiter.silu_and_mul")
 def aiter_silu_and_mul(out: torch.Tensor, input: torch.Tensor) -> None:
-    half = input.shape[-1] // 2
-    out.copy_(F.silu(input[..., :half]) * input[..., half:])
+    out.copy_(_silu_and_mul(input))
 
 
 @operator("aiter.tuned_gemm.tgemm.mm")
@@ -79,26 +79,6 @@ def mm(
     inp: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None = None, otype: torch.dtype | None = None
 ) -> torch.Tensor:
     return F.linear(inp, weights, bias).to(otype or inp.dtype)
-
-
-@operator("sgl_kernel.rotary_embedding")
-def rotary_embedding(
-    positions: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor | None,
-    head_size: int,
-    cos_sin_cache: torch.Tensor,
-    is_neox: bool,
-) -> None:
-    tokens, rotary = positions.numel(), cos_sin_cache.shape[-1]
-    cos, sin = cos_sin_cache[positions.flatten()].unsqueeze(1).chunk(2, dim=-1)
-    for tensor in (query, key):
-        if tensor is None:
-            continue
-        heads = tensor.view(tokens, -1, head_size)[..., :rotary]
-        first, second = heads.chunk(2, dim=-1) if is_neox else (heads[..., ::2], heads[..., 1::2])
-        turned = first * cos - second * sin, second * cos + first * sin
-        heads.copy_(torch.cat(turned, -1) if is_neox else torch.stack(turned, -1).flatten(-2))
 
 
 @operator("aiter.ops.sample.greedy_sample")

@@ -21,7 +21,7 @@ def install() -> None:
 
     @functools.wraps(compile_with)
     def compiled(model: Any = None, *, fullgraph: bool = False, dynamic: bool | None = None, **_: object) -> Any:
-        return compile_with(model, fullgraph=fullgraph, dynamic=dynamic, backend="eager")  # type: ignore[call-overload]
+        return compile_with(model, fullgraph=fullgraph, dynamic=dynamic, backend="eager")
 
     vars(torch)["compile"] = compiled
     vars(torch._C)["_cuda_getDevice"] = lambda: library.load().vg_device()

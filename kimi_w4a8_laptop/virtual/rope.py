@@ -1,4 +1,7 @@
-"""AITER's rotary embedding: a module whose cosines have the model's dtype, over an operator that works in place."""
+"""Stand-ins of rotary embeddings, which work in place.
+
+AITER's is a module whose cosines have the model's dtype, over an operator. sgl_kernel's is the operator alone.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,14 @@ from typing import Any
 import torch
 
 from .operators import STAND_INS, operator
+
+
+def _turn(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, halves: bool) -> None:
+    """Rotate pairs of columns by their angles: one of each half of a head, or neighbours."""
+    wide = heads.to(cos.dtype)
+    first, second = wide.chunk(2, dim=-1) if halves else (wide[..., ::2], wide[..., 1::2])
+    turned = first * cos - second * sin, second * cos + first * sin
+    heads.copy_(torch.cat(turned, -1) if halves else torch.stack(turned, -1).flatten(-2))
 
 
 @operator("aiter.rope_cached_positions_2c_fwd_inplace")
@@ -22,10 +33,22 @@ def rope_cached_positions_2c_fwd_inplace(
     rows = positions.flatten()
     c, s = (table[rows].float().view(1, len(rows), 1, -1) for table in (cos, sin))
     for heads in (input_x, input_y):
-        wide = heads.float()
-        first, second = (wide[..., ::2], wide[..., 1::2]) if rotate_style else wide.chunk(2, dim=-1)
-        turned = first * c - second * s, second * c + first * s
-        heads.copy_(torch.stack(turned, -1).flatten(-2) if rotate_style else torch.cat(turned, -1))
+        _turn(heads, c, s, halves=not rotate_style)
+
+
+@operator("sgl_kernel.rotary_embedding")
+def rotary_embedding(
+    positions: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor | None,
+    head_size: int,
+    cos_sin_cache: torch.Tensor,
+    is_neox: bool,
+) -> None:
+    cos, sin = cos_sin_cache[positions.flatten()].unsqueeze(1).chunk(2, dim=-1)
+    for tensor in (query,) if key is None else (query, key):
+        heads = tensor.view(positions.numel(), -1, head_size)[..., : cos_sin_cache.shape[-1]]
+        _turn(heads, cos, sin, halves=is_neox)
 
 
 class Rope(torch.nn.Module):

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from ctypes import c_int64
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -194,34 +195,12 @@ class DeviceGraph:
         self.reset()
 
 
-class StreamContext:
-    """`with torch.cuda.stream(stream)`."""
-
-    def __init__(self, stream: Stream | None) -> None:
-        self.stream = stream
-
-    def __enter__(self) -> None:
-        if self.stream is not None:
-            self.stream.__enter__()
-
-    def __exit__(self, *_: object) -> None:
-        if self.stream is not None:
-            self.stream.__exit__()
-
-
-class DeviceContext:
-    """`with torch.cuda.device(device)`."""
-
-    def __init__(self, device: DeviceLike | torch.Tensor | Stream) -> None:
-        self.idx = index_of(device.device if isinstance(device, (torch.Tensor, Stream)) else device)
-        self._outer = 0
-
-    def __enter__(self) -> None:
-        self._outer = library.load().vg_device()
-        library.load().vg_set_device(self.idx)
-
-    def __exit__(self, *_: object) -> None:
-        library.load().vg_set_device(self._outer)
+def _exchange_device(device: int) -> int:
+    """Make a device the current one unless its number is negative; return the one before."""
+    before = index_of()
+    if device >= 0:
+        library.load().vg_set_device(device)
+    return before
 
 
 def _nothing(*_: object, **__: object) -> None:
@@ -238,12 +217,12 @@ def install() -> None:
     memory = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
     nothing = ("init", "_lazy_init", "empty_cache", "ipc_collect", "reset_peak_memory_stats")
     yes = ("is_available", "is_initialized", "is_bf16_supported", "can_device_access_peer")
-    own: dict[str, object] = {
+    own: dict[str, Any] = {
         **dict.fromkeys(memory, _constant(0)),
         **dict.fromkeys(nothing, _nothing),
         **dict.fromkeys(yes, _constant(True)),
-        **dict.fromkeys(("stream", "StreamContext"), StreamContext),
-        **dict.fromkeys(("device", "device_of"), DeviceContext),
+        "_exchange_device": _exchange_device,
+        "_maybe_exchange_device": functools.partial(_exchange_device),  # Dynamo wants another object
         **dict.fromkeys(
             ("manual_seed", "manual_seed_all"), lambda seed: torch.default_generator.manual_seed(seed) and None
         ),
@@ -283,8 +262,7 @@ def install() -> None:
 def _gloo_for_nccl() -> None:
     def renamed(create: Callable[..., object]) -> Callable[..., object]:
         def call(*given: object, **named: object) -> object:
-            named = {name: value for name, value in named.items() if name not in ("device_id", "pg_options")}
-            named = {name: _gloo(value) for name, value in named.items()}
+            named = {name: _gloo(value) for name, value in named.items() if name not in ("device_id", "pg_options")}
             return create(*map(_gloo, given), **named)
 
         return call
