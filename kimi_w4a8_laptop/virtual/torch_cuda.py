@@ -144,6 +144,7 @@ def default_stream(device: DeviceLike = None) -> Stream:
     return Stream(device, number=index_of(device))
 
 
+@torch.compiler.disable(reason="compiled code")  # compiled frames begin with this call
 def current_stream(device: DeviceLike = None) -> Stream:
     index = index_of(device)
     return Stream(index, number=library.load().vg_stream(index))

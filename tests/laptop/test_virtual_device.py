@@ -132,6 +132,11 @@ def test_a_wait_orders_streams_and_a_graph_replays_on_new_input(said: dict[str, 
     assert said["healthy"]["replayed"] == 5.0 * 3 * 3
 
 
+def test_a_function_is_compiled_on_a_side_stream(said: dict[str, Any]) -> None:
+    """A compiled frame begins with the current stream, so Dynamo must not trace the node's Python that returns it."""
+    assert said["healthy"]["compiled"] == [41.0, 42.0]
+
+
 def test_a_number_divides_as_on_a_gpu_and_rows_are_quantized_as_on_a_cpu(said: dict[str, Any]) -> None:
     """A GPU multiplies by the number's reciprocal. That changed elements of a8, and no layer passed its check."""
     assert said["healthy"]["divided"] == [True, False, True]  # as a product, as a quotient, by a tensor as a quotient

@@ -241,6 +241,22 @@ def scattered(rank: int, unique: ctypes.Structure) -> list[float]:
     return half.tolist()
 
 
+@torch.compile(dynamic=True)
+def largest(x: torch.Tensor, more: int) -> torch.Tensor:
+    return torch.max(x, -1).values + more
+
+
+def compiled() -> list[float]:
+    """Return results of a function that Dynamo compiles on side streams: its frames begin with the current stream."""
+    results = []
+    for rows in (40, 41):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            result = largest(torch.ones(rows, 8, device="cuda"), rows)
+        torch.cuda.synchronize()
+        results.append(result[0].item())
+    return results
+
+
 def healthy() -> dict[str, object]:
     """Report what must work: the draw takes its Triton kernel, waits order streams, a graph replays on new input."""
     library.reset()
@@ -296,6 +312,7 @@ def healthy() -> dict[str, object]:
         "after a wait": noticed(lambda: race(lambda x, side: (torch.cuda.current_stream().wait_stream(side), x.sum()))),
         "replayed": replayed,
         "attended into out": attended,
+        "compiled": compiled(),
         "divided": divided,
         "quantized": quantized,
         "summed over ranks": [summed.tolist(), *halves],
