@@ -9,7 +9,7 @@
 #
 # The container runs as the caller and needs no sudo. If root calls, it runs as user 10001, who becomes the owner of the
 # folders and key files. Settings come from the environment: IMAGE, NAME, PORT, MODELS, RUNS, CONFIG, API_KEY_FILE,
-# ADMIN_KEY_FILE, DOCKER_ARGS, READY_TIMEOUT, those of the Hub (HF_...) and of a proxy. docs/docker.md explains them.
+# DOCKER_ARGS, READY_TIMEOUT, those of the Hub (HF_...) and of a proxy. docs/docker.md explains them.
 set -euo pipefail
 if [[ ${1:-} == @(-h|--help) || "${1:-} ${2:-}" == "up "@(-h|--help) ]]; then
   exec sed -n '1d; /^#/!q; s/^# \{0,1\}//p' "$0"
@@ -114,17 +114,16 @@ args+=(
   --volume "$MODELS/hub:$MODELS/hub$access" --volume "$CONFIG:$CONFIG$access" # of MODELS not the token
   --volume "$RUNS:$RUNS" --workdir "$RUNS" --volume "$home:/home/kimi"
 )
-keys=()
-for name in API_KEY_FILE ADMIN_KEY_FILE; do
-  [[ -n ${!name:-} ]] || continue
-  file=$(realpath -m "${!name}") secret=/run/secrets/${name,,}
-  args+=(--volume "$file:$secret:ro" --env "KIMI_$name=$secret") keys+=("$file")
-  if [[ ! -f $file && (-z $up || $file != "$CONFIG/api-key") ]]; then # `up` makes that one
-    need "there is no file $file" "(umask 077 && openssl rand -hex 32 >$(printf %q "$file"))"
-  elif [[ -f $file ]] && ! may r "$file"; then
-    need "$file cannot be read by user ${user%:*}" "${sudo}chown $user $(printf %q "$file")"
+key=''
+if [[ -n ${API_KEY_FILE:-} ]]; then
+  key=$(realpath -m "$API_KEY_FILE") secret=/run/secrets/api_key_file
+  args+=(--volume "$key:$secret:ro" --env "KIMI_API_KEY_FILE=$secret")
+  if [[ ! -f $key && (-z $up || $key != "$CONFIG/api-key") ]]; then # `up` makes that one
+    need "there is no file $key" "(umask 077 && openssl rand -hex 32 >$(printf %q "$key"))"
+  elif [[ -f $key ]] && ! may r "$key"; then
+    need "$key cannot be read by user ${user%:*}" "${sudo}chown $user $(printf %q "$key")"
   fi
-done
+fi
 [[ -z ${NAME:-} ]] || args+=(--name "$NAME")
 # The stop timeout is longer than the drain of `kimi-w4a8 serve`, and the driver `local` keeps at most 100 MB of log.
 [[ -n $up ]] && args+=(--detach --label "port=$PORT" --restart on-failure:3 --stop-timeout 150) || args+=(--rm)
@@ -140,7 +139,7 @@ serving() { # wait until the container serves, and end
   local log="docker logs --follow $NAME" stop="docker stop --time 150 $NAME && docker rm --volumes $NAME" state
   [[ $listen != 0.0.0.0 ]] || listen=$HOSTNAME # clients cannot connect to this address, nor to ::
   [[ $listen != *:* ]] || listen="[${listen/%::/::1}]"
-  printf '%s\n' "address: http://$listen:$PORT/v1" "key:     ${keys[0]}" \
+  printf '%s\n' "address: http://$listen:$PORT/v1" "key:     $key" \
     "ready:   curl -s http://127.0.0.1:$((PORT + 1))/ready" "log:     $log" ${started:+"stop:    $stop"} \
     "waiting until it serves, at most ${READY_TIMEOUT:=3600} s; Ctrl-C ends the waiting only"
   ! docker exec "$NAME" kimi-w4a8 ready --port "$PORT" --timeout "$READY_TIMEOUT" || exit 0
@@ -172,9 +171,9 @@ done
 [[ -z $reasons ]] || { printf %s "$reasons" >&2 && fail "first run: ${first# && }"; }
 [[ -z $up ]] || answer=$(docker "${check[@]}" 2>&1 >/dev/null) || { code=$? && echo "$answer" >&2 && exit $code; }
 mkdir -p "${folders[@]}"
-[[ -z $up || -e ${keys[0]} ]] || (umask 077 && od -An -N32 -tx1 /dev/urandom | tr -d ' \n' >"${keys[0]}")
-((EUID)) || find "$MODELS" "${folders[@]}" "${keys[@]}" -maxdepth 0 -user root -exec chown "$user" {} +
+[[ -z $up || -e $key ]] || (umask 077 && od -An -N32 -tx1 /dev/urandom | tr -d ' \n' >"$key")
+((EUID)) || find "$MODELS" "${folders[@]}" ${key:+"$key"} -maxdepth 0 -user root -exec chown "$user" {} +
 [[ -n $up ]] || exec docker "${args[@]}"
-NAME='' API_KEY_FILE='' ADMIN_KEY_FILE='' "$0" "${prepare[@]}" || exit
+NAME='' API_KEY_FILE='' "$0" "${prepare[@]}" || exit
 docker "${args[@]}" >/dev/null || { docker rm --volumes "$NAME" &>/dev/null; exit 1; }
 started=1 && serving

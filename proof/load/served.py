@@ -33,7 +33,7 @@ START_TIMEOUT_S = 400.0
 _POLL_S = 0.1
 _LINGER_S = 15.0  # for processes that outlive `kimi-w4a8 serve`, before they are killed
 _PHASES = frozenset({"starting", "checking", "ready", "draining", "stalled", "down"})
-_PRIVATE = re.compile(r"KIMI_(API|ADMIN)_KEY")
+_PRIVATE = re.compile("KIMI_API_KEY")
 
 
 @dataclass(frozen=True)

@@ -199,10 +199,9 @@ def test_the_docker_line_has_what_eight_gpus_need_and_few_rights() -> None:
 
 
 def test_keys_come_as_files_and_the_token_by_name_for_fetch_alone() -> None:
-    _, pairs = printed("serve", API_KEY_FILE="/k/api", ADMIN_KEY_FILE="/k/admin")
-    for kind in ("api", "admin"):
-        inside, name = f"/run/secrets/{kind}_key_file", f"KIMI_{kind.upper()}_KEY_FILE"
-        assert {("--volume", f"/k/{kind}:{inside}:ro"), ("--env", f"{name}={inside}")} <= pairs
+    _, pairs = printed("serve", API_KEY_FILE="/k/api")
+    inside = "/run/secrets/api_key_file"
+    assert {("--volume", f"/k/api:{inside}:ro"), ("--env", f"KIMI_API_KEY_FILE={inside}")} <= pairs
     fetched = docker_run("--print", "fetch", HF_TOKEN="hf_secret")
     assert "--env HF_TOKEN " in fetched.stdout and "hf_secret" not in fetched.stdout + fetched.stderr
     for command in ("serve", "bench", "doctor", "trust"):
