@@ -14,6 +14,7 @@ from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
+from itertools import groupby
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any
@@ -30,39 +31,60 @@ from .base.next_step import pip_install
 
 PROGRAM = "kimi-w4a8"  # `kimi` alone is Moonshot's own client
 
-# Name and first line of help, in the order of `--help`. The module has the same name, with underscores. It holds a
-# function of that name, or an `app` with sub-commands.
-VERBS = {
-    "check": "Check a checkpoint by configs, headers and small tensors.",
-    "doctor": "Check this machine for a recipe: hardware, software, limits.",
-    "prepare": "Prepare this machine for a recipe: checks, download, code.",
-    "fetch": "Download checkpoints to the Hub's cache, and check every file.",
-    "patch": "Apply the patches of AITER's sources that fit.",
-    "trust": "Show the Python files of a checkpoint; --yes accepts them.",
-    "recipes": "List the packaged recipes: hardware, status there, summary.",
-    "serve": "Serve a recipe, or show what would run. Engine arguments may follow after `--`.",
-    "ready": "Wait until the server of this machine is ready.",
-    "plan": "Show memory per GPU, KV capacity and the page guard's verdict.",
-    "gates": "List every kernel gate: value, origin, reader, effect.",
-    "warm": "Compile the MoE kernels ahead of serving; needs no GPU.",
+# Groups of `--help`, as in the README, and their verbs: the first line of the help, and an example. The module has the
+# same name, with underscores. It holds a function of that name, or an `app` with sub-commands.
+VERBS: dict[str, dict[str, tuple[str, str]]] = {
+    "first day": {
+        "prepare": ("Prepare this machine for a recipe: checks, download, code.", "prepare agent"),
+        "doctor": ("Check this machine for a recipe: hardware, software, limits.", "doctor agent"),
+        "fetch": ("Download checkpoints to the Hub's cache, and check every file.", "fetch --recipe agent"),
+        "trust": ("Show the Python files of a checkpoint; --yes accepts them.", "trust --recipe agent"),
+        "serve": ("Serve a recipe, or show what would run.", "serve agent"),
+        "ready": ("Wait until the server of this machine is ready.", "ready --timeout 600"),
+    },
+    "measure": {},
+    "prepare": {"check": ("Check a checkpoint by configs, headers and small tensors.", "check MODEL --draft DRAFT")},
+    "expert": {
+        "plan": ("Show memory per GPU, KV capacity and the page guard's verdict.", "plan agent --gpu mi325x"),
+        "recipes": ("List the packaged recipes: hardware, status there, summary.", "recipes"),
+        "gates": ("List every kernel gate: value, origin, reader, effect.", "gates agent"),
+        "warm": ("Compile the MoE kernels ahead of serving; needs no GPU.", "warm --objects DIR"),
+        "patch": ("Apply the patches of AITER's sources that fit.", "patch --check"),
+    },
 }
 _GROUP = "kimi_w4a8_eagle3.verbs"  # entry points: package of the modules -> its table
 _VALUES = {"path": "PATH", "int": "N", "float": "NUMBER"}  # part of a type: the word in the help
+_NAMED = {"recipe": "RECIPE", "a": "RECIPE", "b": "RECIPE", "base_url": "URL", "settings": "KEY=VALUE"}  # options
 
 
 class Commands(TyperGroup):
     """Group of the commands in the table; each command is imported only when it runs."""
 
     def __init__(self, **attributes: Any) -> None:
-        stubs = {name: TyperCommand(name, help=line) for table in tables().values() for name, line in table.items()}
+        titles: dict[str, str] = {}  # of the groups, with the example of their first verbs
+        stubs = {}
+        for name, (_, group, line, example) in verbs().items():
+            title = titles.setdefault(group, f"{group.capitalize()}, for example `{PROGRAM} {example}`")
+            stubs[name] = TyperCommand(name, help=line, rich_help_panel=title)
         super().__init__(**{**attributes, "commands": stubs})
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the verbs in their groups, as typer does for terminals."""
+        width = max(map(len, self.commands))
+        for title, stubs in groupby(self.commands.items(), lambda item: item[1].rich_help_panel):
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), stub.help) for name, stub in stubs])
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Read `help VERB` as `VERB --help`."""
+        return super().parse_args(ctx, [*args[1:], "--help"] if args[:1] == ["help"] else args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the typed command, fully loaded."""
-        if len(tables()) == 1 and args[0] not in self.commands and not args[0].startswith("-"):
+        if "bench" not in self.commands and args[0] not in self.commands and not args[0].startswith("-"):
             raise UsageError(
-                f"this installation has no verb {args[0]!r}",
-                expected=", ".join(VERBS),
+                f"this installation has no command {args[0]!r}",
+                expected=", ".join(self.commands),
                 remedy="bench, eval and others that measure are in kimi_w4a8_lab, in a checkout: "
                 + pip_install("-e", "'.[all]'"),
             )
@@ -79,32 +101,38 @@ class Commands(TyperGroup):
 
 
 @cache
-def tables() -> dict[str, dict[str, str]]:
-    """Return the table of verbs of each installed package of commands, this one first."""
-    found = {f"{__package__}.commands": VERBS}
+def verbs() -> dict[str, tuple[str, str, str, str]]:
+    """Return package, group, first line of help and example of each installed verb, in the order of `--help`."""
+    tables = {f"{__package__}.commands": VERBS}
     for entry in entry_points(group=_GROUP):
         with suppress(ModuleNotFoundError):  # the metadata outlives a package that was left out
-            found[entry.module] = entry.load()
-    return found
+            tables[entry.module] = entry.load()
+    return {
+        name: (package, group, *row)
+        for group in VERBS
+        for package, table in tables.items()
+        for name, row in table.get(group, {}).items()
+    }
 
 
 def load(name: str) -> Any:
     """Import a verb with its dependencies and return it as a click command."""
-    package = next(package for package, table in tables().items() if name in table)
-    module_name = name.replace("-", "_")
+    (package, _, _, example), module_name = verbs()[name], name.replace("-", "_")
     module = import_module(f"{package}.{module_name}")  # start-up: one verb with its libraries
-    if hasattr(module, "app"):
-        module.app.rich_markup_mode, module.app._add_completion = app.rich_markup_mode, False
-        return _plain(typer.main.get_command(module.app))
-    single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    single.rich_markup_mode = app.rich_markup_mode
-    single.command(name, context_settings=getattr(module, "CONTEXT_SETTINGS", None))(getattr(module, module_name))
-    return _plain(typer.main.get_command(single))
+    typed = getattr(module, "app", None) or typer.Typer(pretty_exceptions_enable=False)
+    typed.rich_markup_mode, typed._add_completion = app.rich_markup_mode, False
+    if not hasattr(module, "app"):
+        typed.command(name, context_settings=getattr(module, "CONTEXT_SETTINGS", None))(getattr(module, module_name))
+    command = _plain(typer.main.get_command(typed))
+    command.epilog = f"Example: {PROGRAM} {example}"
+    return command
 
 
 def _plain(command: Any) -> Any:
     """Name values in the help as other command lines do, N or PATH, where newer typers print Python types."""
     for parameter in command.params:
+        if parameter.param_type_name == "option":
+            parameter.metavar = parameter.metavar or _NAMED.get(parameter.name)
         if kind := getattr(parameter, "type_descriptor", None):
             words = [word for name, word in _VALUES.items() if name in str(kind.annotation).lower()]
             shown = "" if parameter.param_type_name == "argument" else [*words, "TEXT"][0]
@@ -135,7 +163,10 @@ def _version(value: bool) -> None:
 def root(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
-    """Serve, benchmark and validate Kimi-K2.5 W4A8 with EAGLE3 on AMD Instinct MI325X."""
+    """Serve, benchmark and validate Kimi-K2.5 W4A8 with EAGLE3 on AMD Instinct MI325X.
+
+    `kimi-w4a8 help COMMAND` explains a command and its options.
+    """
 
 
 def main() -> None:

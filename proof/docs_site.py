@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import typer
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from kimi_w4a8_eagle3.cli import PROGRAM, load, tables
+from kimi_w4a8_eagle3.cli import PROGRAM, load, verbs
 
 CLI_PAGE = "cli.md"
 README_PAGE = "overview.md"
@@ -50,7 +49,7 @@ def cli_page() -> str:
     os.environ["COLUMNS"] = "100"
     what = f"This page has the help of every `{PROGRAM}` command, written by the program itself."
     lines = ["# Command line", "", what, ""]
-    for name in chain(*tables().values()):
+    for name in verbs():
         for words, text in helps(load(name), (PROGRAM, name)):
             lines += [f"{'#' * len(words)} {' '.join(words)}", "", "```text", text.rstrip(), "```", ""]
     return "\n".join(lines)

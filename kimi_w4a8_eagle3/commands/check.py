@@ -24,7 +24,7 @@ from .options import KEY_FILE
 
 
 def check(
-    model: Path = typer.Argument(help="Directory of the target checkpoint."),
+    model: Path = typer.Argument(metavar="MODEL", help="Directory of the target checkpoint."),
     draft: Path = typer.Option(None, "--draft", help="Directory of the EAGLE3 draft to check against the target."),
     tp: int = typer.Option(1, "--tp", min=1, help="Tensor-parallel size that must divide the shapes."),
     as_json: bool = typer.Option(False, "--json", help="Print the report as JSON instead of tables."),

@@ -17,7 +17,7 @@ from ..recipe.launch import load_recipe, recipe_names
 
 
 def fetch(
-    repos: Annotated[list[str] | None, typer.Argument(metavar="[REPO]...", help="Repositories, owner/name.")] = None,
+    repos: Annotated[list[str] | None, typer.Argument(metavar="REPO", help="Repositories, owner/name.")] = None,
     recipe: Annotated[
         str | None, typer.Option("--recipe", "-r", help="Fetch a recipe's target and draft, at its revisions.")
     ] = None,

@@ -32,7 +32,7 @@ def plan(
         "", "--gpu", help="mi308x, mi300x, mi325x, mi350x or mi355x, several with commas; default: this machine's."
     ),
     tp: int = typer.Option(0, "--tp", min=0, help="GPUs to split over; default: the recipe's."),
-    settings: list[str] = typer.Option([], "--set", help="KEY=VALUE as for `kimi-w4a8 serve`."),
+    settings: list[str] = typer.Option([], "--set", help="As for `kimi-w4a8 serve`."),
     model: Path | None = typer.Option(None, "--model", help="Read the target's config.json in this directory."),
     draft: Path | None = typer.Option(None, "--draft", help="Read the draft's config.json in this directory."),
     aiter: str = typer.Option("", "--aiter", help="Plan for this AITER version instead of the installed one."),

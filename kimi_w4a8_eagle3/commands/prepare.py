@@ -27,7 +27,7 @@ CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 def prepare(
     name: str | None = RECIPE_NAME,
     recipe: str | None = RECIPE,
-    settings: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as in `kimi-w4a8 serve`.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="As in `kimi-w4a8 serve`.")] = None,
     model: Annotated[Path | None, typer.Option("--model", help="Directory instead of the recipe's model.")] = None,
     draft: Annotated[Path | None, typer.Option("--draft", help="Directory instead of the recipe's draft.")] = None,
     trust: Annotated[bool, typer.Option("--trust", help="Accept the checkpoints' Python files, unasked.")] = False,

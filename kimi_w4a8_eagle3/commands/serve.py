@@ -32,7 +32,7 @@ def serve(
     port: int | None = typer.Option(None, "--port", min=1, max=65535, help="Port to listen on; default: the recipe's."),
     tp: int | None = typer.Option(None, "--tp", min=1, help="GPUs per engine; default: the recipe's."),
     served_model_name: str | None = typer.Option(None, "--served-model-name", help="The model's name for clients."),
-    settings: list[str] = typer.Option([], "--set", help="KEY=VALUE: an engine argument or a dotted recipe key."),
+    settings: list[str] = typer.Option([], "--set", help="An engine argument or a dotted recipe key."),
     gpu: str = typer.Option(
         "",
         "--gpu",
@@ -50,10 +50,10 @@ def serve(
     runs: Path = RUNS,
     no_preflight: bool = typer.Option(False, "--no-preflight", help="Start without checking the checkpoint files."),
 ) -> None:
-    """Serve a recipe, or show what would run. Engine arguments may follow after `--`.
+    """Serve a recipe, or show what would run.
 
-    SIGTERM lets running requests finish, SIGINT does not. SIGHUP drains the engine and starts it again with its
-    checkpoints as they are now.
+    Engine arguments may follow after `--`. SIGTERM lets running requests finish, SIGINT does not. SIGHUP drains the
+    engine and starts it again with its checkpoints as they are now.
     """
     if as_json and not dry_run:
         raise UsageError("only a dry run prints JSON", where="--json", expected="--dry-run --json")

@@ -13,7 +13,7 @@ from ..recipe.trusted_code import Source, accept, locate, record_path, state
 
 
 def trust(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...", help="owner/name, or directory.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="MODEL", help="owner/name, or directory.")] = None,
     recipe: Annotated[str | None, typer.Option("--recipe", "-r", help="The target and draft of this recipe.")] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of MODEL (default: main).")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Record the files as read and accepted.")] = False,

@@ -81,7 +81,7 @@ class Changes:
 class Kept:
     """Settings of the servers and place of the run, shared by `run`, `ab` and `sweep`."""
 
-    settings: list[str] = typer.Option([], "--set", help="KEY=VALUE for the recipe, as in `kimi-w4a8 serve`.")
+    settings: list[str] = typer.Option([], "--set", help="For the recipe, as in `kimi-w4a8 serve`.")
     runs: Path = RUNS
     resume: Path | None = typer.Option(None, "--resume", help="Run to finish; give the other options again, too.")
 
@@ -119,6 +119,7 @@ def list_workloads(as_json: bool = typer.Option(False, "--json", help="Print JSO
 @expanded
 def run(
     workload: str = typer.Argument(
+        metavar="WORKLOAD",
         help="Name of a workload (`kimi-w4a8 bench list`), or a TOML file with one.",
         autocompletion=complete(workload_names),
     ),
@@ -134,7 +135,7 @@ def run(
     api_key_file: Path | None = KEY_FILE,
     kept: Kept,
 ) -> None:
-    """Run one workload against a server and compare it with the published figures.
+    """Run one workload, and compare it with the published figures.
 
     This needs SGLang on this machine for its load generator. No extra installs SGLang: use its image, or `make venv`.
     """
@@ -148,7 +149,9 @@ def run(
 def ab(
     a: str = typer.Option(..., "--a", help="First side: a recipe, or RECIPE:plain (no drafts)."),
     b: list[str] = typer.Option(..., "--b", help="Second side; more with another --b."),
-    workload: list[str] = typer.Option(["con2", "con40"], "--workload", "-w", help="May be repeated."),
+    workload: list[str] = typer.Option(
+        ["con2", "con40"], "--workload", "-w", metavar="WORKLOAD", help="May be repeated."
+    ),
     repeats: int = typer.Option(4, "--repeats", min=1, help="Measurements of each workload and side."),
     rounds: int = typer.Option(2, "--rounds", min=1, help="Server starts per side; 2 gives the order A B B A."),
     *,
@@ -169,15 +172,18 @@ def sweep(
     recipe: list[str] = typer.Option(
         ..., "--recipe", "-r", help="Measured with and without its draft; more recipes or layouts with another -r."
     ),
-    workload: list[str] = typer.Option(["1k1k", "1k8k", "8k1k", "con40"], "--workload", "-w", help="Shapes."),
+    workload: list[str] = typer.Option(
+        ["1k1k", "1k8k", "8k1k", "con40"], "--workload", "-w", metavar="WORKLOAD", help="Shapes."
+    ),
     repeats: int = typer.Option(1, "--repeats", min=1, help="Measurements of each point and side."),
     *,
     load: Changes,
     kept: Kept,
 ) -> None:
-    """Measure recipes over shapes and concurrencies, with the speed-up by shape and files in InferenceX's form.
+    """Measure recipes over shapes and concurrencies.
 
-    This needs SGLang, which no extra installs: use its image, or `make venv`.
+    The page has the speed-up by shape, and files in InferenceX's form lie beside it. This needs SGLang, which no extra
+    installs: use its image, or `make venv`.
     """
     works = [load.workload(name) for name in dict.fromkeys(workload)]
     names = dict.fromkeys(side for name in recipe for side in _with_and_without(name))
@@ -194,11 +200,16 @@ def _with_and_without(recipe: str) -> list[str]:
 
 @app.command("compare")
 def compare(
-    runs: list[Path] = typer.Argument(help="Run directories of `kimi-w4a8 bench`, from this machine or another."),
+    runs: list[Path] = typer.Argument(
+        metavar="RUN", help="Run directories of `kimi-w4a8 bench`, from this machine or another."
+    ),
     base: str = typer.Option("", "--base", help="Side that the others are compared with; default: the first measured."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Compare the sides of earlier runs. Crashed or failed runs are left out, with the reason."""
+    """Compare the sides of earlier runs.
+
+    Crashed or failed runs are left out, with the reason.
+    """
     analysis = Analysis([read_run(run) for run in runs], base or None)
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in analysis.changes], indent=2, default=str))
@@ -225,7 +236,10 @@ def predict(
     output_len: int = typer.Option(512, "--output-len", help="Tokens of an answer."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Predict TPOT and throughput on 8x MI325X from first principles, and the best number of draft steps."""
+    """Predict TPOT, throughput and the best number of draft steps.
+
+    The figures are for 8x MI325X and follow from first principles.
+    """
     length = published_accept_length(concurrency) if accept_length is None else accept_length
     load = Load(concurrency, input_len, output_len, steps=steps, accept_length=length)
     cluster = Cluster()

@@ -43,7 +43,7 @@ class Of:
     """Conversations and the recipe whose target wrote them."""
 
     recipe: str = typer.Option(..., "--recipe", "-r", help="Recipe of the target; its draft is the first or old one.")
-    settings: list[str] = typer.Option([], "--set", help="KEY=VALUE: an engine argument or a dotted recipe key.")
+    settings: list[str] = typer.Option([], "--set", help="An engine argument or a dotted recipe key.")
     kinds: list[str] = typer.Option([], "--kind", help="Only these kinds of requests; default: all.")
     longest: int = typer.Option(4096, "--longest", min=16, help="Leave out conversations of more tokens.")
     most: int = typer.Option(10**9, "--most", min=2, help="Take only so many conversations, the newest.")
@@ -71,9 +71,10 @@ def collect(
     source: Path | None = typer.Option(None, "--from", help='Import a .jsonl of {"prompt": [ids], "answer": [ids]}.'),
     kind: str = typer.Option("imported", "--as", help="With --from: name of this kind of traffic."),
 ) -> None:
-    """Switch collecting on or off for engines with KIMI_COLLECT=FOLDER, import, or show what is there.
+    """Switch collecting on or off, import, or show what is there.
 
-    Engines follow within seconds. Only token ids are stored. Requests with pictures are left out.
+    Engines with KIMI_COLLECT=FOLDER follow within seconds. Only token ids are stored. Requests with pictures are left
+    out.
     """
     if off:
         _require_collection(folder)
@@ -104,7 +105,10 @@ def erase(
     key_file: list[Path] = typer.Option([], "--key-file", help="Remove all requests with the key in this file."),
     kind: list[str] = typer.Option([], "--kind", help="Remove all requests of this kind."),
 ) -> None:
-    """Remove collected requests, with the states captured from them. A draft trained on them stays as it is."""
+    """Remove collected requests, with the states captured from them.
+
+    A draft trained on them stays as it is.
+    """
     if not (request or key_file or kind):
         raise UsageError("nothing to erase was named", expected="--request, --key-file or --kind")
     _require_collection(folder)
@@ -126,7 +130,10 @@ def states(
     dry_run: bool = typer.Option(False, "--dry-run", help="Show sizes only."),
     runs: Path = RUNS,
 ) -> None:
-    """Capture the target's hidden states of collected conversations by SGLang's prefill; continue a stopped run."""
+    """Capture the target's hidden states of collected conversations.
+
+    SGLang's prefill computes them. The same command continues a stopped run.
+    """
     from ..draft.capturing import capture  # start-up: torch
     from ..draft.checkpoint import draft_sizes
     from ..draft.states import capture_plan
@@ -161,11 +168,12 @@ def train(
     most_lost: float = typer.Option(0.05, "--most-lost", min=0, help="Accept length that each kind may lose."),
     device: str = typer.Option("cpu", "--device", help="Device of torch: cpu, cuda, cuda:1, ..."),
 ) -> None:
-    """Train the recipe's draft on collected conversations, by EAGLE3's training-time test over three draft steps.
+    """Train the recipe's draft on collected conversations.
 
-    The newest tenth of each kind is held out for `compare`. The tenth before it decides how far the draft goes from the
-    first one, so that no kind loses more than --most-lost. No key has more of the training's tokens than its part of
-    the folder (--most-of-key). Writes the draft, and a recipe that serves it.
+    EAGLE3's training-time test is used over three draft steps. The newest tenth of each kind is held out for `compare`.
+    The tenth before it decides how far the draft goes from the first one, so that no kind loses more than --most-lost.
+    No key has more of the training's tokens than its part of the folder (--most-of-key). Writes the draft, and a recipe
+    that serves it.
     """
     # start-up: torch
     from ..draft.checkpoint import save_draft
@@ -216,7 +224,10 @@ def compare(
     output: Path | None = typer.Option(None, "--output", "-o", help="Folder of the page; default: a run directory."),
     runs: Path = RUNS,
 ) -> None:
-    """Compare the recipe's draft with a new one on conversations that the new one was not trained on."""
+    """Compare the recipe's draft with a new one.
+
+    They meet conversations that the new one was not trained on.
+    """
     page.require_place(output or runs)
     from ..report import draft_comparison  # optional: matplotlib
     from ..report.tables import conclude
@@ -238,7 +249,10 @@ def switch(
     new: Path | None = typer.Option(None, "--to", help="Folder of the new draft."),
     back: bool = typer.Option(False, "--back", help="Return to the draft before the last switch."),
 ) -> None:
-    """Exchange the draft behind a link. Each server follows after `kill -HUP` of its `kimi-w4a8 serve`."""
+    """Exchange the draft behind a link.
+
+    Each server follows after `kill -HUP` of its `kimi-w4a8 serve`.
+    """
     if (new is None) != back:
         raise UsageError("one of --to and --back is needed", expected="--to DRAFT, or --back")
     if new is None:

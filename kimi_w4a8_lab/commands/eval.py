@@ -43,9 +43,7 @@ class Served:
     base_url: str | None = typer.Option(None, "--base-url", help="A running server, e.g. http://127.0.0.1:9527.")
     recipe: str | None = typer.Option(None, "--recipe", "-r", help="Start this recipe's server for this run.")
     model: str | None = typer.Option(None, "--served-model-name", help="Model name that the server must serve.")
-    settings: list[str] = typer.Option(
-        [], "--set", help="With --recipe: KEY=VALUE, an engine argument or a dotted recipe key."
-    )
+    settings: list[str] = typer.Option([], "--set", help="With --recipe: an engine argument or a dotted recipe key.")
     api_key_file: Path | None = KEY_FILE
 
     def target(self) -> Target:
@@ -89,7 +87,10 @@ def gsm8k(
     published: str | None = typer.Option(None, "--published", help="Judge against this published configuration."),
     judged: Judged,
 ) -> None:
-    """Run GSM8K (10-shot, 1,319 problems) by lm-eval: accuracy with intervals and a verdict."""
+    """Run GSM8K by lm-eval: accuracy with intervals and a verdict.
+
+    It has 1,319 problems, each asked with ten examples.
+    """
     require_packages()
     from ..accuracy import tasks  # optional: lm_eval
 
@@ -106,7 +107,10 @@ def tiny_math(
     concurrency: int = typer.Option(32, "--concurrency", "-c", min=1, help="Requests in flight."),
     judged: Judged,
 ) -> None:
-    """Run the built-in model's own task in the same way, judged against its recorded accuracy."""
+    """Run the built-in model's own task in the same way.
+
+    It is judged against the accuracy recorded for that model.
+    """
     require_packages()
     from ..accuracy import tasks  # optional: lm_eval
 
@@ -134,7 +138,10 @@ def tools(
     min_similarity: float | None = typer.Option(None, min=0.0, max=1.0, help="F1 of calling; default: the table's."),
     kept: Kept,
 ) -> None:
-    """Measure tool calls as the vendor's verifiers do: triggers, schemas, parameters, prompt token counts."""
+    """Measure tool calls as the vendor's verifiers do.
+
+    They check triggers, schemas, parameters and prompt token counts.
+    """
     require_packages()
     from ..accuracy import tool_run  # optional: lm_eval
 
@@ -172,7 +179,10 @@ def lossless(
     ),
     runs: Path = RUNS,
 ) -> None:
-    """Check that speculation changes no answer: greedy tokens, logprobs against a prefill, samples."""
+    """Check that speculation changes no answer.
+
+    It compares greedy tokens, logprobs with those of a prefill, and samples.
+    """
     require_packages()
     from ..accuracy import lossless as lossless_check  # optional: lm_eval
 
@@ -204,7 +214,7 @@ def smoke(
     no_speculation: bool = typer.Option(False, "--no-speculation", help="With --base-url: the server has no draft."),
     runs: Path = RUNS,
 ) -> None:
-    """Check a server before a rollout: no failures, sane answers, accepted drafts."""
+    """Check a server's failures, answers and drafts."""
     require_packages()
     from ..accuracy import smoke as smoke_check  # optional: lm_eval
 

@@ -48,9 +48,10 @@ def w4a8_target(
     *,
     job: Job,
 ) -> None:
-    """Quantize Kimi-K2-Thinking, K2.5, K2.6 or K2.7-Code: experts in INT4 as in amd/Kimi-K2.5-W4A8, or in MXFP4.
+    """Quantize a target: experts in INT4 or MXFP4.
 
-    SRC is BF16, or INT4 in groups (compressed-tensors `pack-quantized`), as Moonshot ships all four.
+    It is Kimi-K2-Thinking, K2.5, K2.6 or K2.7-Code, and INT4 is as in amd/Kimi-K2.5-W4A8. SRC is BF16, or INT4 in
+    groups (compressed-tensors `pack-quantized`), as Moonshot ships all four.
     """
     patterns = exclude or list(KIMI_EXCLUDE)
     version = sources.require_quark()
@@ -74,7 +75,10 @@ def fp8_draft(
     *,
     job: Job,
 ) -> None:
-    """Quantize an EAGLE3 draft to FP8 weights per channel (`ptpc_fp8`); fc and lm_head stay."""
+    """Quantize an EAGLE3 draft to FP8 weights per channel.
+
+    The scheme is `ptpc_fp8`; fc and lm_head stay.
+    """
     version = sources.require_quark()
     config, checkpoint = sources.read_source(source)
     sources.require_draft(config, checkpoint)
@@ -90,7 +94,10 @@ def fp8_draft(
 
 @app.command("fix-exclude")
 def fix_exclude(directory: Path = typer.Argument(..., metavar="DIR", help="Folder of an FP8 draft.")) -> None:
-    """Rewrite a draft's exclude list (fc, lm_head) as the patterns that vLLM needs; repeating it is harmless."""
+    """Rewrite a draft's exclude list for vLLM.
+
+    fc and lm_head become the patterns that vLLM needs. Repeating it is harmless.
+    """
     changed = exclude.fix_exclude(directory)
     typer.echo(f"{directory / 'config.json'}: {'rewritten' if changed else 'already in the form of vLLM'}")
 

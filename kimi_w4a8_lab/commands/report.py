@@ -19,7 +19,7 @@ from ..speed.runs import Run, RunResult, read_run
 
 
 def report(
-    runs: list[Path] = typer.Argument(help="Run directories of `kimi-w4a8 bench`, `eval` or `accept`."),
+    runs: list[Path] = typer.Argument(metavar="RUN", help="Run directories of `kimi-w4a8 bench`, `eval` or `accept`."),
     out: Path | None = typer.Option(None, "--output", "-o", help="Folder; default: `report` in the last run."),
 ) -> None:
     """Write one HTML page and SVG figures from finished runs.

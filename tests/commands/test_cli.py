@@ -8,10 +8,11 @@ import subprocess
 import sys
 
 import pytest
+from support.repository import ROOT
 from support.scripted_server import scripted_server, whole
 from typer.testing import CliRunner
 
-from kimi_w4a8_eagle3.cli import app, load, run, tables
+from kimi_w4a8_eagle3.cli import app, load, run, verbs
 from kimi_w4a8_eagle3.engine.process import free_port
 from kimi_w4a8_eagle3.recipe.schema import load_recipe, recipe_names
 from kimi_w4a8_laptop import tiny
@@ -20,7 +21,7 @@ COMPLETIONS = [
     ("serve eagle3-o", "eagle3-opt"), ("plan -r tin", "tiny"), ("serve --gpu mi32", "mi325x"),
     ("bench run con4", "con40"), ("bench con4", "con40"), ("bench comp", "compare"),
 ]  # fmt: skip
-LINES = {name: line for table in tables().values() for name, line in table.items()}
+LINES = {name: line for name, (_, _, line, _) in verbs().items()}
 
 
 @pytest.mark.parametrize("name", LINES)
@@ -42,10 +43,29 @@ def at_80_columns(*words):
     return CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1", "HF_HUB_OFFLINE": "1"}).invoke(app, words).output
 
 
-def test_the_root_help_is_whole_at_80_columns():
-    lines = dict(line.split(maxsplit=1) for line in at_80_columns("--help").partition("Commands:\n")[2].splitlines())
-    assert lines.keys() == LINES.keys()
-    assert [name for name, line in lines.items() if not LINES[name].startswith(line)] == []
+def test_the_root_help_has_all_verbs_in_the_groups_of_the_readme_whole_at_80_columns():
+    printed = re.findall(r"^([\w ]+), for example `kimi-w4a8 .+`:\n((?:  .+\n?)+)", at_80_columns("--help"), re.M)
+    groups = {title.lower(): [line.split(maxsplit=1) for line in body.splitlines()] for title, body in printed}
+    rows = (ROOT / "README.md").read_text().partition("## Commands\n")[2].partition("\n## ")[0]
+    listed = {
+        group: re.findall(r"`([\w-]+)`", text) for group, text in re.findall(r"^\| (.+?) \| (.*`.*) \|", rows, re.M)
+    }
+    assert {group: [name for name, _ in body] for group, body in groups.items()} == listed
+    assert sorted(row for body in groups.values() for row in body) == sorted(map(list, LINES.items()))
+    modules = [path.stem for path in ROOT.glob("kimi_w4a8_*/commands/*.py")]
+    assert {name.replace("-", "_") for name in LINES} == set(modules) - {"__init__", "options", "groups"}
+
+
+@pytest.mark.parametrize("name", ["bench", "eval", "draft", "quantize"])
+def test_the_help_of_a_group_is_whole_at_80_columns(name):
+    shown = dict(re.findall(r"^  ([\w-]+)  +(.+)$", at_80_columns(name, "--help").partition("Commands:\n")[2], re.M))
+    assert shown == {inner: command.help.partition("\n")[0] for inner, command in load(name).commands.items()}
+
+
+@pytest.mark.parametrize("words", ["", "serve", "bench", "bench con2", "draft train", "tune-moe"])
+def test_help_before_a_command_is_the_option_after_it(words):
+    answer = at_80_columns("help", *words.split())
+    assert answer == at_80_columns(*words.split(), "--help") and answer.startswith("Usage: ")
 
 
 @pytest.mark.parametrize("columns", ["80", "0", "5", "-1"])

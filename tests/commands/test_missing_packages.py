@@ -8,7 +8,6 @@ import re
 import shlex
 import subprocess
 import sys
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from support.optional_parts import PARTS
 from support.repository import ROOT
 
 from kimi_w4a8_eagle3.base.installed import failed_import
-from kimi_w4a8_eagle3.cli import load, tables
+from kimi_w4a8_eagle3.cli import load, verbs
 from kimi_w4a8_laptop import tiny
 
 pytestmark = pytest.mark.slow
@@ -41,9 +40,8 @@ class Remaining:
     invalidate_caches = PathFinder.invalidate_caches
 
 sys.meta_path[sys.meta_path.index(PathFinder)] = Remaining
-from kimi_w4a8_eagle3.cli import load, main, tables
-for table in tables().values():
-    list(map(load, table))  # once for all forks
+from kimi_w4a8_eagle3.cli import load, main, verbs
+list(map(load, verbs()))  # once for all forks
 
 def called(line):
     before = set(Path().rglob("*"))
@@ -108,7 +106,7 @@ CALLS = {
     "accept --quick --recipe tiny": "eval",
     "report nowhere": "",
 }
-GROUPS = {name: getattr(load(name), "commands", None) for name in chain(*tables().values())}
+GROUPS = {name: getattr(load(name), "commands", None) for name in verbs()}
 COMMANDS = [f"{name} {inner}".strip() for name, found in GROUPS.items() for inner in found or ("",)]
 
 

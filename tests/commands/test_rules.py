@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kimi_w4a8_eagle3.cli import PROGRAM, app, load, run, tables
+from kimi_w4a8_eagle3.cli import PROGRAM, app, load, run, verbs
 from kimi_w4a8_lab.commands.groups import expanded
 
 # An option means the same thing everywhere: its other name, and the type of its value.
@@ -41,7 +40,7 @@ def walk(name: str, command: Any) -> Iterator[tuple[str, Any]]:
         yield from walk(f"{name} {inner}", subcommand)
 
 
-WALKED = dict(found for name in chain(*tables().values()) for found in walk(name, load(name)))
+WALKED = dict(found for name in verbs() for found in walk(name, load(name)))
 
 
 @pytest.mark.parametrize("name", WALKED)
@@ -52,6 +51,8 @@ def test_one_name_for_one_idea(name: str) -> None:
             short, types = ONE_MEANING[long]
             assert short is None or short in names
             assert option.type_descriptor.annotation in types
+        if {"--recipe", "--a", "--b"} & set(names):
+            assert option.metavar == "RECIPE"
     if hasattr(WALKED[name], "commands"):
         return
     answered = CliRunner().invoke(app, [*name.split(), "-h"], prog_name=PROGRAM)
