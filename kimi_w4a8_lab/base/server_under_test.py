@@ -108,7 +108,10 @@ class Target:
     def local(self) -> bool:
         """True if the server runs on this machine, so that this machine's hardware is measured."""
         at = self.base_url
-        return at is None or at.endswith(".json") or urlsplit(at).hostname in _LOOPBACK
+        try:
+            return at is None or at.endswith(".json") or urlsplit(at).hostname in _LOOPBACK
+        except ValueError:  # no address, which the client refuses with a message
+            return False
 
     @cached_property
     def launch(self) -> Launch | None:
@@ -203,11 +206,10 @@ def _named_engine(file: Path) -> Address:
 
 def _engine_beside(base_url: str, runs: Path) -> Address | None:
     """Return the engine behind a gateway of this machine, as its newest run of `serve` names it; None if none does."""
-    port = urlsplit(base_url).port
     for file in sorted(runs.glob("*-serve-*/engine.json"), reverse=True):
         with suppress(OSError, ValueError, KeyError, AttributeError, UsageError):
             served = json.loads((file.parent / RECORD).read_text())["servers"].values()
-            if port in [urlsplit(one["base_url"]).port for one in served]:
+            if urlsplit(base_url).port in [urlsplit(one["base_url"]).port for one in served]:
                 return _named_engine(file)
     return None
 

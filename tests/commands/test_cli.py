@@ -134,6 +134,7 @@ BAD |= {
     "eval tools --base-url URL": """the server's answer is no completion: '{"data": [{"id": "m"}]}'""",
     "report .": "result.json cannot be read: Input tag 'demo' found",  # of a demo that wrote no page
     "eval tools --base-url http://[::1": "not an address: Invalid port",
+    "eval tools --base-url http://127.0.0.1:99999": "the server does not answer: ",
     f"eval tools --base-url http://{'a' * 300}.com": "the server does not answer: ",
     "serve tiny --port 39527 --ops-port 39527": "port 39527 is the API's, too\n  where:    --ops-port",
     "serve tiny --port PORT": "port PORT on 127.0.0.1 cannot be used",
