@@ -54,6 +54,11 @@ class Front:
     def base_url(self) -> str:
         return http_url(self.config.host, self.config.port)
 
+    @property
+    def pid(self) -> int | None:
+        """Process id of uvicorn's supervisor, or of the only worker; None before the start."""
+        return None if self._process is None else self._process.pid
+
     def start(self) -> None:
         """Start the processes; raise KimiError when the port is taken."""
         require_free_port(self.config.host, self.config.port)

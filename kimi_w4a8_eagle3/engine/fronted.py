@@ -19,11 +19,11 @@ class FrontedEngine:
 
     def __init__(self, engine: EngineServer, config: GatewayConfig) -> None:
         self.engine = engine
-        self._front = Front(config, engine.log_path)
+        self.front = Front(config, engine.log_path)
 
     @property
     def base_url(self) -> str:
-        return self._front.base_url
+        return self.front.base_url
 
     @property
     def address(self) -> Address:
@@ -33,7 +33,7 @@ class FrontedEngine:
     @property
     def engine_file(self) -> Path:
         """The file that names the engine."""
-        return self._front.named
+        return self.front.named
 
     @property
     def pid(self) -> int:
@@ -52,14 +52,14 @@ class FrontedEngine:
 
     def start(self) -> None:
         """Start both; raise KimiError when the port is taken."""
-        self._front.start()
+        self.front.start()
         self.engine.start()
 
     def wait_ready(self, timeout_s: float, on_wait: Callable[[], None] | None = None) -> float:
         """Wait until clients are answered; return the seconds since `start`."""
         seconds = self.engine.wait_ready(timeout_s, on_wait)
-        self._front.tell("ready", self.engine.base_url, self.engine.secret)
-        self._front.wait_ready()
+        self.front.tell("ready", self.engine.base_url, self.engine.secret)
+        self.front.wait_ready()
         return seconds
 
     def poll(self) -> int | None:
@@ -68,7 +68,7 @@ class FrontedEngine:
 
     def stop(self, grace_s: float = 20.0) -> bool:
         """Let running requests end, then end all processes; return False if some were cut. Idempotent."""
-        whole = self._front.stop(grace_s)
+        whole = self.front.stop(grace_s)
         return self.engine.stop(grace_s) and whole
 
     def __enter__(self) -> FrontedEngine:
@@ -81,4 +81,4 @@ class FrontedEngine:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-        self._front.__exit__()
+        self.front.__exit__()

@@ -173,7 +173,8 @@ class Launch:
 
         port = free_port()
         private = replace(self, args={**self.args, **_FOR_GATEWAY, "host": "127.0.0.1", "port": port})
-        env = {**self.env, API_KEY: "", API_KEY_FILE: ""}  # clients' keys are the gateway's
+        # Clients' keys are the gateway's. Logprobs are the model's own; SGLang's are of tempered logits.
+        env = {**self.env, API_KEY: "", API_KEY_FILE: "", "SGLANG_RETURN_ORIGINAL_LOGPROB": "1"}
         return EngineServer(private.command, env, "127.0.0.1", port, log_path, name or f"sglang ({self.name})")
 
     @property

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, TypeVar
 
 import httpx
@@ -63,6 +64,9 @@ class TokenClient(EngineClient):
         body = {"input_ids": input_ids, "sampling_params": params, "stream": True}
         pieces = [(time.monotonic(), piece) for piece in self._events("/generate", body)]
         (first, _), (end, last) = pieces[0], pieces[-1]
+        if len(last["output_ids"]) < last["meta_info"]["completion_tokens"]:  # each piece holds what is new alone
+            texts, ids = zip(*((piece["text"], piece["output_ids"]) for _, piece in pieces), strict=True)
+            last = {**last, "text": "".join(texts), "output_ids": [*chain.from_iterable(ids)]}
         found = generation(last)
         per_token = (end - first) / max(len(found.token_ids) - 1, 1)
         return replace(found, ttft_ms=1000 * (first - began), tpot_ms=1000 * per_token)

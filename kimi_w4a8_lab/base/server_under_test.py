@@ -30,13 +30,14 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
 class EngineFacts:
     """Settings of an engine. num_draft_tokens: None without speculation. context_len in tokens, None if not reported.
 
-    tokenizer: a folder on the engine's machine or a repository.
+    tokenizer: a folder on the engine's machine or a repository. incremental: its streams send what is new alone.
     """
 
     model_path: str
     tokenizer: str
     num_draft_tokens: int | None
     context_len: int | None
+    incremental: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class Server:
             tokenizer=str(info.get("tokenizer_path") or path),
             num_draft_tokens=draft_tokens or None,
             context_len=None if context is None else int(context),
+            incremental=bool(info.get("incremental_streaming_output")),
         )
 
 

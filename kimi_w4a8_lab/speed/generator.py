@@ -19,6 +19,7 @@ from ..base.first_error import first_error
 _GENERATOR = "kimi_w4a8_lab.with_sglang.bench_generator"
 _POLL_S = 0.1
 ShowTokens = Callable[[int, int], None]  # finished requests and their output tokens
+INCREMENTAL = "KIMI_INCREMENTAL"  # set where an engine's streams send what is new alone
 _TIMEOUT_S = 7200.0
 
 Content = TypeVar("Content", bound=BaseModel)
@@ -81,11 +82,13 @@ def drive(
     on_measured: Callable[[int], None],
     show: ShowTokens,
     api_key: str | None = None,
+    incremental: bool = False,
 ) -> None:
     """Run the generator to its end; its output goes to `output` with the suffix `.log`.
 
     on_measured is called after `warmups` requests with the number of answered ones. The measured ones wait for its end.
     show is called with the measured requests that are finished, and their tokens.
+    incremental: the events of the server's streams hold what is new alone.
     api_key is passed as OPENAI_API_KEY, so it appears in no command line or log. Raises KimiError when the generator
     fails, is killed or takes longer than two hours.
     """
@@ -95,6 +98,7 @@ def drive(
     # Offline, because only a tokenizer on this disk was checked (`require_trusted_tokenizer`). Nothing needs compiling.
     changes = {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1"}
     changes |= {} if api_key is None else {"OPENAI_API_KEY": api_key}
+    changes |= {INCREMENTAL: "1"} if incremental else {}
     deadline = time.monotonic() + _TIMEOUT_S
     with log.open("ab") as file:
         process = start_program(program, changes, file.fileno())

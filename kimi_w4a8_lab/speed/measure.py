@@ -101,7 +101,9 @@ def measure(server: Server, point: Point, dataset: Path, folder: Path, repetitio
         def show(requests: int, tokens: int) -> None:
             shown(requests, f"{tokens:,} tokens")
 
-        drive(server.engine.url, arguments, raw, warmups, open_window, show, server.engine.key)
+        drive(
+            server.engine.url, arguments, raw, warmups, open_window, show, server.engine.key, server.facts.incremental
+        )
     load, details = read_last(raw, LoadResult), read_last(raw, LoadDetails)
     if not before:
         raise KimiError("the load generator never began to measure", where=str(raw.with_suffix(".log")))

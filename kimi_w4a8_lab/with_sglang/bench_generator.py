@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -19,7 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import orjson
 from sglang.benchmark import serving
+
+from kimi_w4a8_lab.speed.generator import INCREMENTAL
 
 _MOST_WAIT_S = 60.0  # longer than bench waits for the counters; ends the wait when bench was killed
 _without_prefix = serving.remove_prefix
@@ -71,7 +75,25 @@ class Warmup:
 WARMUP = Warmup()
 
 
+class WholeTexts:
+    """orjson for an engine whose streams send what is new: the generator expects each event to repeat the text."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, str] = {}
+
+    def loads(self, data: bytes) -> Any:
+        event = orjson.loads(data)
+        if "text" in event and (request := (event.get("meta_info") or {}).get("id")):
+            self._texts[request] = event["text"] = self._texts.get(request, "") + event["text"]
+        return event
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(orjson, name)
+
+
 if __name__ == "__main__":
+    if os.environ.get(INCREMENTAL):
+        serving.orjson = WholeTexts()
     serving._extract_cache_from_sglext, serving.remove_prefix = note, data_of
     serving.ASYNC_REQUEST_FUNCS = {name: reported(send) for name, send in serving.ASYNC_REQUEST_FUNCS.items()}
     serving.cli_main()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +51,12 @@ async def generate_request(
     request.normalize_batch_and_arguments()
     counts = {"prompt_tokens": len(manager.tokenizer.encode(prompt)), "cached_tokens": 0, "weight_version": "default"}
     ends = [*range(_PIECE, len(words), _PIECE), len(words)] if request.stream else [len(words)]
-    for end in ends:
+    for begin, end in pairwise([0, *ends]):  # what is new, as `--incremental-streaming-output` sends it
         reason = {"type": "stop", "matched": None} if end == len(words) else None
-        tokens = manager.tokenizer.encode(words[:end]) if reason else [0] * end
-        meta = {"id": request.rid, "finish_reason": reason, "completion_tokens": len(tokens), **counts}
-        yield {"text": words[:end], "output_ids": tokens, "meta_info": meta, "index": 0}
+        tokens = manager.tokenizer.encode(words[begin:end])
+        said = len(manager.tokenizer.encode(words[:end]))
+        meta = {"id": request.rid, "finish_reason": reason, "completion_tokens": said, **counts}
+        yield {"text": words[begin:end], "output_ids": tokens, "meta_info": meta, "index": 0}
 
 
 def spoken(steps: list[Mapping[str, Any]], prompt: str) -> str:

@@ -43,6 +43,13 @@ def server(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fro
         yield found
 
 
+def words(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:  # it ended just now
+        return ""
+
+
 def ask(server: FrontedEngine, path: str, key: str = FIRST, **body: Any) -> httpx.Response:
     return httpx.post(f"{server.base_url}{path}", json={"model": MODEL, **body}, headers=bearer(key), timeout=280)
 
@@ -101,17 +108,17 @@ def test_a_key_that_is_added_is_known_within_seconds_and_one_that_is_removed_is_
 
 
 def test_a_worker_that_dies_is_replaced_and_others_answer(server: FrontedEngine) -> None:
-    (gateway,) = (one for one in psutil.Process().children() if "kimi_w4a8_eagle3.gateway" in one.cmdline())
-    workers = [one for one in gateway.children() if "spawn_main" in " ".join(one.cmdline())]
+    gateway = psutil.Process(server.front.pid)
+    workers = [one for one in gateway.children() if "spawn_main" in words(one)]
     assert len(workers) == 2
     workers[0].kill()
     until(lambda: ask(server, "/v1/chat/completions", **QUESTION).status_code == 200)
-    until(lambda: len([one for one in gateway.children() if "spawn_main" in " ".join(one.cmdline())]) == 2)
+    until(lambda: len([one for one in gateway.children() if "spawn_main" in words(one)]) == 2)
 
 
 def test_a_lost_engine_is_503_and_the_end_leaves_no_process(server: FrontedEngine) -> None:
-    family = [one for child in psutil.Process().children() for one in (child, *child.children(recursive=True))]
-    gateway = [one for one in family if "kimi_w4a8_eagle3.gateway" in " ".join(one.cmdline())]
+    first = psutil.Process(server.front.pid)
+    gateway = [first, *first.children(recursive=True)]
     server.engine.stop(0.5)
     until(lambda: ask(server, "/v1/chat/completions", **QUESTION).status_code == 503)
     server.stop(0.5)

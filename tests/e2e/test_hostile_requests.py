@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from socket import create_connection
 from typing import Any
 
@@ -118,31 +118,22 @@ def test_connections_that_claim_memory_and_send_nothing_leave_it_to_a_large_body
 
 
 @pytest.mark.slow
-def test_a_costly_grammar_fails_in_a_worker_while_another_client_goes_on(
+def test_a_costly_grammar_fails_in_a_process_while_another_client_goes_on(
     eagle3: FrontedEngine, client: EngineClient, healthy: str
 ) -> None:
-    """One mask takes seconds, one grammar crashes xgrammar 0.2.1, and one worker is killed from outside."""
+    """One mask takes seconds, and one grammar crashes xgrammar 0.2.1."""
     paths = [eagle3.base_url + path for path in ("/v1/completions", "/v1/chat/completions", "/v1/chat/completions")]
-    slow = {**COMPLETION, "regex": ".?" * 100}
+    slow = {**COMPLETION, "regex": ".?" * 60}
     crash = {"properties": {f"p{index}": {"type": "string"} for index in range(600)}, "minProperties": 500}
     wide = {"items": {"anyOf": [{"type": "array", "items": {"const": index}} for index in range(1200)]}}
-    engine = psutil.Process(eagle3.pid)
-    before = set(engine.children(recursive=True))
+    answers = []
     with ThreadPoolExecutor(4) as pool:
-        killed = pool.submit(httpx.post, paths[0], json=slow, timeout=120)
-        while not killed.done():  # a worker that is killed is tried once more
-            for worker in set(engine.children(recursive=True)) - before:
-                with suppress(psutil.NoSuchProcess):
-                    worker.kill()
-            time.sleep(0.02)  # a look at all processes costs as much
-        answers = [killed]
-        for path, body in zip(paths, ({**slow, "regex": ".?" * 60}, schema(crash), schema(wide)), strict=True):
-            answers.append(pool.submit(httpx.post, path, json=body, timeout=120))
+        for path, body in zip(paths, (slow, schema(crash), schema(wide)), strict=True):
+            answers.append(pool.submit(httpx.post, path, json=body, timeout=280))
             while not answers[-1].done():
                 assert client.chat(QUESTION[0]["content"], 8, separate_reasoning=False).text == healthy
                 time.sleep(0.1)
-    outside, slow_mask, crashed, admitted = (answer.result() for answer in answers)
-    assert outside.status_code == 400 and "cannot be compiled within 20 s" in outside.json()["error"]["message"]
+    slow_mask, crashed, admitted = (answer.result() for answer in answers)
     too_slow = slow_mask.json()["error"]["message"]
     assert slow_mask.status_code == 400 and "finding the tokens that may follow takes" in too_slow
     assert crashed.status_code == 400 and admitted.status_code == 200, admitted.text[:300]

@@ -81,7 +81,7 @@ def test_both_releases_give_the_same_tokens_and_drafts_are_accepted(
 def test_both_releases_sample_and_penalize_alike(newest: FrontedEngine, eagle3: FrontedEngine) -> None:
     """The pinned release has plain decoding's tokens (test_speculation.py)."""
     bodies = [body for body in BODIES[::2] if "response_format" not in body]  # grammars: another xgrammar
-    assert answers(newest.address, bodies, 4) == answers(Address(eagle3.base_url), bodies, 4)
+    assert answers(Address(newest.base_url), bodies, 4) == answers(Address(eagle3.base_url), bodies, 4)
 
 
 def test_a_call_that_the_token_limit_cuts_ends_as_cut(newest: FrontedEngine, eagle3: FrontedEngine) -> None:

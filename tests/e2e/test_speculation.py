@@ -112,8 +112,8 @@ def test_a_draft_with_fewer_tokens_changes_no_answer_up_to_the_end_of_the_contex
             *server.address
         ) as probe:  # the last steps have slots beyond the context, whose end SGLang keeps free
             prompt = probe.chat_ids(LONG, probe.model_name())[:232]
-            last = written(server.address, prompt, 24)
-            assert last == written(plain.address, prompt, 22) and len(last) == 22
+            last = written(server.address, prompt, 20)  # four less than the context, which a verify step takes
+            assert last == written(plain.address, prompt, 20) and len(last) == 20
             ids = [probe.chat_ids(question, probe.model_name()) for question in questions]
         drawn = [seeded(engine.address, ids) for engine in (plain, server)]
         assert exact.differences(*drawn[0], drawn[1][1], "EAGLE3", 8) == []

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 FEATURE = Feature(
     "the engine's secret",
     remove_when="SGLang reads a key from a file and asks for it on every path",
-    # The model's own probabilities, as the gateway's clients expect; SGLang's are of tempered logits.
-    environ={"SGLANG_RETURN_ORIGINAL_LOGPROB": "1"},
 )
 _REFUSED = b'{"error": {"message": "this engine answers its supervisor alone", "code": 401}}'
 # Each of these serves HTTP where the check of the secret does not run.
