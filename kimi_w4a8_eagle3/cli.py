@@ -71,7 +71,7 @@ class Commands(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the verbs in their groups, as typer does for terminals."""
         width = max(map(len, self.commands))
-        for title, stubs in groupby(self.commands.items(), lambda item: item[1].rich_help_panel):
+        for title, stubs in groupby(self.commands.items(), lambda item: getattr(item[1], "rich_help_panel", "")):
             with formatter.section(title):
                 formatter.write_dl([(name.ljust(width), stub.help) for name, stub in stubs])
 
