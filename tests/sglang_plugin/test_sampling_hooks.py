@@ -95,6 +95,7 @@ else:
     eagle_utils.eagle_sample(verify_input, batch, logits, mask)
     answer["masked"] = logits.next_token_logits[:, 0].unique().tolist()
     counted = []
+    exact_sampling._any_penalized = lambda reqs: True
     exact_sampling.penalties_of = lambda *_: SimpleNamespace(
         apply=lambda *_: None, count=lambda tokens: counted.append(tokens.tolist())
     )
