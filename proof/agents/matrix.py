@@ -65,7 +65,7 @@ def table(rows: Iterable[MatrixRow]) -> str:
     cells: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         cells.setdefault((row.client, row.version), []).append(row.result)
-    lines = [f"| {client} | {version} | {', '.join(found)} |" for (client, version), found in cells.items()]
+    lines = [f"| {client} | {version} | {', '.join(sorted(found))} |" for (client, version), found in cells.items()]
     return "\n".join([f"| {' | '.join(_HEAD)} |", "|---" * len(_HEAD) + "|", *lines, ""])
 
 

@@ -52,7 +52,7 @@ def served(state: EngineState, front: Smg, tmp_path_factory: pytest.TempPathFact
     questions = [problem.question for problem in problems(8, seed=77)]
     with (
         OpsServer("127.0.0.1", free_port(), state, sample_interval_s=0.5) as ops,
-        TokenClient(*front.address) as client,
+        TokenClient(front.base_url) as client,
         prometheus(ops.base_url, tmp_path_factory.mktemp("prometheus"), front.metrics_url) as found,
     ):
         client.chat_all(questions[:2], 48, 2)

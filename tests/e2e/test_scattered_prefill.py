@@ -37,9 +37,9 @@ def asked(folder: Path, newest: bool, *settings: str) -> tuple[list[list[tuple[A
     launch = tiny_launch(settings=(*SETTINGS, eyes, *settings))
     launch = replace(launch, env={**launch.env, "PYTHONPATH": environment(newest)["PYTHONPATH"]})
     bodies = [{"messages": messages, **REQUESTS[kind]} for kind in KINDS for messages in MESSAGES]
-    with running(launch.server(folder / "server.log")) as server:
-        found = answers(server.base_url, bodies, 2)
-        return found, (folder / "server.log").read_text(), read_once(server.base_url)
+    with running(launch.engine(folder / "server.log")) as server:
+        found = answers(server.address, bodies, 2)
+        return found, (folder / "server.log").read_text(), read_once(*server.address)
 
 
 @pytest.mark.parametrize("newest", (False, True), ids=VERSIONS)

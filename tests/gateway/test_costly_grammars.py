@@ -14,6 +14,7 @@ from proof.structured.schemas import draw
 
 PROGRAM = """
 import json, xgrammar
+from kimi_w4a8_eagle3.gateway import mask_walk
 from proof.vocabulary import SIZE, vocabulary
 info = xgrammar.TokenizerInfo([*vocabulary(), b"</s>"], xgrammar.VocabType.RAW, stop_token_ids=[SIZE])
 compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
