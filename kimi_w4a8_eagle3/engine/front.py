@@ -19,7 +19,7 @@ import httpx
 
 from ..base.errors import KimiError
 from ..base.files import write_private
-from ..base.http import bearer, http_url, trusted
+from ..base.http import http_url, trusted
 from ..gateway.config import GatewayConfig
 from .leftovers import Belongings
 from .process import dying_with_parent, require_free_port, tail_lines
@@ -30,6 +30,7 @@ _POLL_S = 0.1
 _SERVE_S = 120.0  # from the moment when the engine is named; on a busy laptop imports take ten seconds
 _GRACE_S = 5.0
 _BRIEF_S = 10.0  # a gateway that ends within this time would end again
+_KILLS, _KILLED_S = 60, 0.05
 _TAIL_LINES = 12
 
 
@@ -81,8 +82,10 @@ class Front:
 
     def tell(self, phase: str, url: str = "", secret: str = "") -> None:
         """Say in which phase the engine is, and which one answers; the workers notice within a quarter second."""
-        with suppress(FileNotFoundError):  # after the end
+        try:
             write_private(self.named, json.dumps({"phase": phase, "url": url, "secret": secret}).encode())
+        except OSError as error:  # a full disk must not end an engine; after the end the folder is gone
+            logger.error("the gateway cannot be told that the engine is %s: %s", phase, error)
 
     def wait_ready(self, on_wait: Callable[[], object] = lambda: None) -> None:
         """Wait until clients are answered; raise KimiError when the processes end, or stay silent.
@@ -90,12 +93,11 @@ class Front:
         on_wait: called about ten times a second.
         """
         end = time.monotonic() + _SERVE_S
-        headers = bearer(self.config.key or None)
         with httpx.Client(timeout=5.0, verify=trusted(), trust_env=False) as client:
             while True:
                 self.require_running()
                 with suppress(httpx.HTTPError):
-                    if client.get(f"{self.base_url}/ready", headers=headers).status_code == 200:
+                    if client.get(f"{self.base_url}/ready").status_code == 200:
                         return
                 if time.monotonic() > end:
                     raise self._failure(f"the gateway did not answer within {_SERVE_S:.0f} s")
@@ -114,6 +116,7 @@ class Front:
         if time.monotonic() - self._began < _BRIEF_S:
             self.require_running()
         logger.error("the gateway ended with exit code %s; it is started again", self._process.returncode)
+        self.stop()  # its workers outlive it, and hold the port
         self.start()
 
     def stop(self, grace_s: float = _GRACE_S) -> bool:
@@ -127,9 +130,13 @@ class Front:
                 process.wait(grace_s)
             except subprocess.TimeoutExpired:
                 whole = False
-        with suppress(ProcessLookupError):  # its workers and trials are of its session
-            os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # until no worker and no trial of its session is left to hold the port
+            for _ in range(_KILLS):
+                os.killpg(process.pid, signal.SIGKILL)
+                process.poll()
+                time.sleep(_KILLED_S)
         process.wait()
+        self._process = None  # its number may soon be another one's
         return whole
 
     def __enter__(self) -> Front:

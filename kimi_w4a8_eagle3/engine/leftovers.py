@@ -30,14 +30,15 @@ _DEV_SHM = "/dev/shm/"
 class Belongings:
     """The temporary folder and the shared memory of one engine, from its start until `remove`.
 
-    folder: give it to the engine as TMPDIR.
+    folder: give it to the engine as TMPDIR. secret: of this start, which the engine reads there.
     """
 
     def __init__(self) -> None:
         remove_orphans()
         self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        self.secret = secrets.token_urlsafe(32)
         with os.fdopen(os.open(self.folder / SECRET, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-            file.write(secrets.token_urlsafe(32))
+            file.write(self.secret)
         unlocked = self.folder / (LOCK + ".tmp")
         self._lock = os.open(unlocked, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)

@@ -29,7 +29,6 @@ from ..base.errors import KimiError, UsageError
 from ..base.http import Address, bearer, http_url, trusted
 from ..base.installed import laptop_part
 from ..base.program import Command, Program, words
-from .given_folder import engine_secret
 from .leftovers import Belongings
 
 _PR_SET_PDEATHSIG = 1
@@ -138,7 +137,9 @@ class EngineServer:
     @property
     def secret(self) -> str:
         """Key of this start, without which the engine answers nobody."""
-        return engine_secret(self.folder) or ""
+        if self._belongings is None:
+            raise KimiError(f"{self.name} was not started")
+        return self._belongings.secret
 
     def prepare(self) -> None:
         """Start SGLang's imports in the background, for which the first engine on a CPU would wait."""
