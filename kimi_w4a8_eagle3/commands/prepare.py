@@ -13,7 +13,7 @@ from ..base.finding import Severity
 from ..doctor.probe import Probe
 from ..doctor.runner import examine
 from ..fetch.download import hub_repositories
-from ..recipe.launch import Launch, load_recipe, resolve, with_settings
+from ..recipe.launch import Launch, load_recipe, resolve, with_folders
 from ..recipe.schema import one_recipe
 from ..recipe.trusted_code import Source, accept, locate, record_path, state
 from .fetch import say
@@ -37,11 +37,8 @@ def prepare(
     What is done already is skipped, so the same command continues after an interruption. Each step is a command of its
     own, too: doctor, fetch, trust.
     """
-    loaded = load_recipe(one_recipe(name, recipe))
-    for section, folder in (("model", model), ("draft", draft)):
-        if folder:
-            loaded = with_settings(loaded, {f"{section}.repo": str(folder.resolve()), f"{section}.revision": "main"})
-    launch = resolve(loaded, settings or [])
+    named = with_folders(load_recipe(one_recipe(name, recipe)), {"model": model, "draft": draft})
+    launch = resolve(named, settings or [])
     _check(launch)
     _fetch(launch)
     _trust(launch, trust)

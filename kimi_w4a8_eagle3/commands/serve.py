@@ -27,7 +27,7 @@ def serve(
     context: typer.Context,
     name: str | None = RECIPE_NAME,
     recipe: str | None = RECIPE,
-    dry_run: bool = typer.Option(False, "--dry-run", help="Print the exact environment and command, start nothing."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Print environment and SGLang's command, start nothing."),
     host: str | None = typer.Option(None, "--host", help="Address to listen on; default: the recipe's, loopback."),
     port: int | None = typer.Option(None, "--port", min=1, max=65535, help="Port to listen on; default: the recipe's."),
     tp: int | None = typer.Option(None, "--tp", min=1, help="GPUs per engine; default: the recipe's."),

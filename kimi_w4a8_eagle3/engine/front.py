@@ -22,7 +22,7 @@ from ..base.files import write_private
 from ..base.http import http_url, trusted
 from ..gateway.config import GatewayConfig
 from .leftovers import Belongings
-from .process import dying_with_parent, require_free_port, tail_lines
+from .process import dying_with_parent, ended, require_free_port
 
 logger = logging.getLogger(__name__)
 
@@ -31,12 +31,13 @@ _SERVE_S = 120.0  # from the moment when the engine is named; on a busy laptop i
 _GRACE_S = 5.0
 _BRIEF_S = 10.0  # a gateway that ends within this time would end again
 _KILLS, _KILLED_S = 60, 0.05
-_TAIL_LINES = 12
 
 
 class Front:
-    """The gateway of one service. config: without the file that names the engine, `named`,
-    which is a new one by default.
+    """The gateway of one service.
+
+    config: without the file that names the engine. named: that file, a new one by default. metrics: folder of the
+    counters of all workers, as prometheus_client's multiprocess mode writes them.
 
     As a context manager it starts on entry and stops on exit. Start it from a thread that lives as long.
     """
@@ -49,7 +50,7 @@ class Front:
         self._log_path = log_path
         self._process: subprocess.Popen[bytes] | None = None
         self._began = 0.0
-        self.metrics = self._folder / "metrics"  # of all workers, as prometheus_client's multiprocess mode writes them
+        self.metrics = self._folder / "metrics"
 
     @property
     def base_url(self) -> str:
@@ -100,14 +101,16 @@ class Front:
                     if client.get(f"{self.base_url}/ready").status_code == 200:
                         return
                 if time.monotonic() > end:
-                    raise self._failure(f"the gateway did not answer within {_SERVE_S:.0f} s")
+                    raise ended(f"the gateway did not answer within {_SERVE_S:.0f} s", self._log_path)
                 on_wait()
                 time.sleep(_POLL_S)
 
     def require_running(self) -> None:
         """Raise KimiError if the processes have ended."""
-        if self._process is None or (code := self._process.poll()) is not None:
-            raise self._failure(f"the gateway ended with exit code {code if self._process else None}")
+        if self._process is None:
+            raise KimiError("the gateway was stopped")
+        if (code := self._process.poll()) is not None:
+            raise ended(f"the gateway ended with exit code {code}", self._log_path)
 
     def restart_if_ended(self) -> None:
         """Start the processes again when they ended; raise KimiError when they end as soon as they start."""
@@ -146,7 +149,3 @@ class Front:
     def __exit__(self, *_: object) -> None:
         self.stop()
         self._belongings.remove()
-
-    def _failure(self, what: str) -> KimiError:
-        tail = "\n".join(tail_lines(self._log_path, _TAIL_LINES))
-        return KimiError(f"{what}; the end of its log:\n{tail}", where=str(self._log_path))

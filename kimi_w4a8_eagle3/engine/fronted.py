@@ -41,11 +41,6 @@ class FrontedEngine:
         return self.engine.pid
 
     @property
-    def folder(self) -> Path:
-        """Temporary folder that the engine was given."""
-        return self.engine.folder
-
-    @property
     def log_path(self) -> Path:
         """Output of all processes."""
         return self.engine.log_path
@@ -61,10 +56,6 @@ class FrontedEngine:
         self.front.tell("ready", self.engine.base_url, self.engine.secret)
         self.front.wait_ready()
         return seconds
-
-    def poll(self) -> int | None:
-        """Return the engine's exit code, or None while it runs."""
-        return self.engine.poll()
 
     def stop(self, grace_s: float = 20.0) -> bool:
         """Let running requests end, then end all processes; return False if some were cut. Idempotent."""

@@ -182,13 +182,13 @@ class EngineServer:
                 elapsed = time.monotonic() - self._began
                 if (code := self.poll()) is not None:
                     self.stop()
-                    raise self._failure(f"{self.name} ended with exit code {code} before it was ready")
+                    raise ended(f"{self.name} ended with exit code {code} before it was ready", self.log_path)
                 with suppress(httpx.HTTPError):
                     if client.get(f"{self.base_url}/health", headers=bearer(self.secret)).status_code == 200:
                         return elapsed
                 if elapsed > timeout_s:
                     self.stop()
-                    raise self._failure(f"{self.name} was not ready within {timeout_s:.0f} s")
+                    raise ended(f"{self.name} was not ready within {timeout_s:.0f} s", self.log_path)
                 if on_wait is not None:
                     on_wait()
                 time.sleep(_POLL_S)
@@ -252,10 +252,6 @@ class EngineServer:
         if self._belongings is not None:
             self._belongings.remove()
 
-    def _failure(self, what: str) -> KimiError:
-        tail = "\n".join(tail_lines(self.log_path, _TAIL_LINES))
-        return KimiError(f"{what}; the end of its log:\n{tail}", where=str(self.log_path))
-
 
 def free_port() -> int:
     """Return a port that nothing on loopback uses, nor those after it that SGLang takes for DP attention.
@@ -301,6 +297,12 @@ def tail_lines(path: Path, count: int) -> list[str]:
             return [line.rstrip("\n") for line in deque(file, maxlen=count)]
     except OSError:
         return []
+
+
+def ended(what: str, log: Path) -> KimiError:
+    """Return the error of a process, with the end of its log."""
+    tail = "\n".join(tail_lines(log, _TAIL_LINES))
+    return KimiError(f"{what}; the end of its log:\n{tail}", where=str(log))
 
 
 def last_line(path: Path) -> str:

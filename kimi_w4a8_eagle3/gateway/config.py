@@ -8,6 +8,12 @@ from pathlib import Path
 
 from ..base.files import write_private
 
+# Arguments of the engine that change what /generate answers, as `/server_info` names them.
+ENGINE_ARGUMENTS: dict[str, bool | str] = {
+    "incremental_streaming_output": True,  # a stream's events hold what is new
+    "reasoning_parser": "kimi_k2",  # grammars wait for the end of thinking
+    "constrained_json_disable_any_whitespace": True,  # free white space can go on without end
+}
 VARIABLE = "KIMI_GATEWAY"  # names the file for uvicorn's workers, which start without arguments
 
 

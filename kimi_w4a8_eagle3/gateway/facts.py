@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .config import ENGINE_ARGUMENTS
 from .engine import Engine
 from .errors import Refusal, no_room, too_long
 
@@ -16,12 +17,6 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 0.25
 _SERVING = ("ready", "draining")  # phases in which clients are answered
-# Arguments of the engine that change what /generate answers.
-_NEEDED = {
-    "incremental_streaming_output": True,  # a stream's events hold what is new
-    "reasoning_parser": "kimi_k2",  # grammars wait for the end of thinking
-    "constrained_json_disable_any_whitespace": True,  # free white space can go on without end
-}
 _PUBLIC = (  # smg reads some when it registers a worker
     "model_path", "served_model_name", "tokenizer_path", "tp_size", "dp_size", "speculative_algorithm",
     "speculative_num_draft_tokens", "weight_version", "version",
@@ -100,7 +95,7 @@ class EngineFacts:
     async def _measure(self) -> Room | None:
         """Return what fits into a request, or None for an engine without the arguments that a gateway needs."""
         info = await self._engine.ask("/server_info")
-        if wrong := {name: value for name, value in _NEEDED.items() if info.get(name) != value}:
+        if wrong := {name: value for name, value in ENGINE_ARGUMENTS.items() if info.get(name) != value}:
             logger.error("the engine must run with %s", " ".join(f"{name}={value}" for name, value in wrong.items()))
             return None
         self.info = {name: info[name] for name in _PUBLIC if name in info}

@@ -62,12 +62,6 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 30000  # of SGLang
 _MOST_WORKERS, _CORES_OF_WORKER = 4, 8  # of the gateway: a laptop's cores are the model's
-# What the gateway reads: events that hold what is new, grammars that wait for the end of thinking, and bounded JSON.
-_FOR_GATEWAY: Mapping[str, ArgValue] = {
-    "incremental-streaming-output": True,
-    "reasoning-parser": "kimi_k2",
-    "constrained-json-disable-any-whitespace": True,
-}
 _TYPED = ("host", "port", "served-model-name", "tp-size")  # this package reads them, or any text is right
 
 
@@ -170,9 +164,10 @@ class Launch:
     def engine(self, log_path: Path, name: str | None = None) -> EngineServer:
         """Return the engine's process, not started: on a free port of loopback, closed without its secret."""
         from ..engine.process import EngineServer, free_port  # start-up: a dry run needs no processes
+        from ..gateway.config import ENGINE_ARGUMENTS
 
         port = free_port()
-        private = replace(self, args={**self.args, **_FOR_GATEWAY, "host": "127.0.0.1", "port": port})
+        private = self.with_args(**ENGINE_ARGUMENTS, host="127.0.0.1", port=port)
         # Clients' keys are the gateway's. Logprobs are the model's own; SGLang's are of tempered logits.
         env = {**self.env, API_KEY: "", API_KEY_FILE: "", "SGLANG_RETURN_ORIGINAL_LOGPROB": "1"}
         return EngineServer(private.command, env, "127.0.0.1", port, log_path, name or f"sglang ({self.name})")
@@ -255,12 +250,9 @@ def resolve(recipe: Recipe, settings: Sequence[str] = (), extra: Sequence[str] =
 def _untested(recipe: Recipe) -> bool:
     """Return True with an engine argument that the packaged recipe of this name lacks, or has with another value."""
     name = recipe.name.removesuffix(PLAIN)
-    known = _arguments(load_recipe(name)) if name in recipe_names() else {}
-    return any(name not in _TYPED and str(known.get(name)) != str(value) for name, value in _arguments(recipe).items())
-
-
-def _arguments(recipe: Recipe) -> Args:
-    return recipe.args | {name: change.value for name, change in recipe.improved_args.items()}
+    known = load_recipe(name).final_args if name in recipe_names() else {}
+    final = recipe.final_args.items()
+    return any(name not in _TYPED and str(known.get(name)) != str(value) for name, value in final)
 
 
 def _check_draft(args: Args, recipe: Recipe) -> None:
@@ -314,7 +306,16 @@ def prepare(
     read_keys: False where only another machine has it. See `render` for the rest. Raises KimiError for a variable of
     this environment that no kernel and no gateway knows, too.
     """
-    recipe = load_recipe(name)
+    recipe = with_folders(load_recipe(name), checkpoints)
+    launch = render(recipe, settings, extra, gpu=gpu_by_name(gpu) if gpu else None)
+    given = {} if api_key_file is None else {API_KEY_FILE: str(api_key_file), API_KEY: ""}
+    environ = {**os.environ, **launch.env, **given}
+    read_gates(environ)
+    return replace(launch, settings=read_settings(environ, read_keys))
+
+
+def with_folders(recipe: Recipe, checkpoints: Mapping[str, Path | None]) -> Recipe:
+    """Return the recipe with these folders as its "model" and "draft"; raise UsageError for one that cannot be."""
     for section, folder in checkpoints.items():
         if folder and not folder.is_dir():
             raise UsageError(f"there is no folder {folder}", where=f"--{section}", expected="a checkpoint's folder")
@@ -322,11 +323,7 @@ def prepare(
             raise UsageError(f"the recipe {recipe.name!r} has no draft", where="--draft", expected="one with a draft")
         if folder:
             recipe = with_settings(recipe, {f"{section}.repo": str(folder.resolve()), f"{section}.revision": "main"})
-    launch = render(recipe, settings, extra, gpu=gpu_by_name(gpu) if gpu else None)
-    given = {} if api_key_file is None else {API_KEY_FILE: str(api_key_file), API_KEY: ""}
-    environ = {**os.environ, **launch.env, **given}
-    read_gates(environ)
-    return replace(launch, settings=read_settings(environ, read_keys))
+    return recipe
 
 
 def _assemble(recipe: Recipe, notes: list[Finding]) -> Args:

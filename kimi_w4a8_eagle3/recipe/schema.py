@@ -122,6 +122,11 @@ class Recipe(_Strict):
         """This package's changes of engine arguments."""
         return {name: change for name, change in self.improve.items() if not name.startswith(_ENV)}
 
+    @property
+    def final_args(self) -> dict[str, ArgValue]:
+        """The engine arguments with these changes, before those for a machine."""
+        return self.args | {name: change.value for name, change in self.improved_args.items()}
+
 
 def recipe_names() -> list[str]:
     """Return the names of the packaged recipes."""

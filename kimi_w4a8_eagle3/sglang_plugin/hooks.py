@@ -1,8 +1,8 @@
 """Hooks on SGLang, by feature: which functions and private names a feature needs, and what happens without them.
 
-SGLang only logs a hook that it cannot apply, and would serve without the page guard. Here a release that
-lacks a name of a required feature, or calls it in another way, is not served. An optional feature is left out as a
-whole, and the metric kimi_missing_feature_info names it. `known_signatures.json` has the calls of the tested releases
+SGLang only logs a hook that it cannot apply, and would serve without the page guard. Here a release that lacks a
+name of a required feature, or calls it in another way, is not served. An optional feature is left out as a whole, and
+the metric kimi_missing_feature_info names it. `known_signatures.json` has the calls of the tested releases
 (`python -m proof.hook_signatures`).
 """
 

@@ -21,8 +21,7 @@ _TTFT = METRICS["ttft_median_ms"]
 
 def levers_of(recipe: Recipe) -> list[str]:
     """Return the levers that a recipe turns on."""
-    args = recipe.args | {name: change.value for name, change in recipe.improved_args.items()}
-    return [name for name in LEVERS if args.get(name) is True]
+    return [name for name in LEVERS if recipe.final_args.get(name) is True]
 
 
 def without(recipe: Recipe, lever: str, folder: Path) -> Path:

@@ -131,7 +131,7 @@ class AcceptRun:
 
         yield stage("start", "start", partial(self._start, recipe))
         yield stage("smoke", "start", partial(self._smoke, recipe))
-        if first and "tool-call-parser" in recipe.improved_args | recipe.args:
+        if first and "tool-call-parser" in recipe.final_args:
             yield stage("tools", "", partial(self._tools, recipe))
             yield stage("streams", "", partial(self._streams, recipe))
         for workload in SPEED[on_gpus] if self.sizes.full else SPEED[on_gpus][:2]:
@@ -215,7 +215,7 @@ class AcceptRun:
 
     def _streams(self, recipe: Recipe) -> StageResult:
         """Ask a few problems streamed and whole: thinking must be apart from the answer, and both must end."""
-        server, thinks = self._serving(recipe), "reasoning-parser" in recipe.improved_args | recipe.args
+        server, thinks = self._serving(recipe), "reasoning-parser" in recipe.final_args
         texts = [prompt.text for prompt in prompts(_STREAMED) if prompt.kind == "maths"]
         settings = {"model": server.model, "max_tokens": 4096, "temperature": 0.0}
         whole = [{**settings, "messages": [{"role": "user", "content": text}]} for text in texts]

@@ -50,7 +50,9 @@ def test_what_a_killed_gateway_leaves_does_not_keep_the_next_from_its_port(
 
 
 def test_a_gateway_that_ends_as_soon_as_it_starts_is_one_message(tmp_path: Path) -> None:
-    config = GatewayConfig(str(tmp_path), "m", port=tiny_launch().port, workers=1, key_file=str(tmp_path / "no such file"))
+    config = GatewayConfig(
+        str(tmp_path), "m", port=tiny_launch().port, workers=1, key_file=str(tmp_path / "no such file")
+    )
     with Front(config, tmp_path / "log") as front:
         with pytest.raises(KimiError, match="the gateway ended with exit code"):
             until(lambda: answers(front))
