@@ -14,6 +14,7 @@ from support.hub_server import Fault, HubServer, Repo, serve
 
 from kimi_w4a8_eagle3.base import files
 from kimi_w4a8_eagle3.commands import prepare
+from kimi_w4a8_eagle3.engine.process import free_port
 
 NAME = "org/kimi"
 CODE = b"class Words:\n    pass\n"
@@ -35,7 +36,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
 
 
 def prepared(hub: HubServer, folder: Path, *words: str) -> Done:
-    settings = ["--set", f"model.repo={NAME}", "--set", "host=127.0.0.1", "--served-model-name", "kimi"]
+    address = ["--set", "host=127.0.0.1", "--set", f"port={free_port()}"]  # another test may serve at the recipe's
+    settings = ["--set", f"model.repo={NAME}", *address, "--served-model-name", "kimi"]
     return kimi(hub, folder, "prepare", "tiny:plain", *settings, *words)
 
 
