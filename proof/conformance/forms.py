@@ -54,8 +54,7 @@ def asking(path: str, content: Any = QUESTION, tokens: int | None = 160, **more:
     turn = content if isinstance(content, list) and path != TEXT else [{"role": "user", "content": content}]
     given: Body = {"prompt": content} if path == TEXT else {"input" if path == RESPONSES else "messages": turn}
     limit = {} if tokens is None else {LIMIT[path]: tokens}
-    greedy = {} if path == MESSAGES else {"temperature": 0}
-    return {**given, **limit, **greedy, **more}
+    return {**given, **limit, "temperature": 0, **more}
 
 
 def one(kind: str, name: str, path: str, body: Any, check: Callable[[Reply], object], **more: Any) -> Case:
