@@ -112,7 +112,6 @@ class ResponsesRequest(Sampled):
     parallel_tool_calls: bool = True
     previous_response_id: str | None = None
     reasoning: Object | None = None
-    store: bool | None = None
     text: Object | None = None
     tool_choice: str | Object | None = None
     tools: list[Any] | None = None
@@ -214,7 +213,7 @@ HARMLESS = _each({
     "context_management compaction": "the whole conversation is read, which is more",
     "verbosity prediction": "a hint that the model was not trained on",
     "modalities": "text is what there is",
-    "store": "chat completions are never stored",
+    "store": "nothing is stored, and a response says so",
     "skip_special_tokens": "control tokens are never text",
     "no_stop_trim": "an answer ends before its stop string",
     "return_cached_tokens_details": "usage has the cached tokens",

@@ -32,7 +32,7 @@ from .requests import ResponsesRequest, sampling_of
 from .sealed import Seal
 
 PATH = "/v1/responses"
-_NOT_STORED = "this server stores no responses: send `store: false` and the whole conversation each time"
+_NOT_STORED = "this server stores no responses: send the whole conversation each time"
 _NO_REFERENCES = (
     "this server stores no items, so an item_reference has none: send the items themselves. The AI SDK sends them with "
     "providerOptions: {openai: {store: false}}"
@@ -59,8 +59,6 @@ class Declared:
 
 def conversation_of(request: ResponsesRequest, seal: Seal) -> tuple[Conversation, dict[str, Declared]]:
     """Return the conversation that a request asks to continue, and its tools by the names that the model sees."""
-    if request.store:
-        raise Refusal(_NOT_STORED, param="store")
     if request.previous_response_id is not None:
         raise Refusal(_NOT_STORED, param="previous_response_id")
     tools, declared = _tools(request.tools or [])

@@ -73,8 +73,8 @@ CASES: dict[str, Case] = {
     "continued in thinking": (C, [USER, DONE[0]], {"continue_final_message": True}, "400 needs thinking off"),
     "allowed_tools": (R, [USER], {"tool_choice": {"type": "allowed_tools"}}, "400 send only these tools"),
     "memory": (M, [USER], {"tools": [{"type": "memory_20250818", "name": "memory"}]}, "<|im_user|>user<|im_middle|>?"),
-    "store": (R, [USER], {"store": True}, "400 stores no responses"),
-    "a stored response": (R, [USER], {"previous_response_id": "resp_1"}, "400 store"),
+    "store": (R, [USER], {"store": True}, "user<|im_middle|>?<"),  # the API's default, which smg writes out
+    "a stored response": (R, [USER], {"previous_response_id": "resp_1"}, "400 the whole conversation"),
     "a stored item": (R, [USER, {"type": "item_reference", "id": "rs_1"}, USER], {}, "400 {store: false}"),
     "seed": (M, [USER], {"seed": 3}, "400 /v1/messages has no field 'seed'"),
     **{f"another model, {path}": (path, [USER], {"model": "gpt"}, "404 The model 'gpt' does not exist")
@@ -159,7 +159,7 @@ BESIDE = {
     f"{C} top_logprobs": "logprobs", f"{R} top_logprobs": "include",
 }  # fmt: skip
 CLAUDES = {"tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "none"}}
-NOT_FOR_ALL = {"store", "previous_response_id", "suffix", "best_of", "prompt"}  # one endpoint or one value has them
+NOT_FOR_ALL = {"previous_response_id", "suffix", "best_of", "prompt"}  # one endpoint or one value has them
 PARAMETERS = sorted({
     (PATHS[api], name) for apis in vendor_parameters.listed().values() for api, names in apis.items()
     for name in names.split()
