@@ -26,10 +26,11 @@ from ..report.analysis import Analysis
 from ..report.changes import require_hits
 from ..report.measured import page
 from ..report.page import Table
-from ..report.tables import conclude, print_choices, print_model, print_page, print_table
+from ..report.tables import conclude, print_choices, print_fit, print_page, print_points, print_table
 from ..speed import inferencex
 from ..speed.bench import Plan, Texts, bench
 from ..speed.runs import Run, grouped, read_run
+from ..speed.statistics import METRICS
 from ..speed.workloads import Workload, load_workload, with_changes, workload_names
 from .groups import expanded, signals
 
@@ -221,7 +222,7 @@ def compare(
                 expected="usable measurements of one workload and concurrency on at least two sides",
                 remedy="run the same workload on another recipe, or use `kimi-w4a8 bench ab`",
             )
-        print_page(page(analysis, charts=False), table_console())
+        print_page(page(analysis, charts=False, figures=METRICS), table_console())
     require_hits(analysis.groups)
 
 
@@ -234,6 +235,7 @@ def predict(
     steps: int = typer.Option(3, "--steps", min=1, help="Draft steps, at which --accept-length is known."),
     input_len: int = typer.Option(10240, "--input-len", help="Tokens of a prompt."),
     output_len: int = typer.Option(512, "--output-len", help="Tokens of an answer."),
+    calibration: bool = typer.Option(False, "--calibration", help="Also print each published figure and the model's."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Predict TPOT, throughput and the best number of draft steps.
@@ -250,5 +252,7 @@ def predict(
         shown = {"fit": asdict(fit), "points": [asdict(point) for point in points], "steps": [asdict(c) for c in found]}
         typer.echo(json.dumps(shown, indent=2, default=str))
     else:
-        print_model(fit, points)
         print_choices(load, found)
+        if calibration:
+            print_points(points)
+        print_fit(fit, points)

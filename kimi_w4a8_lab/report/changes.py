@@ -20,8 +20,8 @@ class Direction(str, Enum):
 
     BETTER = "better"
     WORSE = "worse"
-    SAME = "no significant difference"
-    UNKNOWN = "too few repetitions to tell"
+    SAME = "no difference shown"
+    UNKNOWN = "too few repetitions (--repeats 3)"
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from importlib.util import find_spec
 
 import numpy as np
@@ -24,8 +24,11 @@ _HEADLINE = ("tpot_median_ms", "output_throughput_tok_s", "ttft_median_ms")
 _TONES: dict[Direction, Tone] = {Direction.BETTER: "better", Direction.WORSE: "worse"}
 
 
-def page(analysis: Analysis, charts: bool = True) -> Page:
-    """Return the page of finished runs. Raises KimiError if there is nothing to show."""
+def page(analysis: Analysis, charts: bool = True, figures: Collection[str] = _HEADLINE) -> Page:
+    """Return the page of finished runs. Raises KimiError if there is nothing to show.
+
+    figures: the metrics that a terminal shows.
+    """
     if not analysis.groups:
         raise KimiError(
             "none of the runs has a usable measurement",
@@ -54,7 +57,7 @@ def page(analysis: Analysis, charts: bool = True) -> Page:
         *(_environment(run) for run in analysis.runs),
     ]
     lead = pictures[0] if pictures else None
-    return Page(first.text, verdict, about, lead, remarks, sections, first.tone)
+    return Page(first.text, verdict, about, lead, remarks, sections, first.tone, list(_lines(analysis, figures)))
 
 
 def _pictures(analysis: Analysis, by_shape: Sequence[shapes.Shape]) -> list[Picture]:
@@ -76,15 +79,38 @@ def verdicts(analysis: Analysis) -> list[Words]:
 
 
 def _side_by_side(analysis: Analysis, row: Row) -> Words:
-    where, times = f"on {row.workload} at concurrency {row.concurrency}", row.speedup.value
+    where = f"on {row.workload} at concurrency {row.concurrency}"
     pair = "EAGLE3" if row.a == f"{row.b}:plain" else f"{row.b} against {row.a}"
     length = analysis.cells[row.workload, row.concurrency, row.b].accept_length
     tokens = "" if length is None else f", {length:.2f} tokens per verify step"
-    unit = f"TPOT {row.value_a.value:.1f} to {row.value_b.value:.1f} ms"
-    said = f"{pair} is {factor(row.speedup)} {'as fast' if times < 1 else 'faster'} {where}"
+    said = f"{pair} is {factor(row.speedup)} as fast {where}"
     if row.direction not in _TONES:
         said = f"{pair}: {row.direction.value} {where}"
-    return Words(f"{said} ({unit}{tokens}).", _TONES.get(row.direction, ""))
+    return Words(f"{said} (TPOT {_from_to(row)}{tokens}).", _TONES.get(row.direction, ""))
+
+
+def _from_to(row: Row) -> str:
+    """Return both figures of a row; the unit stands once."""
+    first, second = (number(found.value, row.metric) for found in (row.value_a, row.value_b))
+    return f"{first.removesuffix(row.metric.unit)}to {second}"
+
+
+def _lines(analysis: Analysis, keys: Collection[str]) -> Iterator[Words]:
+    """Yield a line for each of these figures: of two sides that were compared, or of one alone."""
+    rows = [row for row in analysis.changes if row.metric.key in keys]
+    compared = {(row.workload, row.concurrency, side) for row in rows for side in (row.a, row.b)}
+    for row in rows:
+        said = f"{factor(row.speedup)} as good" if row.direction in _TONES else row.direction.value
+        side = f" {row.b}" if len(compared) > 2 * len({(row.workload, row.concurrency) for row in rows}) else ""
+        where = f"{row.workload} c={row.concurrency}{side}: {row.metric.title}"
+        yield Words(f"{where} {_from_to(row)}, {said}", _TONES.get(row.direction, ""))
+    for key, cell in analysis.cells.items():
+        for name in METRICS if key not in compared else ():
+            if name in keys:
+                reported = analysis.against_published[key].get(name)
+                known = "" if reported is None else f", published {number(reported.published, METRICS[name])}"
+                where = f"{key[0]} c={key[1]} {key[2]}: {METRICS[name].title}"
+                yield Words(f"{where} {interval(cell.figures[name], METRICS[name])}{known}")
 
 
 def _alone(analysis: Analysis, key: CellKey, cell: Cell) -> Words:
@@ -135,7 +161,10 @@ def figure_tables(analysis: Analysis, keys: Collection[str]) -> list[Table]:
                 cells += _beside(analysis, (workload, concurrency, side), key)
                 change = changes.get((workload, concurrency, side, key))
                 if change:
-                    said = f"{factor(change.speedup)} {change.a}: {change.direction.value}"
+                    bounds = factor(change.speedup)
+                    said = f"{bounds} as good as {change.a}"
+                    if change.direction not in _TONES:
+                        said = f"{change.direction.value} to {change.a} ({bounds})"
                     cells.append(Words(said, _TONES.get(change.direction, "")))
                 rows.append([*cells, ""] if not change else cells)
         for side, cell in sides.items():
@@ -235,7 +264,7 @@ def _machine(run: Run) -> str:
 
 def number(value: float, metric: Metric) -> str:
     """Format a figure with its unit and at least three significant digits."""
-    digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2
+    digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2 if abs(value) >= 1 else 3
     return f"{value:,.{digits}f} {metric.unit}"
 
 
@@ -253,7 +282,7 @@ def factor(found: Interval) -> str:
     return f"{found.value:.2f}x{bounds}"
 
 
-_FIGURES = ("figure", "side", "measured [95%]", "predicted", "published", "meaning", "times as good as")
+_FIGURES = ("figure", "side", "measured [95%]", "predicted", "published", "meaning", "compared")
 _LENGTH = ("side", "accept length", "accept rate", "by position", "verify steps")
 _ACCEPTED = (*_LENGTH, "speed-up", "prompt repeats", "output repeats")
 _TURNS = ("turn", "prompt, tokens", "computed", "from the prefix cache", "TTFT median", "TTFT P99")

@@ -91,7 +91,10 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """Page of one or several runs. title: the verdict in a line. verdicts: its reasons. notes: warnings."""
+    """Page of one or several runs. title: the verdict in a line. verdicts: its reasons. notes: warnings.
+
+    figures: lines that a terminal shows instead of the tables.
+    """
 
     title: str
     verdicts: Sequence[Words]
@@ -100,6 +103,7 @@ class Page:
     notes: Sequence[str] = ()
     sections: Sequence[Section] = ()
     tone: Tone = ""
+    figures: Sequence[Words] = ()
 
 
 def _path_in(folder: Path) -> Path:

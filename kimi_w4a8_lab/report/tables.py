@@ -29,8 +29,8 @@ def conclude(page: Page, folder: Path, console: Console | None = None) -> None:
 
 
 def print_page(page: Page, console: Console) -> None:
-    """Print a page's open tables, the sizes of its closed ones, its notes, and the verdict with its reasons."""
-    for section in page.sections:
+    """Print the notes, the verdict with its reasons, and the figures; without figures first the open tables."""
+    for section in () if page.figures else page.sections:
         for table in (table for table in section.tables if table.rows):
             if section.closed:
                 console.print(f"{section.title}: {len(table.rows)}, listed in the page", markup=False)
@@ -40,6 +40,8 @@ def print_page(page: Page, console: Console) -> None:
         console.print(f"[yellow]note:[/] {escape(note)}")
     text = "\n".join([f"[bold]{escape(page.title)}[/]", *(escape(words.text) for words in page.verdicts)])
     console.print(Panel.fit(text, border_style=_STYLES[page.tone] if page.tone in ("better", "worse") else "yellow"))
+    for line in page.figures:
+        console.print(f"[{_STYLES[line.tone]}]{escape(line.text)}[/]", soft_wrap=True)
 
 
 def print_table(table: Table, console: Console) -> None:
@@ -51,9 +53,8 @@ def print_table(table: Table, console: Console) -> None:
     console.print(shown)
 
 
-def print_model(fit: Fit, points: Sequence[PredictedPoint]) -> None:
-    """Print the fitted unknowns, and every published figure with the model's value."""
-    console = table_console()
+def print_points(points: Sequence[PredictedPoint]) -> None:
+    """Print every published figure with the model's value."""
     rows = []
     for point in points:
         metric = METRICS[point.key]
@@ -61,8 +62,12 @@ def print_model(fit: Fit, points: Sequence[PredictedPoint]) -> None:
         values = (number(point.published, metric), number(point.predicted, metric))
         rows.append([point.source, f"{point.point} {point.side}", metric.title, *values, error])
     columns = ("article", "point", "figure", "published", "model", "error")
-    print_table(Table(columns, rows, "8x MI325X, 10240 in / 512 out"), console)
-    console.print(
+    print_table(Table(columns, rows, "8x MI325X, 10240 in / 512 out"), table_console())
+
+
+def print_fit(fit: Fit, points: Sequence[PredictedPoint]) -> None:
+    """Print the fitted unknowns and the model's mean error."""
+    table_console().print(
         f"fitted: {fit.layer_s * 1e6:.0f} us per layer and step, decode at {fit.decode_efficiency:.0%} and prefill at "
         f"{fit.prefill_efficiency:.0%} of the peaks; mean error of the {sum(not p.calibrated for p in points)} other "
         f"points: {mean_error(points):.1%}"

@@ -1,11 +1,13 @@
 """The report: one page without outside files, from runs of this machine or another; and the A/B order."""
 
+import io
 import json
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from support.every_page import Copies, Shown
 from typer.testing import CliRunner
 
@@ -18,9 +20,10 @@ from kimi_w4a8_lab.report import measured
 from kimi_w4a8_lab.report.analysis import Analysis
 from kimi_w4a8_lab.report.measured import page, verdicts
 from kimi_w4a8_lab.report.page import Table, write_page
+from kimi_w4a8_lab.report.tables import conclude
 from kimi_w4a8_lab.speed.bench import Plan, begun
 from kimi_w4a8_lab.speed.runs import Run, read_run
-from kimi_w4a8_lab.speed.statistics import Interval
+from kimi_w4a8_lab.speed.statistics import METRICS, Interval
 from kimi_w4a8_lab.speed.workloads import load_workload
 
 PANELS = ("tpot_median_ms", "output_throughput_tok_s", "tpot_p99_ms", "itl_median_ms", "ttft_median_ms")
@@ -43,7 +46,7 @@ def test_the_page_opens_with_the_verdict_and_one_chart(copies: Copies, tmp_path:
     (row,) = [row for row in analysis.changes if row.metric.key == "tpot_median_ms"]
     analysis.changes[:] = [replace(row, change=Interval(1 / 3, 0.3, 0.4))]
     (faster,) = verdicts(analysis)
-    assert faster.text.startswith("EAGLE3 is 3.00x [2.50, 3.33] faster on tiny-con2 at concurrency 2")
+    assert faster.text.startswith("EAGLE3 is 3.00x [2.50, 3.33] as fast on tiny-con2 at concurrency 2")
     assert faster.tone == "better"
     html = write_page(page(analysis), tmp_path / "out").read_text()
     order = [html.index(text) for text in ("EAGLE3 is 3.00x", "<img", "Measured, published", "Other figures")]
@@ -157,8 +160,30 @@ def test_the_command_line_compares_and_predicts(copies: Copies) -> None:
     assert CliRunner().invoke(app, ["report", *folders]).exit_code == 0
     assert "<h1" in (html := Path(folders[1], "report/report.html").read_text()) and "TPOT median" in html
     shown = CliRunner().invoke(app, ["bench", "compare", *folders]).output
-    assert "w4a8: " in shown and "TPOT median" in shown
-    assert "best" in CliRunner().invoke(app, ["bench", "predict", "-c", "2"]).output
+    assert {title for metric in METRICS.values() if (title := f"c=2: {metric.title} ") not in shown} == set()
+    given = (["bench", "predict", "-c", "2"], ["bench", "predict", "--calibration"])
+    predicted, calibrated = (CliRunner().invoke(app, words).output for words in given)
+    assert predicted.index("best") < predicted.index("fitted:") and "calibrated" in calibrated
+    assert "calibrated" not in predicted
+
+
+def test_a_comparison_ends_with_its_verdict_and_three_lines(copies: Copies, tmp_path: Path) -> None:
+    runs = [copies("a", "agent:plain", 3.0, 4, acceptance=None), copies("b", "agent", 1.0, 4)]
+    analysis, screen = Analysis(runs), Console(file=io.StringIO(), width=80)
+    changes = {"tpot_median_ms": (0.5, 0.4, 0.6), "ttft_median_ms": (301 / 259, 1.1, 1.3)}
+    for at, row in enumerate(analysis.changes):
+        if row.metric.key == "ttft_median_ms":
+            row = replace(row, value_a=Interval(259, None, None), value_b=Interval(301, None, None))
+        change = Interval(*changes.get(row.metric.key, (1.02, 0.97, 1.06)))
+        analysis.changes[at] = replace(row, change=change)
+    conclude(page(analysis), tmp_path, screen)
+    *before, tpot, ttft, rate, path = screen.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert len(before) < 16 and before[-1].startswith("╰") and path.startswith("page: ")
+    assert tpot.startswith("tiny-con2 c=2: TPOT median ") and tpot.endswith(" ms, 2.00x [1.67, 2.50] as good")
+    assert ttft == "tiny-con2 c=2: TTFT median 259.0 to 301.0 ms, 0.86x [0.77, 0.91] as good"
+    assert rate.startswith("tiny-con2 c=2: output throughput ") and rate.endswith(" tok/s, no difference shown")
+    [table] = measured.figure_tables(analysis, ["output_throughput_tok_s"])
+    assert table.rows[1][-1].text == "no difference shown to agent:plain (1.02x [0.97, 1.06])"  # type: ignore[union-attr]
 
 
 @pytest.mark.server
