@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.gateway_app import MODEL, App, ScriptedEngine, Wire, events_of, until
 
 from kimi_w4a8_eagle3.gateway import exchange, limits
+from kimi_w4a8_eagle3.gateway.app import Gateway
+from kimi_w4a8_eagle3.gateway.config import GatewayConfig
 from kimi_w4a8_eagle3.gateway.keys import Client
+from kimi_w4a8_laptop import tiny
 from proof.reference import BEGIN, PAGE, metrics, tables
 
 CHAT, MESSAGES, TEXT = "/v1/chat/completions", "/v1/messages", "/v1/completions"
@@ -134,6 +139,29 @@ def test_ids_that_the_model_lacks_never_reach_the_engine(name: str, token: Any) 
         assert answer.status_code == 400 and answer.json()["error"]["param"] == name and engine.seen == []
         fine = {"639": 1} if name == "logit_bias" else [639]
         assert App(ScriptedEngine()).ask(path, {"model": MODEL, **asked, name: fine}).status_code == 200
+
+
+def test_a_worker_never_collects_what_it_loaded(tmp_path: Path) -> None:
+    """A full collection of it would hold the event loop for more than 50 ms."""
+
+    async def serve() -> None:
+        messages, sent = asyncio.Queue[dict[str, Any]](), list[Any]()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        config = GatewayConfig(str(tiny.target_path()), MODEL, engine_file=str(tmp_path / "engine.json"))
+        served = asyncio.ensure_future(Gateway(config)({"type": "lifespan"}, messages.get, send))
+        messages.put_nowait({"type": "lifespan.startup"})
+        await until(lambda: gc.get_freeze_count() > before)
+        messages.put_nowait({"type": "lifespan.shutdown"})
+        await served
+
+    before = gc.get_freeze_count()
+    try:
+        asyncio.run(serve())
+    finally:
+        gc.unfreeze()
 
 
 @pytest.mark.parametrize("seed", [2**63 - 1, 2**64 - 1, -(2**63)])
