@@ -61,8 +61,8 @@ LABEL org.opencontainers.image.title="kimi-w4a8-eagle3" \
       org.opencontainers.image.base.name="${BASE_IMAGE}"
 
 USER 0
-# SGLang binds each rank to its GPU's NUMA node with numactl, and warns and goes on without it. The version is the one of the
-# base's distribution, which is not known here. The build prints it, and `--build-arg NUMACTL==VERSION` pins it.
+# SGLang binds each rank to its GPU's NUMA node with numactl's library, and warns and goes on without it. The version is that
+# of the base's distribution, which is not known here. The build prints it, and `--build-arg NUMACTL==VERSION` pins it.
 ARG NUMACTL=
 # hadolint ignore=DL3008
 RUN apt-get update \

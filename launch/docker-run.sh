@@ -62,7 +62,7 @@ args=(
   run --init --read-only --user "$user" --cap-drop ALL --security-opt no-new-privileges:true
   --security-opt seccomp=unconfined # ROCm's debugger and the NUMA binding need calls that the default profile refuses
   --ipc host --network host         # ranks share memory; the 64 MiB of a private /dev/shm end at once
-  --tmpfs "/tmp:rw,exec,nosuid,nodev,mode=1777,size=16g" # SGLang runs a script from there, compilers build there
+  --tmpfs "/tmp:rw,exec,nosuid,nodev,mode=1777,size=16g" # compilers build and load there
   --log-driver local --ulimit memlock=-1 --ulimit stack=67108864 --ulimit nofile=1048576
   --env "HF_HOME=$MODELS" --env "KIMI_RUNS=$RUNS" --env "KIMI_TRUSTED_CODE=$CONFIG/trusted-code.json"
   --env "KIMI_COMMAND=$here/docker-run.sh" # messages of the container name the host's command

@@ -41,8 +41,8 @@ def numa(facts: Facts) -> Finding:
     found = "--numa-node " + " ".join(map(str, nodes))
     if isinstance(fixed, list) and fixed != nodes:
         return warn(f"{found}, but the recipe has {' '.join(map(str, fixed))}", "set numa-node = auto in the recipe")
-    if facts.recipe.environment.get("SGLANG_NUMA_BIND_V2") == "1" and not facts.probe.has_program("numactl"):
-        return warn(f"{found}, but numactl is missing, which SGLang needs", "install the package numactl")
+    if not facts.probe.has_library("libnuma.so.1"):
+        return warn(f"{found}, but libnuma is missing, with which SGLang binds ranks", "install the package libnuma1")
     return ok(found)
 
 

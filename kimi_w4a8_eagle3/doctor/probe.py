@@ -6,6 +6,7 @@ and /dev.
 
 from __future__ import annotations
 
+import ctypes
 import grp
 import importlib.metadata
 import importlib.util
@@ -13,6 +14,7 @@ import os
 import re
 import resource
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -42,8 +44,10 @@ class Process(NamedTuple):
 class Probe:
     root: Path = Path("/")
 
-    def has_program(self, name: str) -> bool:
-        return shutil.which(name) is not None
+    def has_library(self, name: str) -> bool:
+        with suppress(OSError):
+            return bool(ctypes.CDLL(name))
+        return False
 
     def read(self, path: str) -> str | None:
         """Return a text file's stripped content, or None if unreadable. `path` is relative to `root`."""

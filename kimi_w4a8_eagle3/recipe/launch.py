@@ -344,7 +344,7 @@ def _improve(args: Args, recipe: Recipe, notes: list[Finding]) -> None:
     args.update((name, improvement.value) for name, improvement in recipe.improved_args.items())
     for name, improvement in recipe.improve.items():
         if improvement.value != "auto":
-            published = recipe.args.get(name)
+            published = recipe.args.get(name, recipe.env.get(name.removeprefix("env.")))
             was = "not in the published command" if published is None else f"published: {show(name, published)}"
             notes.append(Finding(f"{show(name, improvement.value)} ({was}): {improvement.why}"))
 

@@ -84,8 +84,8 @@ def without_core_lists(
 ) -> tuple[dict[str, str], list[Finding]]:
     """Return the variable that stops SGLang from giving each rank cores of its own, and the note on it.
 
-    The base image asks for them. SGLang then spreads the ranks of one engine over the whole node, after numactl bound
-    them to their sockets. That is right only for an engine that has all GPUs of the node.
+    The base image asks for them. SGLang then spreads the ranks of one engine over the whole node, and binds each to
+    what is left of its socket. That is right only for an engine that has all GPUs of the node.
     """
     node = len(machine.devices) or recipe.hardware.gpus
     ranks = number(args, "tp-size", 1) // number(args, "nnodes", 1)

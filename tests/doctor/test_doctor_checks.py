@@ -101,7 +101,7 @@ CASES = {
         asked=resolve(load_recipe("eagle3-opt"), ["numa-node=[0, 0, 0, 0, 1, 1, 1, 1]"]),
     ),
     "NUMA nodes unknown": Case("numa", "warn", remedy="args.numa-node", files=every_gpu(numa_node="-1")),
-    "no numactl": Case("numa", "warn", "*numactl is missing*", answers={"programs": frozenset()}),
+    "no libnuma": Case("numa", "warn", "*libnuma is missing*", answers={"libraries": frozenset()}),
     "NUMA balancing": Case(
         "numa_balancing", "warn", remedy="sysctl kernel.numa_balancing=0", files={"proc/sys/kernel/numa_balancing": "1"}
     ),

@@ -70,7 +70,7 @@ def test_the_serving_image_has_the_kernels_without_their_compiler_and_numactl() 
     final = (ROOT / "Dockerfile").read_text().rpartition("\nFROM ")[2]
     assert re.search(r"^ARG EXTRAS=(\S+)$", final, re.MULTILINE)  # what check_closure.py asks for
     assert "COPY --from=kernels /opt/kimi/kernels /opt/kimi/kernels\nENV KIMI_KERNELS=/opt/kimi/kernels\n" in final
-    # SGLang binds each rank to its GPU's NUMA node with numactl, and goes on without it.
+    # SGLang binds each rank to its GPU's NUMA node with its library, and goes on without it.
     assert '--no-install-recommends "numactl${NUMACTL}"' in final and "dpkg-query --show numactl" in final
 
 

@@ -90,6 +90,9 @@ def test_eagle3_opt_has_the_published_environment_and_explains_what_it_adds() ->
         "HSA_ENABLE_IPC_MODE_LEGACY": "1",
         "ROCM_QUICK_REDUCE_QUANTIZATION": "NONE",
     }
+    changed = {name for name, value in recipe.env.items() if launch.env[name] != value}
+    assert changed == {"SGLANG_NUMA_BIND_V2"} and launch.env["SGLANG_NUMA_BIND_V2"] == "0"
+    assert any("env.SGLANG_NUMA_BIND_V2=0 (published: env.SGLANG_NUMA_BIND_V2=1)" in str(n) for n in launch.notes)
     for name, value in added.items():
         assert any(note.found.startswith(f"env.{name}={value} (") for note in launch.notes)
     assert render(recipe, ["env.SGLANG_WARMUP_TIMEOUT=60"], machine=Machine()).env["SGLANG_WARMUP_TIMEOUT"] == "60"

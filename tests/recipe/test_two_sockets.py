@@ -54,7 +54,7 @@ def test_a_wrong_placement_is_found(placed: dict[str, list[Rank] | str]) -> None
     assert "IndexError" in error
     sockets = [f"GPU {gpu}: {what} on the wrong socket" for gpu in range(4, 8) for what in ("CPUs", "memory")]
     assert misplaced([placed["swapped"]]) == sockets
-    assert misplaced([placed["spread"]]) == [f"GPU {gpu}: CPUs on the wrong socket" for gpu in (4, 5)]
+    assert misplaced([placed["spread"]]) == sockets[:4]  # SGLang does not bind to a node without any of its cores
 
 
 EIGHT = Machine(tuple(Device("gfx942", 304, f"0000:{i:02x}:00.0", i // 4, 256 << 30) for i in range(8)))

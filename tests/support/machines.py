@@ -41,7 +41,7 @@ OF_THE_BASE = [
 class Recorded(Probe):
     """A probe that answers from records."""
 
-    programs: frozenset[str] = frozenset({"numactl"})
+    libraries: frozenset[str] = frozenset({"libnuma.so.1"})
     closed: frozenset[str] = frozenset()
     spaces: dict[str, int] = field(default_factory=dict)
     limits: dict[str, int | None] = field(default_factory=lambda: {"memlock": None, "nofile": 1_048_576})
@@ -58,8 +58,8 @@ class Recorded(Probe):
     variables: dict[str, str] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
 
-    def has_program(self, name: str) -> bool:
-        return name in self.programs
+    def has_library(self, name: str) -> bool:
+        return name in self.libraries
 
     def usable(self, path: str) -> bool:
         return path not in self.closed

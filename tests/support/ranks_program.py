@@ -1,7 +1,7 @@
 """Run by `support.run_program`: SGLang's launch of the schedulers of engines on the machine of `support.two_sockets`.
 
-The processes are not started: each rank's target is read, and `configure_scheduler_process` runs here instead, with the
-cores that numactl would have left to it. numactl takes the three options that SGLang writes, and refuses others.
+The processes are not started: each rank's target is read, and `configure_scheduler_process` runs here instead. It binds
+itself to its node through libnuma. A program in front of it, which SGLang would write into /tmp, is an error.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import inspect
 import json
 import multiprocessing
 import os
-import re
 import sys
 import threading
 import traceback
@@ -46,7 +45,19 @@ def node_cpus(node: int) -> set[int]:
 class Mask:
     """The CPUs of the process that is being configured; refuses an empty set, as sched_setaffinity does."""
 
-    cpus = ALL
+    cpus, memory = ALL, None
+
+    @staticmethod
+    def bind(_: int, cpus: set[int]) -> None:
+        Mask.cpus = cpus
+
+    @staticmethod
+    def numa_available() -> int:
+        return 0
+
+    @staticmethod
+    def numa_set_preferred(node: Any) -> None:
+        Mask.memory = node.value
 
     def cpu_affinity(self, cpus: list[int] | None = None) -> list[int] | None:
         if cpus is None:
@@ -57,24 +68,6 @@ class Mask:
         return None
 
 
-def applied(script: str) -> tuple[set[int], int | None]:
-    """CPUs and memory node after numactl with the arguments of SGLang's script."""
-    cpus, memory = ALL, None
-    arguments = re.search(r"exec numactl ((?:-\S+ )*)/.* \"\$@\"", script)
-    assert arguments is not None, script
-    for word in arguments[1].split():
-        name, _, value = word.partition("=")
-        if name == "--cpunodebind":
-            cpus = node_cpus(int(value))
-        elif name == "--physcpubind":
-            cpus = {int(cpu) for cpu in value.split(",")}
-        elif name == "--membind":
-            memory = int(value)
-        else:
-            raise ValueError(f"numactl {word}")
-    return cpus, memory
-
-
 class ConfiguredError(BaseException):
     """Ends a scheduler's process where it would load the model."""
 
@@ -83,15 +76,15 @@ class LaunchedError(BaseException):
     """Ends the controller's launch of a group where it would wait until the model is loaded."""
 
 
-def configured(script: str | None, target: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+def configured(target: Callable[..., object], arguments: tuple[Any, ...]) -> None:
     """Run the scheduler's own code in the process that `numa_utils` would have started, up to its configuration."""
 
     def child() -> list[object]:
-        Mask.cpus, memory = (ALL, None) if script is None else applied(script)
+        Mask.cpus, Mask.memory = ALL, None
         try:
             target(*arguments)
         except ConfiguredError as done:
-            return [done.args[0], sorted(Mask.cpus), memory]
+            return [done.args[0], sorted(Mask.cpus), Mask.memory]
         raise AssertionError("the scheduler did not configure its process")
 
     answer = in_child(child)
@@ -135,12 +128,11 @@ def stopping(real: Callable[..., Any]) -> Callable[..., Any]:
 class Pipe:
     """Both ends of a pipe. Through one, the controller tells a scheduler that waits for it what it is."""
 
-    waiting: tuple[str | None, Callable[..., object]]
+    waiting: Callable[..., object]
 
     def send(self, message: tuple[tuple[Any, ...], tuple[Any, ...]]) -> None:
         arguments, shown = message
-        script, target = self.waiting
-        configured(script, target, (*arguments, self, *shown))
+        configured(self.waiting, (*arguments, self, *shown))
 
     def recv(self) -> None:
         raise LaunchedError
@@ -159,17 +151,17 @@ class Process:
         self._target, self._args, self._kwargs = target, args, kwargs or {}
 
     def start(self) -> None:
-        executable = os.fsdecode(multiprocessing.spawn.get_executable())
-        script = Path(executable).read_text() if executable.endswith(".sh") else None
+        if (program := os.fsdecode(multiprocessing.spawn.get_executable())) != sys.executable:
+            raise RuntimeError(f"SGLang starts a rank with {program}")
         if self._target is scheduler.run_scheduler_process:
-            configured(script, self._target, self._args)
+            configured(self._target, self._args)
         elif self._target is controller.run_data_parallel_controller_process:
             Process.waiting = self._kwargs.get("prelaunched_schedulers")
             launch_groups(self._kwargs["server_args"])
         else:
             assert self._target is controller.run_scheduler_process_with_init_pipe, self._target
             target, pipe = self._args
-            pipe.waiting = script, target
+            pipe.waiting = target
 
 
 def launch_groups(args: ServerArgs) -> None:
@@ -207,9 +199,9 @@ def main() -> None:
     multiprocessing.set_start_method("spawn", force=True)
     for module in (engine_module, controller):
         module.mp = SimpleNamespace(Process=Process, Pipe=lambda **_: (Pipe(),) * 2)
-    numa_utils._node_cpus, numa_utils._probe_numactl_args = node_cpus, lambda arguments: (arguments, "")
+    numa_utils._node_cpus, numa_utils.get_libnuma = node_cpus, lambda: Mask
     numa_utils._can_set_mempolicy = lambda: True
-    os.sched_getaffinity = lambda _: Mask.cpus
+    os.sched_getaffinity, os.sched_setaffinity = lambda _: Mask.cpus, Mask.bind
     scheduler.configure_scheduler_process = stopping(scheduler.configure_scheduler_process)
     psutil.cpu_count = lambda logical=True: 2 * CORES if logical else CORES
     psutil.Process = lambda *_: Mask()

@@ -3,7 +3,7 @@
 Two EPYC of 64 cores with SMT, one NUMA node each: Linux numbers the cores of both sockets first, then their second
 threads (Documentation/admin-guide/cputopology.rst), and AMD's MI325X platforms have four GPUs beside each socket
 (rocm.docs.amd.com, "System topology"). `ranks` runs SGLang's own parser, its launch of schedulers and their
-configuration, and replaces what asks this machine: processes, psutil's view of cores, libnuma and numactl.
+configuration, and replaces what asks this machine: processes, psutil's view of cores, and libnuma.
 """
 
 from __future__ import annotations
