@@ -157,7 +157,7 @@ def _stops() -> Iterator[Case]:
     for path, name in stops.items():
         for stream in (False, True):
             how = ", streamed" if stream else ""
-            for given in (["4"], ["e", "7"], [" is"], ["3", "=", "\n"]):
+            for given in (["4"], ["e", "7"], [" is"], ["3", "=", "\n#"]):
                 body: Body = {**asking(path, **OFF[path]), name: given, "stream": stream}
                 yield one("stops", f"{given}{how}", path, body, partial(_stopped, stops=given))
             body = {**asking(path, tokens=400), name: ["="], "stream": stream}
@@ -263,7 +263,7 @@ def _history() -> Iterator[Case]:
     body = _loop(MESSAGES)
     body["messages"][2] = {"role": "user", "content": [failing]}
     yield one("history", "a result that is an error", MESSAGES, body, said)
-    first = Request(MESSAGES, asking(MESSAGES, tokens=300, thinking={"type": "enabled", "budget_tokens": 1024}))
+    first = Request(MESSAGES, asking(MESSAGES, tokens=1100, thinking={"type": "enabled", "budget_tokens": 1024}))
     yield Case("history", "thinking has a signature", [first], _signed)
     sealed = asking(RESPONSES, tokens=300, include=["reasoning.encrypted_content"], store=False)
     yield one("history", "thinking is sealed", RESPONSES, sealed, _sealed)
