@@ -17,7 +17,7 @@ ROWS = 17, 1, 33, 65, 25  # of the prefills, the last one of two chunks
 FAULTS = ("wrong_share", "no_gather", "embedding_twice", "residual_first", "padding_kept")
 
 SERVED_WITHOUT = """
-import json, logging
+import json, logging, torch
 from types import SimpleNamespace
 from kimi_w4a8_eagle3.sglang_plugin import hooks
 from kimi_w4a8_eagle3.sglang_plugin.prefill import input_scattered
@@ -31,7 +31,8 @@ input_scattered.deepseek_v2 = SimpleNamespace(get_attn_tp_context=lambda: contex
 said = []
 input_scattered.logger = SimpleNamespace(info=lambda *_: None, warning=lambda text, *args: said.append(text % args))
 
-def served(model="DeepseekV3ForCausalLM", graphs=False, dp=False, a2a=False, draft=False, rank=0, dsa=False, **layout):
+def served(model="DeepseekV3ForCausalLM", graphs=False, dp=False, a2a=False, draft=False, rank=0, dsa=False,
+           q_lora_rank=1536, **layout):
     parallel = SimpleNamespace(**{**kept, **layout})
     input_scattered.runtime_context = SimpleNamespace(get_parallel=lambda: parallel)
     input_scattered.check_cuda_graph_backend = lambda *_: not graphs
@@ -39,7 +40,8 @@ def served(model="DeepseekV3ForCausalLM", graphs=False, dp=False, a2a=False, dra
     input_scattered.get_moe_a2a_backend = lambda: SimpleNamespace(is_none=lambda: not a2a)
     layers = [SimpleNamespace(post_attention_layernorm=object()) for _ in range(3)]
     target = type(model, (), {})()
-    target.config, target.use_dsa = SimpleNamespace(q_lora_rank=1536), dsa
+    if "Llama" not in model:
+        target.config, target.use_dsa = SimpleNamespace(q_lora_rank=q_lora_rank), dsa
     target.model = SimpleNamespace(layers=layers)
     runner = SimpleNamespace(is_draft_worker=draft, model=SimpleNamespace(language_model=target))
     group.rank_in_group, context.allow_input_scattered = rank, False
@@ -47,6 +49,8 @@ def served(model="DeepseekV3ForCausalLM", graphs=False, dp=False, a2a=False, dra
     input_scattered.allow(None, runner)
     return [context.allow_input_scattered, list(said), list(hooks.missing_features)]
 
+elsewhere = torch.ones(3, 1)  # rows outside of a prefill by shares
+input_scattered.clear_padding(elsewhere)
 of_draft = [SimpleNamespace(spec_info=spec_info) for spec_info in (None, object())]
 print(json.dumps({
     "of draft": [input_scattered.use_input_scattered(lambda *_: True, None, batch) for batch in of_draft],
@@ -54,7 +58,7 @@ print(json.dumps({
     "one": served(tp_size=1), "pp": served(pp_size=2), "ep": served(moe_ep_size=8), "a2a": served(a2a=True),
     "dp": served(dp=True), "dense": served(moe_dense_tp_size=1), "cp": served(attn_cp_size=2),
     "graphs": served(graphs=True), "llama": served(model="LlamaForCausalLM"), "dsa": served(dsa=True),
-    "rank 1": served(dp=True, rank=1),
+    "queries": served(q_lora_rank=None), "rank 1": served(dp=True, rank=1), "elsewhere": elsewhere.tolist(),
 }))
 """
 WHY = {
@@ -67,7 +71,8 @@ WHY = {
     "cp": "--attn-cp-size",
     "graphs": "pass --disable-prefill-cuda-graph",
     "llama": "the model is LlamaForCausalLM",
-    "dsa": "the model is DeepseekV3ForCausalLM",
+    "dsa": "its attention is sparse",
+    "queries": "no low-rank projection",
 }
 
 
@@ -86,6 +91,7 @@ def test_what_does_not_go_with_it_is_served_without_it_and_says_so_once(newest: 
         assert (allowed, len(said), features) == (False, 1, missing), name
         assert said[0].startswith("serving without input-scattered attention: ") and why in said[0]
     assert answers["rank 1"] == [False, [], missing]  # rank 0 says it
+    assert answers["elsewhere"] == [[1.0]] * 3  # no row is padding there
 
 
 @pytest.mark.slow
