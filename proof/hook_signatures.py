@@ -42,15 +42,14 @@ def of_this_release() -> dict[str, str | None]:
     return {name: hooks.call_of(name) for feature in _features() for name in feature.names}
 
 
-def rows_of_this_release() -> list[list[str]]:
-    """Return the rows of both tables of the page."""
-    features, of = _features(), dict[str, list[str]]()
-    for feature in features:
-        for name in feature.names:
-            of.setdefault(name.removeprefix("sglang.srt."), []).append(feature.name)
+def rows_of_this_release() -> list[str]:
+    """Return the rows of the page's table."""
     absent = {True: "`kimi_missing_feature_info`", False: "no start"}
-    rows = [f"| {one.name} | {absent[one.optional]} | {one.remove_when} |" for one in features]
-    return [rows, [f"| `{name}` | {', '.join(sorted(of[name]))} |" for name in sorted(of)]]
+    rows = []
+    for one in sorted(_features(), key=lambda feature: feature.name.removeprefix("the ").lower()):
+        names = " ".join(f"`{name.removeprefix('sglang.srt.')}`" for name in one.names)
+        rows.append(f"| {one.name} | {absent[one.optional]} | {one.remove_when} | {names} |")
+    return rows
 
 
 def _asked(folders: Sequence[str], what: str) -> Any:
@@ -63,14 +62,10 @@ def _asked(folders: Sequence[str], what: str) -> Any:
 
 
 def write_page() -> None:
-    """Replace the rows of both tables of docs/hooks.md."""
-    rows = iter(_asked([], _ROWS))
-
-    def table(found: re.Match[str]) -> str:
-        return found[1] + "".join(f"{row}\n" for row in next(rows))
-
-    head, mark, tables = PAGE.read_text().partition("\n## Features")
-    PAGE.write_text(head + mark + re.sub(r"(\|.*\n\|---.*\n)(?:\|.*\n)+", table, tables))
+    """Replace the rows of the table of docs/hooks.md."""
+    rows = "".join(f"{row}\n" for row in _asked([], _ROWS))
+    head, mark, table = PAGE.read_text().partition("\n## Features")
+    PAGE.write_text(head + mark + re.sub(r"(\|.*\n\|---.*\n)(?:\|.*\n)+", lambda found: found[1] + rows, table))
 
 
 def of_both_releases() -> dict[str, list[str]]:
