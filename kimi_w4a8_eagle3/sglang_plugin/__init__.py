@@ -21,7 +21,7 @@ _EVERYWHERE = (  # what each process of an engine registers
     "upkeep.metrics_hook", "decoding.exact_sampling", "decoding.kept_thinking", "memory.page_guard_hook",
     "model.load_check", "model.quark_config", "upkeep.failing_outputs", "upkeep.failing_requests",
     "upkeep.grammar_cache", "upkeep.local_store", "upkeep.nan_logits", "upkeep.pulse_hook", "upkeep.shared_memory",
-    "prefill.input_scattered",
+    "prefill.input_scattered", "model.dense_fp8",
 )  # fmt: skip
 _HTTP = ("upkeep.orphans", "upkeep.private")  # what the process with the HTTP server registers, too
 

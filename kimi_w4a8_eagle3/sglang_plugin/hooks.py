@@ -63,6 +63,12 @@ class Feature:
         """Names of SGLang's that the feature cannot do without."""
         return sorted({*self.needs, *(hook.target for hook in self.hooks)})
 
+    def leave_out(self, reason: str, say: bool = True) -> None:
+        """Let the metric name this optional feature as missing, and log why. say: False where another rank says it."""
+        missing_features.append(self.name)
+        if say:
+            logger.warning("serving without %s: %s", self.name, reason)
+
     def before(self, *targets: str) -> Callable[[Function], Function]:
         """Call the decorated function with the target's arguments before the target; it may return other arguments."""
         return self._hook("before", targets)
@@ -102,8 +108,7 @@ def register(registry: type[HookRegistry], features: Iterable[Feature]) -> None:
         if unknown and not feature.optional:
             raise _unknown_release(feature.name, unknown)
         if unknown:
-            missing_features.append(feature.name)
-            logger.warning("serving without %s: this release lacks or changed %s", feature.name, ", ".join(unknown))
+            feature.leave_out(f"this release lacks or changed {', '.join(unknown)}")
             continue
         for name, value in feature.environ.items():
             os.environ.setdefault(name, value)

@@ -12,10 +12,11 @@ from typing import Any, cast
 
 import torch
 
+from kimi_w4a8_eagle3.quark.fp8 import linear
+
 logger = logging.getLogger(__name__)
 
 TARGET = "sglang.srt.layers.quantization.quark.quark.QuarkConfig.get_linear_scheme"
-FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 
 
 def get_linear_scheme(original: Callable[..., Any], config: Any, layer: torch.nn.Module, layer_name: str) -> Any:
@@ -26,18 +27,6 @@ def get_linear_scheme(original: Callable[..., Any], config: Any, layer: torch.nn
         logger.info("%s: per-channel FP8 weights, multiplied by the torch reference", layer_name)
         return _scheme_class()(weight, inputs)
     return original(config, layer, layer_name)
-
-
-def linear(x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor) -> torch.Tensor:
-    """Multiply x [..., K] by an FP8 weight [K, N] with a scale per output channel, [N] or [N, 1]; keep x's dtype.
-
-    An all-zero token gives zeros.
-    """
-    wide = x.float()
-    scale = wide.abs().amax(-1, keepdim=True) / FP8_MAX
-    quantized = (wide / scale.clamp(min=torch.finfo(torch.float32).tiny)).clamp(-FP8_MAX, FP8_MAX)
-    product = quantized.to(torch.float8_e4m3fn).float() @ weight.float()
-    return (product * scale * weight_scale.float().view(-1)).to(x.dtype)
 
 
 def _scheme_class() -> type:
@@ -55,7 +44,7 @@ def _scheme_class() -> type:
             self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
         ) -> torch.Tensor:
             weight, scale = cast(torch.Tensor, layer.weight), cast(torch.Tensor, layer.weight_scale)
-            out = linear(x, weight, scale)
+            out = linear(x, weight.t(), scale)  # SGLang keeps it transposed
             return out if bias is None else out + bias
 
     return ReferenceFp8

@@ -17,7 +17,7 @@ ROWS = 17, 1, 33, 65, 25  # of the prefills, the last one of two chunks
 FAULTS = ("wrong_share", "no_gather", "embedding_twice", "residual_first", "padding_kept")
 
 SERVED_WITHOUT = """
-import json, logging, torch
+import json, torch
 from types import SimpleNamespace
 from kimi_w4a8_eagle3.sglang_plugin import hooks
 from kimi_w4a8_eagle3.sglang_plugin.prefill import input_scattered
@@ -29,7 +29,7 @@ input_scattered.get_tp_group = lambda: group
 context = SimpleNamespace(allow_input_scattered=False)
 input_scattered.deepseek_v2 = SimpleNamespace(get_attn_tp_context=lambda: context)
 said = []
-input_scattered.logger = SimpleNamespace(info=lambda *_: None, warning=lambda text, *args: said.append(text % args))
+hooks.logger = SimpleNamespace(warning=lambda text, *args: said.append(text % args))
 
 def served(model="DeepseekV3ForCausalLM", graphs=False, dp=False, a2a=False, draft=False, rank=0, dsa=False,
            q_lora_rank=1536, **layout):

@@ -30,7 +30,7 @@ from sglang.srt.layers.moe import get_moe_a2a_backend
 from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, check_cuda_graph_backend
 from sglang.srt.models import deepseek_v2
 
-from ..hooks import Feature, first_of, missing_features
+from ..hooks import Feature, first_of
 
 if TYPE_CHECKING:
     from sglang.srt.layers.aux_hidden_states import AuxHiddenStatePacker
@@ -71,9 +71,7 @@ def allow(_: None, runner: ModelRunner) -> None:
         _inner_norms.update(id(layer.post_attention_layernorm) for layer in target.model.layers[:-1])
         logger.info("each rank of %d computes its share of a prefill's tokens", get_tp_group().world_size)
     else:
-        missing_features.append(FEATURE.name)
-        if not get_tp_group().rank_in_group:
-            logger.warning("serving without %s: %s", FEATURE.name, reason)
+        FEATURE.leave_out(reason, say=not get_tp_group().rank_in_group)
 
 
 def reason_against(target: Any) -> str | None:
