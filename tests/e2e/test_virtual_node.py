@@ -166,7 +166,6 @@ def test_what_the_requests_ask_for_happens(found: Found) -> None:
     most = [max(map(tokens.count, tokens)) for kind in ("greedy", "all penalties") for [(*_, tokens)] in of[kind][:1]]
     assert most[1] < most[0]  # penalized, a token is repeated less
     assert all(len(choice[3]) >= 16 for answer in of["min_tokens"] for choice in answer)
-    assert all(len({choice[3] for choice in answer}) > 1 for answer in of["choices"][:1])
     assert all(choice[1].lstrip().startswith("{") for answer in of["schema"] for choice in answer)
 
 
