@@ -54,8 +54,9 @@ def register_hooks() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # SGLang's import order: after `install`
 
     from ..cpu import dp_controller  # start-up: SGLang
-    from . import rccl, unordered  # start-up: they load the device
+    from . import moe, rccl, unordered  # start-up: they load the device
 
     HookRegistry.register(rccl.TARGET, rccl.Gloo, HookType.REPLACE)
     HookRegistry.register(dp_controller.TARGET, dp_controller.event_loop, HookType.REPLACE)
+    HookRegistry.register(moe.TARGET, moe.note_routed, HookType.BEFORE)
     unordered.register_hooks()

@@ -16,6 +16,16 @@ from . import library
 from .kernel_launch import host, launch
 
 _compute = ReferenceBackend.forward
+TARGET = "sglang.srt.layers.moe.fused_moe_triton.layer.FusedMoE.forward_impl"
+_routed: list[tuple[torch.Tensor, torch.Tensor]] = []  # of the layer that runs, where ranks hold different experts
+
+
+@torch.compiler.disable(reason="it calls no operator of a device")
+def note_routed(layer: Any, _: torch.Tensor, topk_output: Any, *__: object, **___: object) -> None:
+    """Keep the router's experts, and where the loader of this rank put each; -1 where another rank has it."""
+    if layer.moe_ep_size > 1:
+        places = map(layer._map_global_expert_id_to_local_expert_id, range(layer.num_experts))
+        _routed[:] = [(topk_output.topk_ids, torch.tensor(list(places)))]
 
 
 @torch.compiler.disable(reason="compiled code")
@@ -25,14 +35,33 @@ def forward(
     """Run both stages; see MoeBackend.forward for shapes."""
     tensors: dict[str, Any] = {field.name: host(getattr(moe, field.name)) for field in fields(moe)}
     on_host = replace(moe, **tensors)
+    chosen, places = _routed.pop() if _routed else (topk_ids, None)
 
-    def compute(x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor) -> torch.Tensor:
-        experts = moe.shape.num_experts
-        if not library.load().vg_capturing() and not within(topk_ids.clamp(min=0), experts):
-            raise ContractError(f"w4a8_moe: topk_ids names expert {int(topk_ids.max())}, expected one of {experts}")
+    def compute(
+        x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, chosen: torch.Tensor
+    ) -> torch.Tensor:
+        if not library.load().vg_capturing():
+            _require(topk_ids, moe.shape.num_experts)
+            if places is not None:
+                _require_places(topk_ids, chosen, places)
         return _compute(self, x, on_host, topk_weights, topk_ids)
 
-    return launch("w4a8_moe", compute, x, topk_weights, topk_ids)
+    return launch("w4a8_moe", compute, x, topk_weights, topk_ids, chosen)
+
+
+def _require(topk_ids: torch.Tensor, experts: int) -> None:
+    if not within(topk_ids.clamp(min=0), experts):
+        raise ContractError(f"w4a8_moe: topk_ids names expert {int(topk_ids.max())}, expected one of {experts}")
+
+
+def _require_places(topk_ids: torch.Tensor, chosen: torch.Tensor, places: torch.Tensor) -> None:
+    wrong = (chosen >= 0) & (places[chosen.long()] != topk_ids)  # a row of padding has -1
+    if bool(wrong.any()):
+        expert = int(chosen[wrong][0])
+        raise ContractError(
+            f"w4a8_moe: topk_ids names {int(topk_ids[wrong][0])} for the router's expert {expert}, "
+            f"expected {int(places[expert])}, where the loader put it"
+        )
 
 
 def install() -> None:

@@ -73,6 +73,7 @@ LAYOUTS = {
     "DP attention 2": Layout(
         settings=("tp-size=2", "dp-size=2", "enable-dp-attention=true", "enable-attn-tp-input-scattered=false")
     ),
+    "EP 2": Layout(1, settings=("tp-size=2", "ep-size=2", "cuda-graph-bs-decode=[8]")),
     # Without drafts `w4a8` keeps the custom all-reduce; with them `agent` has RCCL's.
     "TP 2, ranks apart": Layout(
         settings=("tp-size=2", *Layout().settings), plain=("disable-custom-all-reduce=false",), given=NUMPY | APART

@@ -91,6 +91,7 @@ SERVING = {
     "a reduction of more than the buffer": "ncclAllReduce reads 32 bytes that no tensor of the device holds as a whole",
     "a kernel that stores beyond its tensor": "triton copy_kernel: RuntimeError('it touches 32 bytes that no tensor",
     "an expert of another rank": "w4a8_moe: topk_ids names expert 4, expected one of 4",
+    "an expert map that is one off": "w4a8_moe: topk_ids names 1 for the router's expert 6, expected 2, where",
     "a link beyond the drafts": "retrive_index is torch.int64 [1, 4] [[4, 4, 4, 4]], expected places of predicts",
     "an FP8 cache for BF16 queries": "mla_decode_fwd: kv_buffer is torch.float8_e4m3fnuz, expected torch.bfloat16",
     "no split of the keys": "mla_decode_fwd: num_kv_splits is 0, expected at least 1",

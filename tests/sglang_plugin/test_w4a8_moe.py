@@ -35,9 +35,15 @@ def new_scheme(weights: WeightFormat = INT4, **config: Any) -> QuarkW4A8MoE:
     return scheme
 
 
+def new_layer() -> Any:
+    layer: Any = torch.nn.Module()
+    layer.dispatcher = SimpleNamespace(use_aiter_moe_runner=True)
+    return layer
+
+
 def loaded(scheme: QuarkW4A8MoE) -> tuple[torch.nn.Module, QuarkMoeWeights]:
     """A layer as SGLang's loader leaves it, and its weights with the scales folded by `packing`."""
-    layer: Any = torch.nn.Module()
+    layer = new_layer()
     scheme.create_weights(layer, SHAPE.num_experts, SHAPE.hidden, SHAPE.inter, torch.bfloat16)
     generator = torch.Generator().manual_seed(0)
     for parameter in layer.parameters():
@@ -97,6 +103,14 @@ def test_on_a_cpu_the_model_scales() -> None:
     assert new_scheme(routed_scaling_factor=2.5).output_scale == 1.0
 
 
+def test_the_dispatcher_leaves_it_the_ids_of_this_ranks_experts() -> None:
+    """On AMD SGLang's dispatcher takes every runner for AITER's, which reads the ids of all ranks' experts."""
+    scheme = new_scheme()
+    layer, _ = loaded(scheme)
+    scheme.process_weights_after_loading(layer)
+    assert layer.dispatcher.use_aiter_moe_runner is False
+
+
 def test_the_layer_keeps_only_what_the_backend_reads() -> None:
     scheme = new_scheme()
     layer, weights = loaded(scheme)
@@ -134,7 +148,7 @@ def test_a_missing_scale_is_named(name: str, where: tuple[int, ...], projection:
 
 
 def loaded_mxfp4(scheme: QuarkW4A8MoE, least: int) -> torch.nn.Module:
-    layer = torch.nn.Module()
+    layer = new_layer()
     scheme.create_weights(layer, SHAPE.num_experts, SHAPE.hidden, SHAPE.inter, torch.bfloat16)
     for name, parameter in layer.named_parameters():
         if "scale" in name:

@@ -16,6 +16,7 @@ from kimi_w4a8_eagle3.sampling.draw import Filters, draw
 from kimi_w4a8_lab.kernels.random_layers import random_layer
 from kimi_w4a8_laptop.contract_check import CONTRACTS
 from kimi_w4a8_laptop.virtual import rccl
+from kimi_w4a8_laptop.virtual.moe import note_routed
 from kimi_w4a8_laptop.virtual.operators import STAND_INS
 
 FLOAT32 = 7  # of nccl.h
@@ -159,11 +160,16 @@ def nccl(rows: int = 4, op: int = 0) -> None:
     rccl.Gloo().ncclAllReduce(pointer, pointer, rows, FLOAT32, op, group, None)
 
 
-def moe(expert: int) -> None:
-    """Route a row to an expert of another rank, as an expert map that is one off does."""
+def moe(expert: int, chosen: int | None = None) -> None:
+    """Route a row to an expert of this rank, which has experts 4 to 7. chosen: what the router said of them."""
     layer = random_layer(MoeShape(4, 64, 64, 2), torch.device("cpu"))
     prepared = ReferenceBackend().prepare(layer)
-    ids = torch.tensor([[0, expert]], dtype=torch.int32, device="cuda")
+    ids = torch.tensor([[-1, expert]], dtype=torch.int32, device="cuda")
+    if chosen is not None:
+        places = SimpleNamespace(
+            moe_ep_size=2, num_experts=8, _map_global_expert_id_to_local_expert_id=lambda one: max(one - 4, -1)
+        )
+        note_routed(places, ids, SimpleNamespace(topk_ids=ints(0, chosen)[None]))
     ReferenceBackend().forward(torch.zeros(1, 64, device="cuda").bfloat16(), prepared, torch.ones(1, 2).cuda(), ids)
 
 

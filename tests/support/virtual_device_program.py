@@ -217,6 +217,7 @@ SERVING: dict[str, Callable[[], object]] = {
     "a reduction of more than the buffer": lambda: nccl(8),
     "a kernel that stores beyond its tensor": lambda: copy_kernel[(1,)](columns(8), torch.zeros(4).cuda().int(), 8),
     "an expert of another rank": lambda: moe(4),
+    "an expert map that is one off": lambda: moe(1, chosen=6),
     "a link beyond the drafts": lambda: verify(retrive_index=LINK_BEYOND),
     "an FP8 cache for BF16 queries": lambda: mla(kv_buffer=torch.zeros(16, 1, 1, 12).to(torch.float8_e4m3fnuz).cuda()),
     "no split of the keys": lambda: mla(num_kv_splits=0),
@@ -305,6 +306,7 @@ def healthy() -> dict[str, object]:
     counted = library.report()
     with torch.cuda.device(2):
         inside = torch.ones(1, device="cuda")
+    moe(2, chosen=6)  # raises where the map is right, and the node says no
     return {
         "devices": [str(one.device) for one in (drawn, torch.ones(1, device="cuda:3"), inside, torch.ones(1).cuda())],
         "on a GPU": x.is_cuda,

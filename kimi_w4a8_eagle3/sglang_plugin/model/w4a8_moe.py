@@ -114,6 +114,8 @@ class QuarkW4A8MoE(QuarkMoEScheme):
         """Fold the scales and repack the weights for the backend, with one layer of extra memory."""
         if self.moe is not None:
             return
+        # Where ranks hold different experts, SGLang 0.5.20 gives AITER's runner the ids of all; ours reads its own.
+        layer.dispatcher.use_aiter_moe_runner = False
         gates = read_gates(os.environ)
         if gates.load_check:
             load_check.require_as_stored(self.layer_name, layer, self.weights)
