@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from ctypes import c_void_p
 from types import FunctionType, SimpleNamespace
 from typing import Any
@@ -80,6 +81,8 @@ def install() -> None:
 
         if self.fn.__name__ == "draw_kernel" and os.environ.get(DRAW) == "reference":
             return launch("triton draw_kernel", _draw, *given, touched=Touched(given[:6], given[6:7]))
+        if self.fn.__name__ == "_small_copy_kernel":  # of SGLang 0.5.23: the interpreter takes seconds a verify step
+            return launch("triton _small_copy_kernel", _copy, *given[:2], touched=Touched(*given[:2]))
         return launch(f"triton {self.fn.__name__}", interpreted, *given, touched=Touched((), found=_traffic), **named)
 
     def patch_once(function: FunctionType) -> object:
@@ -140,6 +143,11 @@ def _traffic() -> tuple[list[int], list[int]]:
     _loads.clear()
     _stores.clear()
     return found[0], found[1]
+
+
+def _copy(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
+    for source, target in zip(sources, targets, strict=True):
+        target.copy_(source)
 
 
 def _draw(*given: torch.Tensor, **_: object) -> None:

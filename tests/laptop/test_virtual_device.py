@@ -138,6 +138,10 @@ def test_a_function_is_compiled_on_a_side_stream(said: dict[str, Any]) -> None:
     assert said["healthy"]["compiled"] == [41.0, 42.0]
 
 
+def test_the_small_copies_of_the_newest_release_take_no_interpreter(said: dict[str, Any]) -> None:
+    assert said["healthy"]["copied"] == [[1, 2, 3], [4, 5, 6, 7]]
+
+
 def test_a_number_divides_as_on_a_gpu_and_rows_are_quantized_as_on_a_cpu(said: dict[str, Any]) -> None:
     """A GPU multiplies by the number's reciprocal. That changed elements of a8, and no layer passed its check."""
     assert said["healthy"]["divided"] == [True, False, True]  # as a product, as a quotient, by a tensor as a quotient

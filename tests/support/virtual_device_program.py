@@ -50,6 +50,19 @@ def copy_kernel(source, target, size: tl.constexpr):  # type: ignore[no-untyped-
     tl.store(target + tl.arange(0, size), tl.load(source + tl.arange(0, size)))
 
 
+@triton.jit
+def _small_copy_kernel(sources, targets, sizes, cols, source_strides, target_strides, widths, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Has the name and arguments of SGLang 0.5.23's, which the node computes without the interpreter."""
+
+
+def copied() -> list[list[int]]:
+    """Return int64 targets that were given int32 sources of one and two dimensions."""
+    sources = ints(1, 2, 3), ints(4, 5, 6, 7).view(2, 2)
+    targets = tuple(torch.zeros(source.shape, dtype=torch.int64, device="cuda") for source in sources)
+    _small_copy_kernel[(2, 1)](sources, targets, (3, 4), (3, 2), ((0, 1), (2, 1)), ((0, 1), (2, 1)), (0, 0), BLOCK=256)
+    return [target.flatten().tolist() for target in targets]
+
+
 def in_capture(action: Callable[[torch.Tensor], object]) -> None:
     tensor = torch.ones(4, device="cuda")
     library.load().vg_capture_begin(1)
@@ -315,6 +328,7 @@ def healthy() -> dict[str, object]:
         "replayed": replayed,
         "attended into out": attended,
         "compiled": compiled(),
+        "copied": copied(),
         "divided": divided,
         "quantized": quantized,
         "summed over ranks": [summed.tolist(), *halves],
