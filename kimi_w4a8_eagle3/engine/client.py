@@ -15,12 +15,14 @@ from functools import cached_property
 from http import HTTPStatus
 from threading import Timer
 from typing import Any, NoReturn
+from uuid import uuid4
 
 import httpx
 
 from ..base.errors import KimiError, UsageError
 from ..base.http import bearer, trusted
 from ..base.prometheus import Reading
+from .given_folder import UNCOUNTED
 from .metrics import read_once
 
 _TIMEOUT_S, _SILENT_S = 300.0, 5.0
@@ -67,10 +69,13 @@ class EngineClient:
     """Client of one server at `base_url`; raises KimiError with the server's own message on any failure.
 
     timeout_s: the time limit for an answer. An engine that runs for the first time builds kernels for minutes.
+    counted: False keeps the chats of this client out of the engine's metrics of requests.
     """
 
-    def __init__(self, base_url: str, api_key: str | None = None, timeout_s: float = _TIMEOUT_S) -> None:
-        self.base_url, self._key = base_url, api_key
+    def __init__(
+        self, base_url: str, api_key: str | None = None, timeout_s: float = _TIMEOUT_S, counted: bool = True
+    ) -> None:
+        self.base_url, self._key, self._counted = base_url, api_key, counted
         timeout, limits = httpx.Timeout(timeout_s, connect=5.0), httpx.Limits(max_connections=256)
         try:
             self._http = httpx.Client(
@@ -136,6 +141,8 @@ class EngineClient:
         """
         body = {"model": self._served, "messages": messages, "max_tokens": max_tokens, "temperature": 0.0}
         body |= {"return_token_ids": True, "return_spec_tokens_details": True, **more}
+        if not self._counted:
+            body["rid"] = UNCOUNTED + uuid4().hex
         answer = self._call("POST", "/v1/chat/completions", body)
         choice = answer["choices"][0]
         details = (answer.get("sglext") or {}).get("spec_tokens_details") or {}

@@ -1,4 +1,4 @@
-"""The folder that a supervisor gives to an engine as TMPDIR, and what the engine leaves there for it to read."""
+"""The folder that a supervisor gives to an engine as TMPDIR, and what both agree on."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ LOCK = "owner.lock"  # held by the supervisor while it lives
 NOTES = "shared-memory*.txt"  # names of shared memory, one a line
 SCHEDULER = "pulse"
 LOOP = "loop"  # the event loop of the HTTP server
+UNCOUNTED = "kimi-canary-"  # ids of requests that belong to no client, so no metric of requests has them
 SECRET = "secret.txt"  # noqa: S105  # a file's name: without what it holds, the engine answers nobody
 
 

@@ -2,7 +2,8 @@
 
 Failures, other answers or no acceptance make the engine not ready. The canary runs while the engine is idle and its
 acceptance is unknown, while its traffic accepts no draft token, or after new NaN logits or failed requests. A client's
-text can cause these, so only the canary decides. When a kind of request fails in two canaries in a row, the supervisor
+text can cause these, so only the canary decides. Its own requests are in no metric, or a benchmark of an idle service
+would take them for another client's. When a kind of request fails in two canaries in a row, the supervisor
 ends the engine.
 """
 
@@ -120,7 +121,7 @@ class Canary:
         """Return no answers when the engine gave none; the progress watchdog decides whether it is alive."""
         try:
             state = self._state
-            with EngineClient(state.engine_url, state.engine_secret, state.progress_timeout_s) as client:
+            with EngineClient(state.engine_url, state.engine_secret, state.progress_timeout_s, counted=False) as client:
                 startup_check.require_kinds(client, state.groups)
                 return startup_check.ask(client, state.groups)
         except startup_check.KindFails:

@@ -23,6 +23,7 @@ from kimi_w4a8_eagle3.ops.canary import Canary, CanaryPolicy
 from kimi_w4a8_eagle3.ops.endpoint import OpsServer
 from kimi_w4a8_eagle3.ops.state import EngineState, Phase
 from kimi_w4a8_lab.accuracy.problems import problems
+from kimi_w4a8_lab.base import counters
 
 pytestmark = pytest.mark.server
 
@@ -112,6 +113,14 @@ def test_a_collapse_on_the_canary_makes_it_not_ready_until_it_recovers(eagle3, s
     state.enter(Phase.CHECKING, "start-up check")  # somebody else's
     canary(floor=1.0).step(None, state.since + 4)
     assert state.phase is Phase.CHECKING
+
+
+def test_a_benchmark_does_not_take_the_canary_for_another_client(eagle3, client, state):
+    before = counters.still(eagle3.address)
+    Canary(state, CanaryPolicy(idle_s=0)).step(None, state.since + 1)
+    assert state.canary is not None
+    client.chat("Tom has 3 apples", 4)  # counted after the canary's, if those were
+    assert counters.counted(eagle3.address, before.requests + 1, 30).since(before).requests == 1
 
 
 def test_every_process_of_the_engine_prints_its_stacks_and_goes_on(eagle3: FrontedEngine, client: EngineClient) -> None:

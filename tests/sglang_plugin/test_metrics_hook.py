@@ -11,7 +11,8 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from support.sglang_program import BOTH, VERSIONS, found
 
-from kimi_w4a8_eagle3.sglang_plugin.upkeep.metrics_hook import count_request, define_request_metrics, emit_constants
+from kimi_w4a8_eagle3.engine.given_folder import UNCOUNTED
+from kimi_w4a8_eagle3.sglang_plugin.upkeep.metrics_hook import count_clients, define_request_metrics, emit_constants
 
 
 @BOTH
@@ -46,12 +47,23 @@ def test_the_access_log_has_the_requests_of_clients_and_failed_scrapes(caplog: p
     assert [record.args[1:5:3] for record in caplog.records] == [("POST", 200), ("GET", 503)]
 
 
-def count(collector: SimpleNamespace, finished: bool = True, **output: list | None) -> None:
-    """Count the second request of a batch, which streamed and decoded for two seconds."""
-    state = SimpleNamespace(finished=finished, obj=SimpleNamespace(stream=True))
+def count(collector: SimpleNamespace, finished: bool = True, rid: str = "a", **output: list | None) -> list[int]:
+    """Count the second request of a batch, which streamed and decoded for two seconds; return what SGLang counted."""
+    state = SimpleNamespace(finished=finished, obj=SimpleNamespace(stream=True, rid=rid))
     state.time_stats = SimpleNamespace(get_decode_latency=lambda: 2.0)
     ended = {"completion_tokens": [9, 5], "finished_reasons": [None, {"type": "stop"}], **output}
-    count_request(None, SimpleNamespace(metrics_collector=collector), state, SimpleNamespace(**ended), 1)
+    counted: list[int] = []
+    manager, batch = SimpleNamespace(metrics_collector=collector), SimpleNamespace(**ended)
+    count_clients(lambda *call: counted.append(call[-1]), manager, state, batch, 1)
+    return counted
+
+
+@pytest.mark.parametrize(("rid", "steps"), [("a", 2), (f"{UNCOUNTED}1", 0)], ids=["client", "canary"])
+def test_the_canary_is_in_no_metric_of_requests(
+    collector: SimpleNamespace, registry: CollectorRegistry, rid: str, steps: int
+) -> None:
+    assert count(collector, rid=rid, spec_correct_drafts_histogram=[[9], [1, 2]]) == [1] * (steps > 0)
+    assert registry.get_sample_value("kimi_spec_steps_total", {"model_name": "m", "accepted": "1"}) == steps
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ParamSpec
 
+from ...engine.given_folder import UNCOUNTED
 from ...moe.dispatch import selected_backends
 from ..hooks import Feature, missing_features
 
@@ -95,12 +96,21 @@ def define_request_metrics(
         )
 
 
-@REQUESTS.after(_FINISHED_CHUNK)
-@_harmless
-def count_request(_: None, manager: TokenizerManager, state: ReqState, output: BatchStrOutput, index: int) -> None:
-    """Count a finished request; SGLang calls this for every output chunk of every request."""
-    if not state.finished:
+@REQUESTS.around(_FINISHED_CHUNK)
+def count_clients(
+    original: Callable[..., None], manager: TokenizerManager, state: ReqState, output: BatchStrOutput, index: int
+) -> None:
+    """Count the requests of clients, not the canary's; SGLang calls this for every output chunk of every request."""
+    if str(state.obj.rid).startswith(UNCOUNTED):
         return
+    original(manager, state, output, index)
+    if state.finished:
+        count_request(manager, state, output, index)
+
+
+@_harmless
+def count_request(manager: TokenizerManager, state: ReqState, output: BatchStrOutput, index: int) -> None:
+    """Count a finished request."""
     collector = manager.metrics_collector
     histograms = getattr(output, "spec_correct_drafts_histogram", None) or ()
     if index < len(histograms):
