@@ -11,6 +11,7 @@ LOCK = "owner.lock"  # held by the supervisor while it lives
 NOTES = "shared-memory*.txt"  # names of shared memory, one a line
 SCHEDULER = "pulse"
 LOOP = "loop"  # the event loop of the HTTP server
+SENT, RECEIVED = "sent", "received"  # output for the detokenizer, and output that came back from it
 UNCOUNTED = "kimi-canary-"  # ids of requests that belong to no client, so no metric of requests has them
 SECRET = "secret.txt"  # noqa: S105  # a file's name: without what it holds, the engine answers nobody
 
@@ -35,5 +36,5 @@ def engine_secret(folder: Path | None) -> str | None:
 
 
 def file_of(folder: Path, pid: int, kind: str = SCHEDULER) -> Path:
-    """Return the file that the process with this id touches; kind: SCHEDULER or LOOP."""
+    """Return the file that the process with this id touches; kind: one of the four above."""
     return folder / f"{kind}-{pid}"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from .given_folder import SCHEDULER
+from .given_folder import RECEIVED, SCHEDULER, SENT
 
 _NAMED = "sglang::"  # SGLang's names of schedulers and detokenizers; helpers such as compilers come and go
 
@@ -41,12 +41,35 @@ class EngineProcesses:
         return next((name for process, name in self._names.items() if not is_alive(process)), None)
 
     def stopped(self) -> str | None:
-        """Return the name of a process that a signal or a debugger stopped: a detokenizer has no pulse."""
+        """Return the name of a process that a signal or a debugger stopped: an idle detokenizer has no other sign."""
         for process, name in self._names.items():
             with suppress(psutil.NoSuchProcess):
                 if process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
                     return name
         return None
+
+
+class DetokenizerQueue:
+    """Output that schedulers sent to the detokenizer, and that did not come back to the HTTP server."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._received, self._since = -1, 0.0
+
+    def age(self, now: float) -> float:
+        """Return for how many seconds nothing came back although something was sent; 0 without these signs.
+
+        now: time.monotonic(). A detokenizer loads no plugin, so both of its neighbours leave signs.
+        """
+        sent, received = self._last(SENT), self._last(RECEIVED)
+        if sent <= received or received != self._received or not received:
+            self._received, self._since = received, now
+        return now - self._since
+
+    def _last(self, kind: str) -> int:
+        with suppress(OSError):
+            return max((path.stat().st_mtime_ns for path in self._folder.glob(f"{kind}-*")), default=0)
+        return 0
 
 
 class Pulse:

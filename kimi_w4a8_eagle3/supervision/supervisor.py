@@ -15,7 +15,7 @@ from ..engine.client import EngineClient, require_private
 from ..engine.front import Front
 from ..engine.given_folder import LOOP
 from ..engine.process import EngineServer
-from ..engine.signs import EngineProcesses, Pulse
+from ..engine.signs import DetokenizerQueue, EngineProcesses, Pulse
 from ..engine.watchdog import Watchdog
 from ..ops.state import EngineState, Phase
 from ..recipe.launch import Launch
@@ -26,6 +26,7 @@ READY_TIMEOUT_S = 5400.0
 MAX_FAILED_STARTS = 12  # in a row, of an engine that has served: 14 minutes of pauses; others are given up at once
 NOTICE_S = 3.0  # /ready answers 503 for so long before the engine gets SIGTERM, so that a router takes it out
 _POLL_S = 0.25
+_QUEUE_SILENT_S = 10.0  # of the detokenizer with work: with all delays, /ready is 503 within 15 s
 _LOOP_SILENT_S = 3.0  # of the HTTP server: with all delays, /ready is 503 within 5 s
 _END_GRACE_S = 0.5
 _STALLED_GRACE_S = 2.0  # a stalled engine finishes nothing, and its clients wait until its sockets close
@@ -214,7 +215,7 @@ class Supervisor:
         """Return when asked to end; raise when the engine ends by itself, makes no progress or is broken."""
         stalled = threading.Event()
         state, processes, lost = self.state, EngineProcesses(server.pid), None
-        pulse, loop = Pulse(server.folder), Pulse(server.folder, LOOP)
+        pulse, loop, queue = Pulse(server.folder), Pulse(server.folder, LOOP), DetokenizerQueue(server.folder)
         watchdog = Watchdog(
             state.engine_url,
             state.progress_timeout_s,
@@ -228,7 +229,7 @@ class Supervisor:
                 if self._end_requested.wait(_POLL_S):
                     return
                 now = time.monotonic()
-                self._follow(pulse.silence(now), loop.silence(now), processes.stopped())
+                self._follow(pulse.silence(now), loop.silence(now), queue.age(now), processes.stopped())
                 bound(self.log_path)
                 if stalled.is_set():
                     state.stalls += 1
@@ -259,7 +260,7 @@ class Supervisor:
             remedy="read the end of its log; if it shows no error, dmesg shows whether memory ran out",
         )
 
-    def _follow(self, scheduler_s: float, loop_s: float, stopped: str | None) -> None:
+    def _follow(self, scheduler_s: float, loop_s: float, queue_s: float, stopped: str | None) -> None:
         """Mark the engine not ready while a process is silent; the watchdog decides whether to end it."""
         state, limit = self.state, self.launch.recipe.options.unready_after_s
         silent = ""
@@ -267,6 +268,8 @@ class Supervisor:
             silent = f"its HTTP server has not answered for {loop_s:.0f} s"
         elif scheduler_s >= limit:
             silent = f"its scheduler has not answered for {limit:.0f} s"
+        elif queue_s >= _QUEUE_SILENT_S:
+            silent = f"its detokenizer has returned nothing for {_QUEUE_SILENT_S:.0f} s although it has work"
         elif stopped:
             silent = f"its process {stopped} is stopped"
         if state.ready and silent:

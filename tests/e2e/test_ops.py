@@ -1,7 +1,9 @@
 """A real engine as its operator sees it: counters against the answers' own statistics, probes, canary, stacks."""
 
 import subprocess
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -17,6 +19,7 @@ from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.fronted import FrontedEngine
 from kimi_w4a8_eagle3.engine.metrics import acceptance_from_histograms
 from kimi_w4a8_eagle3.engine.process import free_port
+from kimi_w4a8_eagle3.engine.signs import DetokenizerQueue
 from kimi_w4a8_eagle3.engine.watchdog import ask_for_stacks
 from kimi_w4a8_eagle3.ops import window
 from kimi_w4a8_eagle3.ops.canary import Canary, CanaryPolicy
@@ -134,6 +137,25 @@ def test_every_process_of_the_engine_prints_its_stacks_and_goes_on(eagle3: Front
     until(lambda: printed() >= asked)
     assert printed() == asked
     assert client.generate("Tom has 3 apples", max_new_tokens=4).text
+
+
+def test_a_detokenizer_that_hangs_over_its_work_is_seen_by_its_neighbours(eagle3, client) -> None:
+    """It is stopped here; a loop in which it spins looks the same from outside, but for the state of its process."""
+    client.chat("Tom has 3 apples", 4)
+    family = psutil.Process(eagle3.pid).children(recursive=True)
+    (detokenizer,) = (process for process in family if "sglang::detokenizer" in process.cmdline()[0])
+    queue = DetokenizerQueue(eagle3.engine.folder)
+    assert queue.age(time.monotonic()) == 0.0
+    detokenizer.suspend()
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            asked = thread.submit(client.chat, "Tom has 4 apples", 4)
+            until(lambda: queue.age(time.monotonic()) > 3)
+            detokenizer.resume()
+            assert asked.result().token_ids
+    finally:
+        detokenizer.resume()
+    until(lambda: queue.age(time.monotonic()) == 0)
 
 
 def test_a_rank_has_one_thread_that_waits_for_others(eagle3: FrontedEngine) -> None:

@@ -5,11 +5,13 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from support.waiting import until
 
-from kimi_w4a8_eagle3.engine.signs import EngineProcesses
+from kimi_w4a8_eagle3.engine.given_folder import RECEIVED, SENT, file_of
+from kimi_w4a8_eagle3.engine.signs import DetokenizerQueue, EngineProcesses
 
 PROGRAM = """
 import subprocess, sys
@@ -77,3 +79,24 @@ def test_a_stopped_detokenizer_is_named_and_a_running_one_is_not() -> None:
             assert processes.stopped().startswith(name) and processes.lost() is None
         finally:
             process.kill()
+
+
+def test_the_queue_of_a_detokenizer_grows_old_while_nothing_comes_back(tmp_path: Path) -> None:
+    def sign(kind: str, pid: int, at: float) -> None:
+        path = file_of(tmp_path, pid, kind)
+        path.touch()
+        os.utime(path, (at, at))
+
+    queue = DetokenizerQueue(tmp_path)
+    sign(SENT, 1, 10.0)
+    assert queue.age(30.0) == 0.0  # a feature is missing, or the engine is not ready
+    sign(RECEIVED, 9, 10.1)
+    assert queue.age(40.0) == 0.0 and queue.age(90.0) == 0.0  # idle
+    sign(SENT, 2, 90.5)
+    assert queue.age(91.0) == 1.0 and queue.age(99.0) == 9.0
+    sign(SENT, 1, 99.5)  # more work does not hide that the first is not answered
+    assert queue.age(101.0) == 11.0
+    sign(RECEIVED, 9, 91.0)  # behind, but it works
+    assert queue.age(102.0) == 0.0 and queue.age(104.0) == 2.0
+    sign(RECEIVED, 9, 104.5)
+    assert queue.age(109.0) == 0.0

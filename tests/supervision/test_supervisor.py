@@ -127,6 +127,17 @@ def test_a_restart_keeps_the_openings_of_the_first_start(tmp_path: Path, monkeyp
     assert supervisor.state.openings == first
 
 
+def test_a_detokenizer_that_returns_nothing_takes_the_engine_out_of_ready_until_it_does(tmp_path: Path) -> None:
+    supervisor = supervised(tmp_path)
+    supervisor.state.enter(Phase.READY)
+    supervisor._follow(0.0, 0.0, 9.9, None)
+    assert supervisor.state.ready
+    supervisor._follow(0.0, 0.0, 10.0, None)
+    assert supervisor.state.phase is Phase.STALLED and "its detokenizer has returned nothing" in supervisor.state.reason
+    supervisor._follow(0.0, 0.0, 0.0, None)
+    assert supervisor.state.ready
+
+
 def test_a_broken_engine_is_ended(tmp_path: Path) -> None:
     stopped: list[float] = []
     server = SimpleNamespace(

@@ -12,7 +12,9 @@ from http import HTTPStatus
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
+from ...engine.given_folder import RECEIVED
 from ..hooks import Feature
+from .pulse_hook import leave
 from .repeated_failures import count
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ async def handle_batch_output(
 
     SGLang counts thinking that drafts added beyond the token limit: there is never more of it than of the answer.
     """
+    leave(RECEIVED)
     if counts := getattr(recv_obj, "reasoning_tokens", None):
         counts[:] = map(min, counts, recv_obj.completion_tokens)
     while True:

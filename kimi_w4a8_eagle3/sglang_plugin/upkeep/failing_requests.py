@@ -32,8 +32,10 @@ from sglang.srt.managers.utils import GenerationBatchResult, is_health_check_gen
 from sglang.srt.mem_cache import common as mem_cache
 from sglang.srt.runtime_context import get_parallel
 
+from ...engine.given_folder import SENT
 from ..hooks import Feature
 from .failing_outputs import OF_CONTENT, reason_of
+from .pulse_hook import leave
 from .repeated_failures import RepeatedFailures, count, features_of, mode_of
 
 if TYPE_CHECKING:
@@ -129,7 +131,10 @@ def accept(original: Callable[..., None], rows: _GenerationStreamAccumulator, *,
     if not _failed(req):
         before = len(rows.rids)
         try:  # not `_tried`: see above
-            return original(rows, req=req)
+            original(rows, req=req)
+            if rows.rids and not before:  # once per message to the detokenizer
+                leave(SENT)
+            return
         except OF_CONTENT as error:
             if not _request_failed(error):
                 raise

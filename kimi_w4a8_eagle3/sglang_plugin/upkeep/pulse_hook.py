@@ -1,8 +1,9 @@
 """Signs of life that the supervisor reads, so that it sees within seconds when a scheduler or the HTTP server hangs.
 
 A sign is the modification time of a file in the folder that the supervisor gave to the engine, so no request to the
-hanging process is needed. A scheduler loops at least once a second when idle, and once per forward pass. The event loop
-of the HTTP server waits while one request keeps it busy; kimi_event_loop_lag_seconds shows how late it woke up.
+hanging process is needed. It is of time.monotonic(), so that the signs of several processes can be compared. A
+scheduler loops at least once a second when idle, and once per forward pass. The event loop of the HTTP server waits
+while one request keeps it busy; kimi_event_loop_lag_seconds shows how late it woke up.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import logging
 import os
 import time
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -29,34 +31,37 @@ _LAG_BUCKETS = (0.01, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0)
 
 
 class Heartbeat:
-    """Heartbeat file of one loop of this process. Without a supervisor it does nothing. kind: SCHEDULER or LOOP."""
+    """Heartbeat file of this process. Without a supervisor it does nothing. kind: as in `file_of`."""
 
-    def __init__(self, kind: str = SCHEDULER) -> None:
+    def __init__(self, kind: str) -> None:
         folder = given_folder()
         self._file = -1
         if folder is not None:
             self._file = os.open(file_of(folder, os.getpid(), kind), os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         self._next = 0.0
 
-    def touch(self) -> None:
-        """Touch the file, at most twice a second."""
+    def touch(self, every_s: float = _EVERY_S) -> None:
+        """Touch the file, at most once in every_s seconds."""
         if self._file >= 0 and (now := time.monotonic()) >= self._next:
-            os.utime(self._file)
-            self._next = now + _EVERY_S
+            os.utime(self._file, (now, now))
+            self._next = now + every_s
 
 
 @FEATURE.before("sglang.srt.managers.scheduler.Scheduler.process_input_requests")
 def beat(*_: object) -> None:
     """Touch the file in each round of the loop, with or without requests. Never raise."""
-    try:
-        _scheduler_heartbeat().touch()
-    except OSError:  # a full disk must not end an engine
-        return
+    leave(SCHEDULER, _EVERY_S)
+
+
+def leave(kind: str, every_s: float = 0.0) -> None:
+    """Leave a sign of this process, at most once in every_s seconds. Never raise."""
+    with suppress(OSError):  # a full disk must not end an engine
+        _heartbeat(kind).touch(every_s)
 
 
 @cache
-def _scheduler_heartbeat() -> Heartbeat:
-    return Heartbeat()
+def _heartbeat(kind: str) -> Heartbeat:
+    return Heartbeat(kind)
 
 
 class EventLoopWatch:
