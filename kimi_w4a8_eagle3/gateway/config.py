@@ -1,4 +1,4 @@
-"""Settings of the gateway's processes, which the supervisor writes into one file."""
+"""Settings of the gateway's processes, written into one file before they start."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class GatewayConfig:
     checkpoint: folder or repository of the tokenizer, at `revision`; its Python files run where `trusted`. model: the
     name that clients use; others are refused where `check_model`. engine_file: names the engine's URL, this start's
     secret and the engine's phase, and is read again when it changes. key, key_file: of clients; without one, only this
-    machine may ask. max_running: requests of one key at a time, over all workers, and max_prompt_tokens; 0 for no
-    limit. collect: folder for `draft collect`, empty for none.
+    machine may ask. max_running: requests of one key at a time, over all workers, 0 for no limit.
+    max_prompt_tokens: 0 for what the engine takes. collect: folder for `draft collect`, empty for none.
     """
 
     checkpoint: str

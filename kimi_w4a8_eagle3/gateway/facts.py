@@ -60,7 +60,7 @@ class EngineFacts:
     def room(self) -> Room:
         """Room of a request; raise Refusal while the engine does not serve."""
         if self._room is None or not self.serving:
-            raise Refusal(f"the server does not serve yet: {self.phase}", status=503)
+            raise Refusal(f"the server does not serve now: {self.phase}", status=503)
         return self._room
 
     async def follow(self) -> None:
@@ -70,9 +70,9 @@ class EngineFacts:
                 await self._look()
             except FileNotFoundError:  # before the first engine is named
                 self.phase = "starting"
-            except (Refusal, OSError, ValueError, KeyError) as error:
+            except (Refusal, OSError, ValueError, LookupError, TypeError) as error:
                 if self.phase != "down":
-                    logger.warning("the engine's state is unknown: %s", error)
+                    logger.warning("the engine's state is unknown: %s: %s", type(error).__name__, error)
                 self.phase, self._stamp = "down", (0, 0)
             await asyncio.sleep(_POLL_S)
 

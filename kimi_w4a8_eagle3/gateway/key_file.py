@@ -13,7 +13,7 @@ _EXPECTED = f"lines of `KEY` or `NAME KEY`; a key has at least {_LEAST} visible 
 
 def read_keys(path: Path) -> dict[str, str]:
     """Return the keys of a file by name; raise KimiError for one that cannot be used."""
-    remedy = f"umask 077; openssl rand -hex 32 > {path}"
+    remedy = f"(umask 077; openssl rand -hex 32 >> {path})"  # appended: others of the file go on
     try:
         mode, text = path.stat().st_mode, path.read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError) as error:
@@ -28,8 +28,12 @@ def read_keys(path: Path) -> dict[str, str]:
         if not words or line.lstrip().startswith("#"):
             continue
         name = words[0] if len(words) == 2 else f"key{number}"
-        if len(words) > 2 or not usable(words[-1]) or name in keys:
-            raise KimiError(f"line {number} of the key file holds no usable key", str(path), _EXPECTED, remedy)
+        if len(words) > 2 or not usable(words[-1]):
+            what = f"line {number} of the key file holds no usable key"
+            raise KimiError(what, str(path), _EXPECTED, "correct that line; `openssl rand -hex 32` prints a key")
+        if name in keys:
+            what = f"line {number} of the key file repeats the name {name}"
+            raise KimiError(what, str(path), "a name of its own for each key", "rename one of the two")
         keys[name] = words[-1]
     if not keys:
         raise KimiError("the key file holds no key", str(path), _EXPECTED, remedy)

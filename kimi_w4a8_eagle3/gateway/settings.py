@@ -26,9 +26,9 @@ VARIABLES = (*(variable.name for variable in _LIMITS.values()), API_KEY, API_KEY
 class Settings:
     """Keys and limits; its repr hides the keys.
 
-    key: of all clients, or key_file: several, one a line, read again when it changes. max_prompt_tokens 0: the model's
-    context. max_running: requests of one key at a time, 0 for any number. max_mask_ms: CPU time for one token's mask of
-    a grammar.
+    key: of all clients, or key_file: several, one a line, read again when it changes. max_prompt_tokens: 0 for what
+    the engine takes. max_running: requests of one key at a time, 0 for any number. max_mask_ms: CPU time for one
+    token's mask of a grammar.
     """
 
     key: str = field(default="", repr=False)
