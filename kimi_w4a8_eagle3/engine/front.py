@@ -27,7 +27,7 @@ from .process import dying_with_parent, ended, require_free_port
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.1
-_SERVE_S = 120.0  # from the moment when the engine is named; on a busy laptop imports take ten seconds
+_SERVE_S = 120.0  # for the gateway to answer once its engine does; on a busy laptop imports take ten seconds
 _GRACE_S = 5.0
 _BRIEF_S = 10.0  # a gateway that ends within this time would end again
 _KILLS, _KILLED_S = 60, 0.05
@@ -58,7 +58,7 @@ class Front:
 
     @property
     def pid(self) -> int | None:
-        """Process id of uvicorn's supervisor, or of the only worker; None before the start."""
+        """Process id of uvicorn's supervisor, or of the only worker; None before the start and after the stop."""
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
@@ -89,19 +89,23 @@ class Front:
             logger.error("the gateway cannot be told that the engine is %s: %s", phase, error)
 
     def wait_ready(self, on_wait: Callable[[], object] = lambda: None) -> None:
-        """Wait until clients are answered; raise KimiError when the processes end, or stay silent.
+        """Wait until clients are answered; raise KimiError when the processes end, stay silent, or refuse.
 
-        on_wait: called about ten times a second.
+        on_wait: called between two requests, which may take 5 s each.
         """
-        end = time.monotonic() + _SERVE_S
+        end, found = time.monotonic() + _SERVE_S, ""
         with httpx.Client(timeout=5.0, verify=trusted(), trust_env=False) as client:
             while True:
                 self.require_running()
-                with suppress(httpx.HTTPError):
-                    if client.get(f"{self.base_url}/ready").status_code == 200:
+                try:
+                    answer = client.get(f"{self.base_url}/ready")
+                    if answer.status_code == 200:
                         return
+                    found = f"HTTP {answer.status_code}: {answer.text[:300]}"
+                except httpx.HTTPError as error:
+                    found = f"no answer: {error or type(error).__name__}"
                 if time.monotonic() > end:
-                    raise ended(f"the gateway did not answer within {_SERVE_S:.0f} s", self._log_path)
+                    raise ended(f"the gateway was not ready within {_SERVE_S:.0f} s ({found})", self._log_path)
                 on_wait()
                 time.sleep(_POLL_S)
 

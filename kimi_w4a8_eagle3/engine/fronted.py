@@ -51,7 +51,11 @@ class FrontedEngine:
         self.engine.start()
 
     def wait_ready(self, timeout_s: float, on_wait: Callable[[], None] | None = None) -> float:
-        """Wait until clients are answered; return the seconds since `start`."""
+        """Wait until clients are answered; return the seconds from `start` until the engine answered.
+
+        timeout_s, on_wait: of the engine, as in `EngineServer.wait_ready`. Raises KimiError when one of both ends or
+        does not answer in time.
+        """
         seconds = self.engine.wait_ready(timeout_s, on_wait)
         self.front.tell("ready", self.engine.base_url, self.engine.secret)
         self.front.wait_ready()

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from support.loopback import answering
 from support.tiny_servers import tiny_launch
 from support.waiting import gone, until
 
@@ -58,6 +59,16 @@ def test_a_gateway_that_ends_as_soon_as_it_starts_is_one_message(tmp_path: Path)
             until(lambda: answers(front))
         with pytest.raises(KimiError, match="no such file"):
             front.restart_if_ended()
+
+
+def test_a_gateway_that_refuses_all_along_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SERVE_S", 0.3)
+    monkeypatch.setattr(Front, "require_running", lambda _: None)
+    with answering(lambda *_: (503, b"the engine lacks arguments")) as url:
+        front = Front(GatewayConfig("", "m", port=int(url.rpartition(":")[2])), tmp_path / "log")
+        with pytest.raises(KimiError, match=r"not ready within 0 s \(HTTP 503: the engine lacks arguments\)"):
+            front.wait_ready()
+    front.__exit__()
 
 
 def test_a_full_disk_changes_no_phase_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
