@@ -20,7 +20,7 @@ from .fetch import say
 from .options import RECIPE, RECIPE_NAME
 from .trust import show
 
-# The words of `serve` may follow, so that `up` prepares what it starts. Its other options change nothing here.
+# The words of `serve` may follow, so that `up` prepares what it starts. Its options that are not below are ignored.
 CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 

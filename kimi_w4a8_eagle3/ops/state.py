@@ -37,9 +37,9 @@ class EngineState:
     least_accept_length: of the canary; at or below it the engine is not ready. openings: of its answers to the canary
     prompts at its start. alarms: rows of NaN logits and failed requests that it has counted. broken: the reason to end
     it, when canary requests keep failing. last_progress: time.monotonic() when a token last advanced. history: the last
-    phases with the time and reason of their start. entered: time.monotonic() of its start. started: Unix time of the
-    engine's last start. engine_url, engine_secret: the engine's own address, while one runs. told: called with each
-    phase.
+    phases with the time and reason of their start. since, entered: Unix time and time.monotonic() at which the phase
+    began. started: Unix time of the engine's last start. engine_url, engine_secret: the engine's own address, while one
+    runs. told: called with each phase.
     """
 
     recipe: str

@@ -23,7 +23,8 @@ from .checks import DRAIN_TIMEOUT_S, ChangedWeights, answers_file, renewed, requ
 
 # A cold start on MI325X reads 534 GB and builds kernels; the engine's own exit ends the wait earlier.
 READY_TIMEOUT_S = 5400.0
-MAX_FAILED_STARTS = 12  # in a row, of an engine that has served: 14 minutes of pauses; others are given up at once
+# In a row, of an engine that has served; its end while it served is the first. 14 minutes of pauses.
+MAX_FAILURES = 12
 NOTICE_S = 3.0  # /ready answers 503 for so long before the engine gets SIGTERM, so that a router takes it out
 _POLL_S = 0.25
 _QUEUE_SILENT_S = 10.0  # of the detokenizer with work: with all delays, /ready is 503 within 15 s
@@ -37,7 +38,7 @@ Announce = Callable[[str, str, str], object]  # source, event, reason
 
 
 class Stalled(KimiError):
-    """The engine answered but generated no token although it had requests."""
+    """The engine generated no token for its progress timeout, not for a health probe either."""
 
 
 class _EndRequested(Exception):
@@ -77,7 +78,8 @@ class Supervisor:
     def keep(self) -> None:
         """Run the engine again and again until it is asked to end; raise the last error when it does not start.
 
-        An engine that was ready starts again at once, then after 1, 2, 4 ... 300 s.
+        An engine that was ready starts again at once, then after 1, 2, 4 ... 300 s. One that never was is given up at
+        its first failure, others after MAX_FAILURES, except while the weights on the disk are others than at the start.
         """
         failures, served = 0, False
         while not self._ending.is_set():
@@ -95,7 +97,7 @@ class Supervisor:
             served |= self._was_ready
             failures = 1 if self._was_ready else failures + 1
             self._refuses = isinstance(error, ChangedWeights)  # another process would serve them
-            if failures >= (MAX_FAILED_STARTS if served else 1) and not self._refuses:
+            if failures >= (MAX_FAILURES if served else 1) and not self._refuses:
                 self._say("gave-up", "it is not started again")
                 raise error
             reason = "stalled" if isinstance(error, Stalled) else "ended" if isinstance(error, KimiError) else "error"
@@ -105,7 +107,10 @@ class Supervisor:
             self._ending.wait(pause)
 
     def run(self) -> None:
-        """Run the engine once. Returns when another thread ended it; raises KimiError with the reason otherwise."""
+        """Run the engine once. Return when another thread ended it.
+
+        Raises KimiError with the reason if it does not start, fails a check or ends, and the exception of a bug.
+        """
         self._enter(Phase.STARTING, "loading weights and building kernels")
         self._was_ready = False
         reason = WANTED
@@ -144,7 +149,7 @@ class Supervisor:
         try:
             launch = renewed(self.launch, self._preflight)
         except KimiError as error:
-            self._say("renewal", f"given up: {error.what}")
+            self._say("renewal", f"given up: {error}")
             return
         if self._refuses:  # the next try takes them
             self.launch, self._files, self.state.openings = launch, weight_files(launch), None
@@ -193,7 +198,8 @@ class Supervisor:
     def _check(self) -> None:
         """Check that the engine is private, and run the canary prompts.
 
-        Raises KimiError for NaN, empty answers or a useless draft.
+        Raises KimiError for NaN, for answers that are empty or other than at the first start or as recorded, and for a
+        draft that accepts too little.
         """
         state = self.state
         require_private(state.engine_url)

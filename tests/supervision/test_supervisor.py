@@ -17,7 +17,7 @@ from kimi_w4a8_eagle3.ops.state import Phase
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render
 from kimi_w4a8_eagle3.supervision import supervisor as module
 from kimi_w4a8_eagle3.supervision.checks import ChangedWeights, checked, fingerprint, require_unchanged
-from kimi_w4a8_eagle3.supervision.supervisor import MAX_FAILED_STARTS, Stalled, Supervisor
+from kimi_w4a8_eagle3.supervision.supervisor import MAX_FAILURES, Stalled, Supervisor
 from kimi_w4a8_laptop import tiny
 
 
@@ -74,7 +74,7 @@ def test_an_engine_that_served_starts_again_at_once_and_then_after_pauses(tmp_pa
     assert ("down", "ValueError: a bug of ours") in supervisor.said
 
 
-@pytest.mark.parametrize(("steps", "starts"), [(["ends"] * 9, 1), (["serve, ends"] + ["ends"] * 19, MAX_FAILED_STARTS)])
+@pytest.mark.parametrize(("steps", "starts"), [(["ends"] * 9, 1), (["serve, ends"] + ["ends"] * 19, MAX_FAILURES)])
 def test_an_engine_that_does_not_start_is_given_up(tmp_path: Path, steps: list[str], starts: int) -> None:
     supervisor = Scripted(tmp_path, steps)
     with pytest.raises(KimiError, match="ended by itself"):
@@ -109,7 +109,7 @@ def test_an_engine_is_not_started_again_with_weights_that_changed(tmp_path: Path
 
 
 def test_changed_weights_are_waited_for_and_never_left_to_another_process(tmp_path: Path) -> None:
-    supervisor = Scripted(tmp_path, ["serve, ends"] + ["changed"] * (MAX_FAILED_STARTS + 5) + ["serve, stop"])
+    supervisor = Scripted(tmp_path, ["serve, ends"] + ["changed"] * (MAX_FAILURES + 5) + ["serve, stop"])
     supervisor.keep()
     assert supervisor.pauses[-1] == 300 and "gave-up" not in dict(supervisor.said)
 
@@ -204,7 +204,7 @@ def test_a_renewal_serves_the_draft_that_is_there_now_or_changes_nothing(tmp_pat
     supervisor.state.enter(Phase.CHECKING, "the new draft accepts nothing")
     (second / "config.json").write_text("{")
     supervisor.renew()
-    assert said[-1].startswith("renewal: given up: ") and supervisor.launch is launch
+    assert said[-1].startswith("renewal: given up: ") and "where:" in said[-1] and supervisor.launch is launch
     shutil.copy(first / "config.json", second)
     supervisor.renew()
     assert supervisor._end_requested.is_set() and supervisor.state.restarts["renewed"] == 1

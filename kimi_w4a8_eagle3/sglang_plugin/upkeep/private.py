@@ -1,7 +1,8 @@
-"""Keep an engine to its supervisor: every path needs the secret of this start, and the event loop shows its lag.
+"""Keep an engine to the process that started it: every path needs this start's secret. Its event loop shows its lag.
 
 The gateway stands before clients. SGLang's own key lets OPTIONS, /health, /ready and /metrics pass, and as an argument
-it stands in /proc. Without a supervisor nothing changes: `python -m sglang.launch_server` serves SGLang's own API.
+it stands in /proc. An engine that was given no folder is not kept private: `python -m sglang.launch_server` serves
+SGLang's own API to everyone.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ FEATURE = Feature(
     "the engine's secret",
     remove_when="SGLang reads a key from a file and asks for it on every path",
 )
-_REFUSED = b'{"error": {"message": "this engine answers its supervisor alone", "code": 401}}'
+_REFUSED = b'{"error": {"message": "this engine answers only requests with its secret", "code": 401}}'
 # Each of these serves HTTP where the check of the secret does not run.
 _ELSEWHERE = (("tokenizer_worker_num", 1), ("grpc_port", None), ("enable_http2", False))
 
@@ -48,7 +49,7 @@ class Private:
 
 @FEATURE.around("sglang.srt.entrypoints.http_server._setup_and_run_http_server")
 def keep_private(original: Callable[..., object], server_args: ServerArgs, *args: object, **kwargs: object) -> object:
-    """Serve with the secret, which SGLang's own warm-up request sends, too; do nothing without a supervisor."""
+    """Serve with the secret, which SGLang's own warm-up request sends, too; do nothing without a given folder."""
     secret = engine_secret(given_folder())
     if secret is None:
         return original(server_args, *args, **kwargs)
