@@ -328,6 +328,45 @@ def test_up_says_what_to_do_when_the_time_is_over(ordinary: Host) -> None:
     assert "kimi-agent" in ordinary.made()
 
 
+def test_an_upgrade_by_tag_keeps_the_old_image_to_go_back_to(ordinary: Host) -> None:
+    """Run the commands of docs/docker.md, but for the build."""
+    section = (ROOT / "docs/docker.md").read_text().partition("\n## Upgrade and rollback\n")[2].partition("\n## ")[0]
+    _, parsed, stop, doctor, up = re.findall(r"^    (\S.*)$", section, re.MULTILINE)
+
+    def do(line: str, image: str = "kimi-w4a8-eagle3:NEW") -> subprocess.CompletedProcess[str]:
+        line = line.replace("launch/docker-run.sh", str(RUN)).replace("kimi-w4a8-eagle3:NEW", image)
+        return ordinary.execute(["bash", "-ec", line], PORT=str(ordinary.port), DEV=f"{ordinary.folder}/dev")
+
+    old = "kimi-w4a8-eagle3"
+    assert do(up, old).returncode == 0 and ordinary.started()["words"][0] == old
+    key = (ordinary.home / ".config/kimi-w4a8-eagle3/api-key").read_text()
+    assert do(parsed).returncode == 0 and "kimi-agent" in ordinary.made()  # the old one serves meanwhile
+    early = do(up)
+    assert early.returncode == 0 and "nothing was changed" in early.stdout and ordinary.started()["words"][0] == old
+    for image in ("kimi-w4a8-eagle3:NEW", old):
+        assert do(stop).returncode == 0 and "kimi-agent" not in ordinary.made()
+        do(doctor, image)
+        missing = do(up, f"{old}:TYPO")
+        assert missing.returncode == 1 and "kimi-agent" not in ordinary.made()
+        done = do(up, image)
+        assert done.returncode == 0 and done.stdout.endswith("ready\n"), done.stderr
+        assert ordinary.started()["words"][0] == image
+        assert (ordinary.home / ".config/kimi-w4a8-eagle3/api-key").read_text() == key
+    assert not (ordinary.folder / "state/removed").exists()
+
+
+def test_from_a_built_image_to_a_served_token_is_one_command_one_question_and_a_page_to_read(ordinary: Host) -> None:
+    readme = (ROOT / "README.md").read_text().partition("\n## Run it on 8x MI325X\n")[2].partition("\n## ")[0]
+    commands = re.findall(r"^    (git|docker|launch/\S+|curl) ", readme, re.MULTILINE)
+    assert commands == ["git", "docker", "launch/docker-run.sh", "curl"]
+    done = ordinary.run("up", "agent")
+    assert done.returncode == 0 and done.stdout.endswith("ready\n")  # nobody was asked: the code was accepted before
+    assert len((readme + done.stdout + done.stderr).split()) <= 400  # tests/commands/test_prepare.py has the others
+    sources = [path.read_text() for path in (RUN, ROOT / "kimi_w4a8_eagle3/commands/prepare.py")]
+    asked = sum(len(re.findall(r"\bread -|typer\.(?:confirm|prompt)\(|\binput\(", text)) for text in sources)
+    assert asked <= 3
+
+
 def test_the_lines_that_undo_leave_nothing(caller: Host) -> None:
     """Run the commands of docs/first-hour.md, of root with /var/lib/kimi below the test's folder."""
     hub = caller.home / "models/hub" if caller.uid == 0 else caller.home / ".cache/huggingface/hub"
