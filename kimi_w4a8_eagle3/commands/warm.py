@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from threading import Event, Thread
+from typing import Any
 
 import typer
+from rich.console import Console
 from rich.progress import track
 
 from ..base.console import table_console
@@ -63,11 +67,28 @@ def warm(
     wanted = [config for shape in shapes for config in FlydslBackend().wanted(shape)]
     wanted += [config for shape in shapes if shape.weights == INT4 for config in every_kernel(shape)]
     folder = objects or objects_folder(read_gates(os.environ))
-    manifest, compiled = compile_objects(
-        wanted, folder, jobs, lambda done, count: track(done, "compiling", count, console=console)
-    )
+    manifest, compiled = compile_objects(wanted, folder, jobs, shown)
     console.print(
         f"flydsl: {len(set(wanted))} kernels for {manifest.arch} in {folder}, {compiled} of them compiled now, "
         f"in {time.monotonic() - start:.0f} s",
         soft_wrap=True,
     )
+
+
+def shown(done: Iterable[Any], count: int, every_s: float = 10.0) -> Iterator[Any]:
+    """Yield the compiled kernels, and show how many there are: a bar, or in a log a line now and then."""
+    console, began, ended, number = Console(stderr=True, highlight=False), time.monotonic(), Event(), 0
+    if console.is_terminal:
+        yield from track(done, "compiling", count, console=console)
+        return
+
+    def say() -> None:
+        while not ended.wait(every_s):  # also while no kernel is finished
+            console.print(f"compiling: {number} of {count} kernels after {time.monotonic() - began:.0f} s")
+
+    Thread(target=say, daemon=True).start()
+    try:
+        for number, kernel in enumerate(done, 1):  # noqa: B007 `say` reads it
+            yield kernel
+    finally:
+        ended.set()

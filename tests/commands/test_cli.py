@@ -13,6 +13,7 @@ from support.scripted_server import scripted_server, whole
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.cli import app, load, run, verbs
+from kimi_w4a8_eagle3.commands import warm
 from kimi_w4a8_eagle3.engine.process import free_port
 from kimi_w4a8_eagle3.recipe.schema import load_recipe, recipe_names
 from kimi_w4a8_laptop import tiny
@@ -115,6 +116,18 @@ def test_ctrl_c_is_one_line():
         words = ["check", str(tiny.target_path()), "--record", "answers.json", "--base-url", server.base_url]
         result = CliRunner().invoke(app, words)
     assert result.exit_code == 130 and result.stderr.strip() == "kimi-w4a8: stopped by Ctrl-C"
+
+
+def test_compiling_shows_a_sign_of_life_while_no_kernel_is_finished(capsys):
+    said = ""
+
+    def slow():
+        nonlocal said
+        while "compiling: 0 of 2 kernels after " not in said:
+            said += capsys.readouterr().err
+        yield from ("first", "second")
+
+    assert list(warm.shown(slow(), 2, every_s=0.01)) == ["first", "second"]
 
 
 LONG = "x" * 300  # no file system has it; as for a folder that one cannot enter, a question for the file is an OSError
