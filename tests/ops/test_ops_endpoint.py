@@ -149,6 +149,9 @@ def test_status_and_the_live_page_show_the_figures(exporter: Exporter) -> None:
     assert (gone["phase"], gone["figures"], gone["restarts"]["renewed"]) == ("down", None, 1)
     assert gone["history"][-1]["reason"] == "it went away" and isinstance(status["gpus"], list)
     assert page.headers["content-type"].startswith("text/html")
+    assert (
+        'status.ready ? "good" : ["down", "stalled"].includes(status.phase) ? "bad" : ""' in page.text
+    )  # no red start
     assert "default-src 'none'" in page.headers["content-security-policy"]
     assert not re.search(r"https?://|innerHTML|//cdn", page.text)  # one file, and values are never markup
 
