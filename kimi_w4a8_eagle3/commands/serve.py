@@ -76,11 +76,13 @@ def serve(
         launch = replace(launch, notes=[*launch.notes, note])
     if launch.untested:
         require_parsed(launch.args)
-    if dry_run:
-        _show(launch, as_json)
-        return
-    options = {"ops_host": ops_host, "ops_port": ops_port, "drain_timeout_s": drain_timeout, "runs": runs}
-    raise typer.Exit(_start(launch, preflight=not no_preflight, hardware=not any_hardware, **options))
+    if as_json:
+        typer.echo(json.dumps(launch.described(), indent=2))
+    elif dry_run:
+        _show(launch, "this would run; nothing was started")
+    else:
+        options = {"ops_host": ops_host, "ops_port": ops_port, "drain_timeout_s": drain_timeout, "runs": runs}
+        raise typer.Exit(_start(launch, preflight=not no_preflight, hardware=not any_hardware, **options))
 
 
 def _start(launch: Launch, **options: Any) -> int:
@@ -94,15 +96,13 @@ def _start(launch: Launch, **options: Any) -> int:
     if sys.stdout.isatty():  # run.json has the command
         _print_notes(launch)
     else:
-        _show(launch, as_json=False)
+        _show(launch, "the engine starts with this environment and command")
     return serve_foreground(launch, asked)
 
 
-def _show(launch: Launch, as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(launch.described(), indent=2))
-        return
+def _show(launch: Launch, what: str) -> None:
     typer.echo(launch.shell())
+    typer.echo(f"# {what}", err=True)
     _print_notes(launch)
 
 

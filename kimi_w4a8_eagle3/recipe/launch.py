@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.errors import KimiError, UsageError
 from ..base.finding import Finding, Severity
-from ..base.http import http_url
+from ..base.http import http_url, is_loopback
 from ..base.installed import require_laptop
 from ..base.program import Command, Program, words
 from ..base.variable import COLLECT
@@ -115,7 +115,6 @@ class Launch:
 
     @property
     def tensor_parallel(self) -> int:
-        """GPUs per engine."""
         return number(self.args, "tp-size", 1)
 
     @property
@@ -157,8 +156,7 @@ class Launch:
 
     def described(self) -> dict[str, Any]:
         """Return the launch as JSON types, for display and for a run's record."""
-        names = ("argv", "env", "model", "draft", "base_url", "overrides")
-        facts = {name: getattr(self, name) for name in names}
+        facts = {name: getattr(self, name) for name in ("argv", "env", "model", "draft", "base_url", "overrides")}
         return {"recipe": self.name, **facts, "notes": [asdict(note) for note in self.notes]}
 
     def engine(self, log_path: Path, name: str | None = None) -> EngineServer:
@@ -228,8 +226,8 @@ class Launch:
 def resolve(recipe: Recipe, settings: Sequence[str] = (), extra: Sequence[str] = ()) -> Launch:
     """Return the launch before any change for a machine.
 
-    settings: overrides in the form of `--set`. extra: engine arguments as typed after `--`.
-    Raises KimiError for a setting that no recipe has, and for a value that its engine argument cannot have.
+    settings: overrides in the form of `--set`. extra: engine arguments as typed after `--`. Raises KimiError for a
+    setting that no recipe has, and for a value that its engine argument cannot have.
     """
     published, notes = recipe.args, list[Finding]()
     changes = dict(parse_setting(text) for text in settings)
@@ -262,11 +260,8 @@ def _check_draft(args: Args, recipe: Recipe) -> None:
         return
     revision = str(args.get("speculative-draft-model-revision", "main"))
     if is_eagle3(ModelCard.of(str(path), revision, recipe.draft.card if recipe.draft else None).config):
-        raise UsageError(
-            f"--speculative-algorithm {algorithm} does not fit this draft, which is an EAGLE3 draft",
-            where=str(path),
-            expected="--speculative-algorithm EAGLE3",
-        )
+        what = f"--speculative-algorithm {algorithm} does not fit this draft, which is an EAGLE3 draft"
+        raise UsageError(what, str(path), "--speculative-algorithm EAGLE3")
 
 
 def render(
@@ -308,10 +303,16 @@ def prepare(
     """
     recipe = with_folders(load_recipe(name), checkpoints)
     launch = render(recipe, settings, extra, gpu=gpu_by_name(gpu) if gpu else None)
-    given = {} if api_key_file is None else {API_KEY_FILE: str(api_key_file), API_KEY: ""}
+    given = {API_KEY_FILE: str(api_key_file), API_KEY: ""} if api_key_file else {}
     environ = {**os.environ, **launch.env, **given}
     read_gates(environ)
-    return replace(launch, settings=read_settings(environ, read_keys))
+    found, warned = read_settings(environ, read_keys), list[str]()
+    if not found.needs_key and not is_loopback(launch.host):
+        warned.append(f"open to the network at {launch.host} without a key (--api-key-file FILE)")
+    if (file := found.key_file) and not file.exists():
+        warned.append(f"the key file {file} is not on this machine; a start needs it")
+    notes = [*launch.notes, *(Finding(text, Severity.WARN) for text in warned)]
+    return replace(launch, settings=found, notes=notes)
 
 
 def with_folders(recipe: Recipe, checkpoints: Mapping[str, Path | None]) -> Recipe:
@@ -353,7 +354,6 @@ def _path(checkpoint: RecipeCheckpoint) -> str:
     """Return the engine's model path: a Hub id, a directory, or the folder of a built-in model."""
     if not checkpoint.repo.startswith("builtin:"):
         return checkpoint.repo if checkpoint.on_hub else str(Path(checkpoint.repo).expanduser())
-
     checkpoints: Mapping[str, Callable[[], Path]] = require_laptop("checkpoints", checkpoint.repo)
     if checkpoint.repo not in checkpoints:
         raise KimiError(f"unknown built-in model {checkpoint.repo!r}", expected=", ".join(checkpoints))

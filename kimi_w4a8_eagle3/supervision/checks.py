@@ -14,8 +14,6 @@ from huggingface_hub import constants
 
 from ..base.errors import KimiError
 from ..base.files import read_text
-from ..base.finding import Finding, Severity
-from ..base.http import is_loopback
 from ..base.installed import operator_dir, require
 from ..base.run_dir import DEFAULT_ROOT
 from ..engine.aiter_jit import jit_environment
@@ -59,9 +57,6 @@ def ready_to_serve(launch: Launch, options: ServeOptions) -> Launch:
         )
     launch = checked(launch, options.preflight)
     require_ports(options, launch.host, launch.port)
-    if not launch.settings.needs_key and not is_loopback(launch.host):
-        note = Finding(f"open to the network at {launch.host} without a key", Severity.WARN)
-        launch = replace(launch, notes=[*launch.notes, note])
     return launch
 
 

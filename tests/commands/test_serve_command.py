@@ -18,6 +18,8 @@ from kimi_w4a8_eagle3.machine.aiter_regime import Regime
 from kimi_w4a8_eagle3.machine.hardware import Machine
 from kimi_w4a8_eagle3.recipe import launch as rendering
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve, with_settings
+from kimi_w4a8_eagle3.supervision import checks
+from kimi_w4a8_eagle3.supervision import serve as foreground
 from kimi_w4a8_eagle3.supervision.checks import checked_weights
 
 
@@ -40,6 +42,31 @@ def test_dry_run_prints_environment_command_and_notes() -> None:
     assert "\npython -m sglang.launch_server \\\n" in result.stdout
     assert "# --mem-fraction-static 0.824 --max-total-tokens 1702894: page-offset guard" in result.stderr
     assert "#" not in result.stdout  # the notes do not get in the way of a shell
+    assert result.stderr.startswith("# this would run; nothing was started\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "warned"),
+    [
+        ("--host 0.0.0.0", "# warning: open to the network at 0.0.0.0 without a key (--api-key-file FILE)\n"),
+        ("--api-key-file /no/key", "# warning: the key file /no/key is not on this machine; a start needs it\n"),
+        ("--host 0.0.0.0 --api-key-file key", ""),
+        ("--host 127.0.0.1", ""),
+    ],
+)
+def test_a_dry_run_warns_of_an_open_server_and_of_a_key_file_that_is_missing(
+    words: str, warned: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("key").write_text("k" * 20)
+    lines = serve("tiny", "--dry-run", *words.split()).stderr.splitlines(keepends=True)
+    assert [line for line in lines if "warning" in line] == [warned] * bool(warned)
+
+
+def test_a_start_without_a_terminal_says_what_it_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "ready_to_serve", lambda launch, _: launch)
+    monkeypatch.setattr(foreground, "serve_foreground", lambda *_: 0)
+    assert serve("tiny").stderr.startswith("# the engine starts with this environment and command\n")
 
 
 def test_a_known_fault_refuses_the_start_and_is_noted_by_the_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
