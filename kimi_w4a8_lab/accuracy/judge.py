@@ -14,6 +14,7 @@ from .results import Accuracy, Judgement, Paired, ProblemOutcome, Reference, not
 from .tasks import METRICS
 
 _WORDS = {Verdict.PASS: "not worse", Verdict.FAIL: "worse", Verdict.INCONCLUSIVE: "undecided, the interval allows both"}
+_MORE = "; to decide it raise --limit, or give --baseline RUN of as many"
 
 
 def judge(
@@ -89,7 +90,8 @@ def judge_references(found: Judgement, references: Sequence[Reference], judged: 
             found.conclude(
                 verdict,
                 f"{reference.metric}: {difference:+} against {judged}'s {reference.accuracy:.2%}, "
-                f"margin {100 * significance.REPORTED_MARGIN:g} points: {_WORDS[verdict]}",
+                f"margin {100 * significance.REPORTED_MARGIN:g} points: {_WORDS[verdict]}"
+                f"{_MORE if verdict is Verdict.INCONCLUSIVE else ''}",
             )
 
 
@@ -108,7 +110,7 @@ def _judge_baseline(
             paired.verdict,
             f"{metric}: {paired.difference:+} against the baseline, margin {100 * margin:g} points: "
             f"{_WORDS[paired.verdict]} "
-            f"(power {paired.power:.0%} with {paired.n} problems; 80% needs about {paired.needed})",
+            f"(power {paired.power:.0%} with {paired.n} problems; 80% needs about {paired.needed}: --limit)",
         )
     found.differing = [_difference(new, base) for new, base in pairs if new.correct != base.correct]
 

@@ -98,7 +98,7 @@ class Recorder:
     ) -> list[Answer]:
         """Return one answer for each body, in their order.
 
-        show: takes the number of finished requests, and the retries and failures so far as a note. Raises KimiError
+        show: takes the number of finished requests, with retries, refusals and failures as a note. Raises KimiError
         when the server refuses every request, answers something else, or stays away. The answers so far are kept.
         """
 
@@ -114,7 +114,9 @@ class Recorder:
                     async with slots:
                         answer = await self._recorded(http, file, endpoint, body)
                     if show is not None:
-                        counts = ((self.retries, "retries"), (len(self.failed), "failed"))
+                        refused = sum(400 <= (answer.status or 0) < 500 for answer in self.failed)  # some ask for it
+                        failed = len(self.failed) - refused
+                        counts = ((self.retries, "retries"), (refused, "refused"), (failed, "failed"))
                         note = ", ".join(f"{count} {what}" for count, what in counts if count)
                         show(len(self.answers) + len(self.reused), note)
                     return answer

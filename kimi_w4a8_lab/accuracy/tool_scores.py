@@ -173,9 +173,11 @@ def _judge_similarity(
     found = similarity(pairs)
     concluded.accuracies.append(found)
     if found.interval is None:
-        concluded.conclude(Verdict.INCONCLUSIVE, f"no tool was called by either side in {len(pairs)} requests")
+        concluded.conclude(
+            Verdict.INCONCLUSIVE, f"no tool was called in {len(pairs)} requests: give others with --data"
+        )
         return
-    state, words = Verdict.INCONCLUSIVE, "too few requests to tell"
+    state, words = Verdict.INCONCLUSIVE, "too few requests to tell: raise --limit, or give more with --data"
     if found.interval.low >= least:
         state, words = Verdict.PASS, "like the reference"
     elif found.interval.high < least:

@@ -47,8 +47,8 @@ def accept(
     sizes = replace(stages.QUICK if quick else stages.Sizes(), full=full)
     recipes = recipe or (list(stages.ON_GPUS if full else stages.ON_GPUS[:1]) if machine.devices else ["tiny"])
     texts, console = Texts(sharegpt=sharegpt or None), table_console()
-    [load_recipe(name) for name in recipes]  # an unknown one leaves no run
-    scope = f"{'quick run' if quick else 'run'}{' with --full' if full else ''} of {', '.join(recipes)}"
+    served = [f"{name} ({load_recipe(name).model.repo})" for name in recipes]  # an unknown one leaves no run
+    scope = f"{'quick run' if quick else 'run'}{' with --full' if full else ''} of {', '.join(served)}"
     kept = journal.open_run(runs, {"scope": scope, "sizes": str(sizes)}, restart)
     run = stages.AcceptRun(kept.folder, recipes, sizes, console, texts, data_dir, client_key(None, os.environ), machine)
     console.print(f"kimi-w4a8 accept: results are kept in {kept.folder}")

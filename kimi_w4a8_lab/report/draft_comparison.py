@@ -36,7 +36,7 @@ def page(kinds: Sequence[KindOfTraffic], about: str) -> Page:
     said = {f"{kind.kind}: {WORDS[kind.verdict]}, {shown(kind.change, '+.2f')}": kind.verdict for kind in kinds}
     by_position = panel("positions", "share of verify steps that accept the draft token, by position", places)
     return Page(
-        f"The new draft is {WORDS[verdict]}" if verdict in _TONES else "No difference is shown",
+        f"The new draft is {WORDS[verdict]}" if verdict in _TONES else "No difference shown: collect more",
         [Words(text, _TONES.get(result, "soft")) for text, result in said.items()],
         about,
         panel("accept-length", "accept length on held-out conversations (tokens per verify step)", lengths),

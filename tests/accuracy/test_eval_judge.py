@@ -67,6 +67,7 @@ def test_against_a_published_value(n, right, state):
     verdict = judge(run(wrong=range(n - right), n=n), [Reference("x", METRICS[0], 0.9363, N, "s")], "x")
     assert verdict.state == state and len(verdict.reasons) == 1
     words = {"pass": ": not worse", "fail": ": worse", "inconclusive": "undecided, the interval allows both"}[state]
+    assert ("raise --limit, or give" in verdict.reasons[0]) is (state == "inconclusive")
     assert words in verdict.reasons[0] and "against x's 93.63%, margin 3 points" in verdict.reasons[0]
 
 

@@ -21,9 +21,9 @@ def body(prompt, **more):
     return {"model": "m", "prompt": prompt, "max_tokens": 8, **more}
 
 
-def ask(recorder, *prompts, **more):
+def ask(recorder, *prompts, show=None, **more):
     """The texts of the answers, asked together."""
-    return [answer.text for answer in recorder.ask(COMPLETIONS, [body(prompt, **more) for prompt in prompts], 4)]
+    return [answer.text for answer in recorder.ask(COMPLETIONS, [body(prompt, **more) for prompt in prompts], 4, show)]
 
 
 @pytest.fixture
@@ -74,8 +74,10 @@ def test_a_lasting_failure_is_counted_and_a_resumed_run_asks_again(path):
 
 def test_a_refused_prompt_fails_at_once_and_alone(path):
     with recording(path, lambda p, n: Reply(status=400) if p == "too long" else OK) as (server, recorder):
-        assert ask(recorder, "too long", "b") == ["", "ok"]
+        said = []
+        assert ask(recorder, "too long", "b", show=lambda _, note: said.append(note)) == ["", "ok"]
         (failure,) = recorder.failed
+        assert "1 refused" in said and not any("failed" in note for note in said)
         assert failure.error == 'HTTP 400: {"message": "fault 400"}' and failure.attempts == 1
         assert failure.status == 400 and server.asked["too long"] == 1
 

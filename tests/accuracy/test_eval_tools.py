@@ -153,6 +153,7 @@ def test_a_reference_run_judges_calling_and_schemas(data, tmp_path, finished):
     earlier = tool_run.load_outcomes(finished[0])
     table = tool_scores.Published(0.6, [])
     few = tool_scores.judge(list(earlier.values()), [], table, None, earlier, 0.2)
+    assert "to decide it raise --limit" in few.reasons[0]
     assert few.state == "inconclusive" and few.accuracies[1].interval.value == 1  # 3 of 7 against 3 of 7
     good = next(outcome for outcome in earlier.values() if outcome.called and not outcome.problem)
     many = {str(n): replace(good, identity=str(n)) for n in range(120)}
