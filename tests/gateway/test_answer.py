@@ -15,15 +15,19 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from support.transcripts import PARAMETERS, transcripts
+from support.transcripts import ARGUMENTS, BEGIN, PARAMETERS, SECTION, Transcript, transcripts
+from support.transcripts import Said as Spoken
 
 from kimi_w4a8_eagle3.gateway import reader
 from kimi_w4a8_eagle3.gateway.answer import Answer as Reading
 from kimi_w4a8_eagle3.gateway.answer import Arguments, Called, CallEnd, Said, Stops, Thought
 
 STREAMS = int(os.environ.get("STREAMS", "100"))
-S, E = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
-B, A, X = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+S, E = SECTION, "<|tool_calls_section_end|>"
+B, A, X = BEGIN, ARGUMENTS, "<|tool_call_end|>"
+# An id is matched again for every piece, so a model that goes on with spaces would cost the square of them.
+SPACES = Transcript(f"{B}{129 * ' '}{A}x", False, Spoken("", f"{129 * ' '}x", ()))
+ENDS = [Transcript(written, False, None) for written in ("\n", f"{S} ")]
 
 
 def call(name: str, index: int, *arguments: str) -> list[str]:
@@ -130,8 +134,11 @@ def read(parts: Sequence[str], thinking: bool) -> list[Any]:
 def differing(count: int) -> tuple[int, list[str]]:
     """Return the number of streams that were read, and the answers that a cut or the reader itself changed."""
     streams, found = 0, []
-    for drawn in transcripts(count, 11):
+    for drawn in (SPACES, *ENDS, *transcripts(count, 11)):
         whole = read([drawn.written], drawn.thinking)
+        read_all = reader.Reader(drawn.thinking, opens=True, calls=True)
+        pieces = [*read_all.read(drawn.written), *read_all.read("", ended=True)]
+        assert "".join(text for _, text in pieces) == drawn.written
         right = drawn.said and [
             drawn.said.thought,
             drawn.said.text,

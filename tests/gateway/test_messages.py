@@ -1,4 +1,4 @@
-"""/v1/messages: calls that are no object, signatures of thinking, stop sequences, threads, formats."""
+"""/v1/messages: calls that are no object, signatures of thinking, stop sequences, formats."""
 
 from __future__ import annotations
 
@@ -80,13 +80,6 @@ def test_a_stop_sequence_acts_after_thinking_and_is_named(stream: bool) -> None:
     assert (ended["stop_reason"], ended["stop_sequence"]) == ("stop_sequence", "=")
     if not stream:
         assert [block.get("thinking", block.get("text")) for block in answer["content"]] == ["33 + 14 = 47", "It is "]
-
-
-def test_fields_that_would_change_an_answer_are_refused_as_the_sdk_acts_on() -> None:
-    thread = ask("x", status=400, thread={"type": "create"})
-    assert thread["error"]["details"] == {"error_code": "thread_unsupported_request"}
-    for field in ("mcp_servers", "container"):
-        assert field in ask("x", status=400, **{field: [{"type": "url"}]})["error"]["message"]
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -146,12 +146,3 @@ def test_an_answer_may_have_all_tokens_that_the_client_allows() -> None:
         return found if tokens is not None else found + prompt
 
     assert [limit(tokens) for tokens in (1, 2, 100, 600, None)] == [1, 2, 100, -1, 512]
-
-
-def test_a_failure_of_the_engine_ends_the_stream_as_failed() -> None:
-    from kimi_w4a8_eagle3.gateway.engine import EngineGone
-
-    engine = ScriptedEngine("I think.</think>Done.", step=4)
-    engine.fail_after, engine.broken = 3, EngineGone("ServerDisconnectedError")
-    events = events_of(App(engine).ask(PATH, {"model": MODEL, "input": "?", "stream": True}).text)
-    assert events[-1]["type"] == "response.failed" and events[-1]["response"]["error"]["code"] == "server_error"
