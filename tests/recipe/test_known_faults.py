@@ -20,6 +20,8 @@ from kimi_w4a8_eagle3.supervision.checks import checked
 
 EIGHT = tuple(Device("gfx942", 304, f"{i:02x}", 0, 256 * GIB) for i in range(8))
 TRIED = [(0, 5, patch) for patch in range(20, 24)]
+PINNED = {"sglang": SGLANG_PINNED, "rocm": "7.2.4", "aiter": "0.1.20", "torch": "2.11.0"}
+NO_GRAPHS, HOST_CACHE = "disable-cuda-graph=true", "enable-hierarchical-cache=true"
 
 suffixes = st.sampled_from(["", "a1", "rc1", ".post1", "+rocm724"])
 versions = st.builds("0.{}.{}{}".format, st.integers(4, 6), st.integers(0, 30), suffixes)
@@ -121,23 +123,26 @@ def test_an_argument_that_was_not_given_is_set_and_another_value_is_warned_about
 
 
 @pytest.mark.parametrize(
-    ("settings", "fault"),
+    ("recipe", "settings", "installed", "refused"),
     [
-        (["kv-cache-dtype=fp8_e5m2"], "fp8-kv-e5m2"),
-        (["kv-cache-dtype=fp8_e4m3", "attention-backend=triton"], "fp8-kv-triton"),
+        ("eagle3", ["kv-cache-dtype=fp8_e5m2"], {}, ["fp8-kv-e5m2"]),
+        ("eagle3", ["kv-cache-dtype=fp8_e4m3"], {}, []),
+        ("eagle3", ["kv-cache-dtype=fp8_e4m3", "attention-backend=triton"], {}, ["fp8-kv-triton"]),
+        ("agent", [], {}, []),
+        ("agent", [NO_GRAPHS], {}, ["eagle-without-graphs"]),
+        ("agent:plain", [NO_GRAPHS], {}, []),
+        ("agent", [NO_GRAPHS], {"sglang": SGLANG_NEWEST}, []),
+        ("agent", [HOST_CACHE], {}, []),
+        ("agent", [HOST_CACHE, "hicache-io-backend=kernel"], {}, ["host-cache-kernel"]),
+        ("eagle3", [HOST_CACHE], {}, ["host-cache-without-prefixes"]),
+        ("agent", [], {"aiter": "0.1.10.post2"}, ["aiter-prefill-hang"]),
+        ("agent", [], {"aiter": "0.1.11"}, []),
     ],
 )
-def test_an_fp8_cache_that_the_backend_cannot_hold_is_refused(settings: list[str], fault: str) -> None:
-    assert [fault.id for fault in launch("eagle3", *settings).refused] == [fault]
-
-
-def test_drafts_on_aiter_without_graphs_are_refused_where_they_read_beyond_their_tensors() -> None:
-    installed = {"sglang": SGLANG_PINNED, "rocm": "7.2.4", "aiter": "0.1.20", "torch": "2.11.0"}
-    ids = [fault.id for fault in launch("agent", "disable-cuda-graph=true", **installed).refused]
-    assert ids == ["eagle-without-graphs"]
-    assert launch("agent:plain", "disable-cuda-graph=true", **installed).refused == []
-    assert launch("agent", "disable-cuda-graph=true", **{**installed, "sglang": SGLANG_NEWEST}).refused == []
-    assert launch("agent", **installed).refused == []
+def test_a_launch_is_refused_for_its_faults(
+    recipe: str, settings: list[str], installed: dict[str, str], refused: list[str]
+) -> None:
+    assert [fault.id for fault in launch(recipe, *settings, **PINNED | installed).refused] == refused
 
 
 @pytest.mark.parametrize("recipe", ["agent", "agent-mxfp4", "eagle3", "eagle3-mla", "eagle3-opt"])
@@ -149,15 +154,14 @@ def test_graphs_cover_every_batch_of_drafts_that_can_run(recipe: str) -> None:
 
 def test_an_fp8_cache_is_warned_of_until_it_is_measured() -> None:
     found = launch("eagle3", "kv-cache-dtype=fp8_e4m3")
-    assert found.refused == [] and any("eval gsm8k --baseline" in note.found for note in found.notes)
+    assert any("eval gsm8k --baseline" in note.found for note in found.notes)
     assert not any("e4m3fnuz" in note.found for note in launch("eagle3").notes)
 
 
 @pytest.mark.parametrize("recipe", ["agent", "w4a16", "w4a8", "eagle3", "eagle3-mla", "eagle3-opt"])
 def test_the_recipes_have_no_fault_but_the_published_all_reduce(recipe: str) -> None:
-    installed = {"sglang": SGLANG_PINNED, "rocm": "7.2.4", "aiter": "0.1.20", "torch": "2.11.0"}
-    found = launch(recipe, **installed)
-    concerned = concerning(found.args, found.env, "gfx942", installed)
+    found = launch(recipe, **PINNED)
+    concerned = concerning(found.args, found.env, "gfx942", PINNED)
     only = [("custom-all-reduce-race", Severity.WARN)] if recipe in ("w4a16", "w4a8") else []  # no hang of it is known
     assert [(fault.id, fault.severity) for fault in concerned] == only
 
@@ -214,16 +218,7 @@ def test_no_recipe_inherits_the_quantized_reduction_of_the_base(recipe: str) -> 
     assert warned == (recipe in ("w4a8", "w4a16"))  # drafts turn the custom all-reduce off
 
 
-@pytest.mark.parametrize(("version", "refused"), [("0.1.10.post2", True), ("0.1.11", False), ("0.1.20", False)])
-def test_an_aiter_whose_prefill_hung_machines_is_refused(version: str, refused: bool) -> None:
-    assert ([fault.id for fault in launch("agent", aiter=version).refused] == ["aiter-prefill-hang"]) == refused
-
-
 def test_kv_in_host_memory_is_copied_directly() -> None:
-    found = launch("agent", "enable-hierarchical-cache=true")
+    found = launch("agent", HOST_CACHE)
     assert found.args["hicache-io-backend"] == "direct" and found.args["hicache-mem-layout"] == "layer_first"
-    assert found.refused == [] and any("1.59" in note.found for note in found.notes if note.severity is Severity.WARN)
-    kernel = launch("agent", "enable-hierarchical-cache=true", "hicache-io-backend=kernel")
-    assert [fault.id for fault in kernel.refused] == ["host-cache-kernel"]
-    without = launch("eagle3", "enable-hierarchical-cache=true")
-    assert [fault.id for fault in without.refused] == ["host-cache-without-prefixes"]
+    assert any("1.59" in note.found for note in found.notes if note.severity is Severity.WARN)

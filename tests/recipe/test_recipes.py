@@ -175,10 +175,6 @@ def test_a_value_reaches_the_engine_as_it_was_typed(value: str) -> None:
     assert value_of(launch.argv, "revision") == value_of(launch.argv, "served-model-name") == value
 
 
-def test_a_flag_of_the_recipe_can_be_switched_off() -> None:
-    assert "--enable-torch-compile" not in render(load_recipe("w4a8"), ["enable-torch-compile=false"]).argv
-
-
 def test_numa_list_comes_from_the_machine() -> None:
     launch = render(load_recipe("eagle3"), machine=MI325X)
     at = launch.argv.index("--numa-node")

@@ -15,7 +15,6 @@ from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, missing_gpus, re
 SERVED = [n for n in recipe_names() if load_recipe(n).hardware.gpus]
 # Layouts that no recipe has, as a user may set them.
 SETTINGS = {"half of the node": ["tp-size=4"], "two groups in one engine": ["tp-size=4", "dp-size=2"]}
-PLANTED = ("by rank", "swapped", "spread")
 
 
 @pytest.fixture(scope="module")
