@@ -166,28 +166,14 @@ def test_penalties_are_copied_only_when_the_batch_changes_and_made_again_in_a_pr
 
 
 @BOTH
-def test_a_sampled_batch_is_verified_by_the_operator_as_it_is(newest: bool) -> None:
-    assert found(SAMPLED, newest)["dtypes"] == ["torch.int32"] * 3
-
-
-@BOTH
-def test_every_rank_takes_the_draws_and_the_drafts_of_rank_0(newest: bool) -> None:
-    """Its draws equal all drafts of this test, so every rank accepts each chain; one tensor is sent a verify step."""
-    assert found(SAMPLED, newest)["agreed"] == [[7], [4], list(range(8)), [7], [7]]
-    assert found(SAMPLED, newest)["shared"] == [8, 8, 8, 8, 2]  # verified, a grammar, penalties, drafts, a plain step
-
-
-@BOTH
-def test_a_verify_step_counts_every_token_that_it_accepts(newest: bool) -> None:
-    """Penalties of the next step would be too small otherwise."""
-    assert found(SAMPLED, newest)["counted"] == [[[7, 7, 7, 7]] * 2]
-
-
-@BOTH
-def test_a_token_that_a_grammar_masks_has_the_logit_of_plain_decoding(newest: bool) -> None:
-    """SGLang's own verification of a greedy batch leaves -inf."""
-    [masked] = found(SAMPLED, newest)["masked"]
-    assert masked == pytest.approx(-1e30)
+def test_a_verify_step_is_the_operators_on_every_rank(newest: bool) -> None:
+    """The draws of rank 0 equal all drafts of this test, so every rank accepts each chain."""
+    step = found(SAMPLED, newest)
+    assert step["dtypes"] == ["torch.int32"] * 3
+    assert step["agreed"] == [[7], [4], list(range(8)), [7], [7]]
+    assert step["shared"] == [8, 8, 8, 8, 2]  # one tensor each: verified, a grammar, penalties, drafts, a plain step
+    assert step["counted"] == [[[7, 7, 7, 7]] * 2]  # by penalties: every token that is accepted
+    assert step["masked"] == [pytest.approx(-1e30)]  # as in plain decoding; SGLang's own verification leaves -inf
 
 
 @pytest.mark.parametrize("dtype", ["int32", "float32"])
