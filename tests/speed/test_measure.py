@@ -65,9 +65,10 @@ def test_the_page_names_the_model_that_was_served(null_run: Run) -> None:
 
 def test_the_server_is_asked_before_a_large_text_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Texts, "prepare", lambda self, workload: pytest.fail("the text was fetched first"))
+    said: list[str] = []
     with pytest.raises(KimiError, match="does not answer"):
-        bench(Plan([Target("http://127.0.0.1:9")], [load_workload("con2")]), Texts(), tmp_path, lambda _: None)
-    assert not list(tmp_path.iterdir())
+        bench(Plan([Target("http://127.0.0.1:9")], [load_workload("con2")]), Texts(), tmp_path, said.append)
+    assert said == ["http://127.0.0.1:9: asking the server"] and not list(tmp_path.iterdir())
 
 
 def test_positions_come_from_the_probes(null_run: Run) -> None:

@@ -127,11 +127,3 @@ def test_a_bad_prompts_file_is_found_before_a_server_is_asked_and_leaves_no_run(
     with pytest.raises(KimiError, match=message):
         bench(Plan(sides, [load_workload("chat")]), texts, tmp_path / "runs", said.append)
     assert said == [] and not (tmp_path / "runs").exists()
-
-
-def test_a_server_that_is_asked_is_named_first(tmp_path: Path) -> None:
-    said: list[str] = []
-    plan = Plan([Target("http://127.0.0.1:9")], [load_workload("tiny-con2")])
-    with pytest.raises(KimiError, match="the server does not answer"):
-        bench(plan, Texts(), tmp_path / "runs", said.append)
-    assert said == ["http://127.0.0.1:9: asking the server"] and not (tmp_path / "runs").exists()
