@@ -77,12 +77,6 @@ def test_a_known_fault_refuses_the_start_and_is_noted_by_the_dry_run(monkeypatch
     assert isinstance(started.exception, KimiError) and "the known fault sglang-0-5-16" in started.exception.where
 
 
-def test_overrides_are_shown() -> None:
-    result = serve("-r", "eagle3", "--dry-run", "--set", "port=8000", "--", "--tool-call-parser", "kimi_k2")
-    assert "--port 8000" in result.stdout and "--tool-call-parser kimi_k2" in result.stdout
-    assert "# override: --port 8000" in result.stderr and "# override: --tool-call-parser kimi_k2" in result.stderr
-
-
 def test_no_preflight_starts_what_kimi_check_refuses(tmp_path: Path) -> None:
     assert "# override: --no-preflight" in serve("-r", "tiny", "--dry-run", "--no-preflight").stderr
     target = shutil.copytree(ROOT / "kimi_w4a8_laptop/tiny/weights/target-w4a8", tmp_path / "target")
@@ -100,13 +94,6 @@ def test_a_misspelt_variable_of_the_shell_is_found_too(monkeypatch: pytest.Monke
             assert f"did you mean '{right}'?" in str(serve("-r", "w4a8", "--dry-run").exception)
 
 
-def test_json_has_everything_a_program_needs() -> None:
-    launch = json.loads(serve("-r", "eagle3-opt", "--dry-run", "--json").stdout)
-    assert launch["env"]["FLYDSL_MOE_STAGE1_SCHED"] == "0"
-    assert launch["argv"][1:3] == ["-m", "sglang.launch_server"]
-    assert launch["base_url"] == "http://127.0.0.1:9527"
-
-
 def test_local_directories_replace_the_repositories(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     result = serve("-r", "eagle3", "--dry-run", "--model", str(tmp_path), "--draft", str(tmp_path / "d"))
@@ -122,14 +109,15 @@ def test_a_machine_without_the_gpus_is_refused_before_the_start() -> None:
     assert "kimi-w4a8 serve tiny" in result.exception.remedy
 
 
-@pytest.mark.parametrize("recipe", ["tiny", "eagle3"])
-def test_the_usual_options_of_a_server(recipe: str) -> None:
-    words = ["--host", "0.0.0.0", "--port", "8123", "--tp", "4", "--served-model-name", "kimi"]
-    launch = json.loads(serve(recipe, "--dry-run", "--json", *words).stdout)
+@pytest.mark.parametrize("recipe", ["tiny", "eagle3-opt"])
+def test_json_has_everything_a_program_needs_and_the_usual_options_of_a_server(recipe: str) -> None:
+    asked = {"host": "0.0.0.0", "port": "8123", "tp": "4", "served-model-name": "kimi"}
+    words = [word for name, value in asked.items() for word in (f"--{name}", value)]
+    launch = json.loads(serve(recipe, "--dry-run", "--json", *words, "--", "--tool-call-parser", "kimi_k2").stdout)
     argv = launch["argv"]
-    assert [argv[argv.index(f"--{name}") + 1] for name in ("host", "port", "served-model-name")] == [
-        words[1],
-        "8123",
-        "kimi",
-    ]
-    assert argv[argv.index("--tp-size") + 1] == "4" and launch["base_url"] == "http://127.0.0.1:8123"
+    module = ["kimi_w4a8_eagle3.sglang_plugin.run_module"] * (recipe == "tiny")  # forks on a CPU
+    assert argv[1:4][: 2 + len(module)] == ["-m", *module, "sglang.launch_server"]
+    assert launch["base_url"] == "http://127.0.0.1:8123"
+    for name, value in {**asked, "tool-call-parser": "kimi_k2"}.items():
+        assert argv[argv.index("--tp-size" if name == "tp" else f"--{name}") + 1] == value
+    assert (launch["env"].get("FLYDSL_MOE_STAGE1_SCHED") == "0") == (recipe == "eagle3-opt")
