@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_lab.accuracy import comparison, lossless
-from kimi_w4a8_lab.accuracy.comparison import first_difference, greedy_differences, matched, sampled_match
+from kimi_w4a8_lab.accuracy.comparison import greedy_differences, matched, sampled_match
 from kimi_w4a8_lab.accuracy.lossless import GREEDY, Answers, LosslessPlan
 from kimi_w4a8_lab.accuracy.prompts import KINDS, Prompt, prompts
 from kimi_w4a8_lab.accuracy.tokens import Prefill, Tokens
@@ -24,13 +24,6 @@ def tokens(*ids, top=(), steps=0, reason="stop", chosen=None):
 def one(expected, found):
     parted = greedy_differences(PROMPT, [expected], [found], "eagle3", 1)
     return parted[0] if parted else None
-
-
-def test_first_difference():
-    assert first_difference((1, 2, 3), (1, 2, 3)) is None
-    assert first_difference((1, 2, 3), (1, 9, 3)) == 1
-    assert first_difference((1, 2), (1, 2, 3)) == 2
-    assert first_difference((), (4,)) == 0
 
 
 def test_another_candidate_of_the_reference_is_no_bug_and_has_its_gap():
