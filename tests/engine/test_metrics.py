@@ -75,23 +75,14 @@ def test_histograms_agree_with_counting_steps(histograms):
     assert found.per_position == pytest.approx([sum(k >= i for k in steps) / len(steps) for i in (1, 2, 3)])
 
 
-def ops(readings: list[str], status: int = 200) -> AbstractContextManager[str]:
-    """An ops endpoint that redirects first and then serves these expositions in turn, repeating the last."""
-
-    def answer(path: str, _: bytes) -> tuple[int, bytes] | tuple[int, bytes, str]:
-        if path == "/metrics":  # as SGLang does, which mounts an application there
-            return 307, b"", "/metrics/"
-        return status, (readings.pop(0) if len(readings) > 1 else readings[0]).encode()
-
-    return answering(answer)
+def ops(text: str, status: int) -> AbstractContextManager[str]:
+    """An ops endpoint that redirects, as SGLang does, which mounts an application there."""
+    return answering(lambda path, _: (307, b"", "/metrics/") if path == "/metrics" else (status, text.encode()))
 
 
 @pytest.mark.parametrize(("text", "status", "found"), [("no such page", 404, "HTTP 404"), ("x{", 200, "no metrics: ")])
-def test_what_is_no_exposition_is_one_message(text, status, found):
-    with ops([text], status) as base_url, pytest.raises(KimiError, match=found):
+def test_what_is_no_exposition_and_no_server_is_one_message(text, status, found):
+    with ops(text, status) as base_url, pytest.raises(KimiError, match=found):
         scrape(Address(base_url))
-
-
-def test_no_server_is_one_message():
     with pytest.raises(KimiError, match="no metrics"):
         scrape(Address("http://127.0.0.1:9"))
