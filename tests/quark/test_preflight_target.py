@@ -26,8 +26,8 @@ Change = Callable[[dict[str, torch.Tensor]], None]
 SHARD = "model-00002-of-00002.safetensors"  # odd layers
 
 
-def only_problem(target: Path, tp: int = 1) -> Problem:
-    report = preflight(target, tp=tp)
+def only_problem(target: Path) -> Problem:
+    report = preflight(target)
     assert len(report.problems) == 1, [p.message for p in report.problems]
     with pytest.raises(KimiError) as caught:
         report.raise_for_problems()
