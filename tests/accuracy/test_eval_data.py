@@ -14,11 +14,9 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_lab.accuracy import harness, tasks
 
 
-def problem(number, answer=None):
-    return {
-        "question": f"What is {number} + 1?\u2028Say it.",
-        "answer": answer or f"It is <<{number}+1={number + 1}>>.\n#### {number + 1}",
-    }
+def problem(number):
+    answer = f"It is <<{number}+1={number + 1}>>.\n#### {number + 1}"
+    return {"question": f"What is {number} + 1?\u2028Say it.", "answer": answer}
 
 
 def write(folder, split, problems):

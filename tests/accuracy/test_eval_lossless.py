@@ -16,9 +16,9 @@ PROMPT = [Prompt("chat", "hello")]
 TOP = (((-0.1, 7), (-2.4, 8)), ((-0.69, 5), (-0.75, 6)), ((-0.01, 9), (-5.0, 4)))
 
 
-def tokens(*ids, top=(), steps=0, reason="stop", chosen=None):
+def tokens(*ids, top=(), steps=0, chosen=None):
     chosen = tuple(places[0][0] for places in top) if chosen is None else chosen
-    return Tokens(ids, "", reason, top, steps, chosen=chosen)
+    return Tokens(ids, "", "stop", top, steps, chosen=chosen)
 
 
 def one(expected, found):
