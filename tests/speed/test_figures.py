@@ -57,13 +57,6 @@ def test_stall_is_the_time_outside_steps_and_never_negative(null_run: Run, tpot_
     assert curve.at(2.0) == pytest.approx(16.0 / tpot_ms) == curve.measured
 
 
-def test_two_runs_give_a_measured_curve(copies: Copies) -> None:
-    runs = [copies("a", "w4a8", scale=4.0, acceptance=None), copies("b", "eagle3")]
-    [curve] = Analysis(runs).measured_speedups.values()
-    assert curve.measured == pytest.approx(4.0)
-    assert curve.at(curve.accept_length) == pytest.approx(4.0)
-
-
 def test_sides_are_compared_with_the_first(copies: Copies) -> None:
     runs = [copies("a", "w4a8", 3.0, 3), copies("b", "eagle3", 1.1, 3), copies("c", "eagle3-opt", 1.0, 3)]
     rows = Analysis(runs).changes

@@ -59,7 +59,7 @@ def test_the_speedup_of_a_shape_is_split_into_its_causes(copies: Copies) -> None
     found = shapes(analysis)
     assert [(one.lengths, one.side, one.concurrency) for one in found] == [("64/64", "tiny", 2), ("512/64", "tiny", 2)]
     curve = analysis.measured_speedups["tiny-1k1k", 2, "tiny"]
-    assert found[0].speedup.value == pytest.approx(3.0)
+    assert [found[0].speedup.value, curve.measured, curve.at(curve.accept_length)] == pytest.approx([3.0] * 3)
     assert found[0].step_ratio == pytest.approx(curve.step_ms / (curve.base_step_ms or 0))
     assert 0 < found[0].decoding <= 1
     shown = page(analysis)
