@@ -95,6 +95,7 @@ def test_a_misspelt_command_gets_the_nearest():
 def test_every_recipe_is_listed_with_its_summary():
     listed = json.loads(CliRunner().invoke(app, ["recipes", "--json"]).stdout)
     assert [(row["recipe"], row["summary"]) for row in listed] == [(n, load_recipe(n).summary) for n in recipe_names()]
+    assert all(row["summary"] for row in listed)
     assert {row["hardware"] for row in listed if row["recipe"] in ("tiny", "agent")} == {"CPU", "8 x mi325x"}
     assert [row["recipe"] for row in listed if row["status"] == "verified"] == ["tiny"]  # nothing ran on a GPU yet
 
