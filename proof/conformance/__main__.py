@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import run
 
 from .cases import cases
@@ -38,7 +39,7 @@ def main(
         headers = {"authorization": f"Bearer {key}"} if key else {}
         limits = httpx.Limits(max_connections=concurrency)
         async with httpx.AsyncClient(base_url=base_url, headers=headers, timeout=_TIMEOUT_S, limits=limits) as http:
-            named = model or (await http.get("/v1/models")).json()["data"][0]["id"]
+            named = model or await _first_model(http)
             chosen = [case for case in cases(bool(key)) if not only or case.kind in only]
             return chosen, await failures(http, named, chosen, concurrency)
 
@@ -48,6 +49,18 @@ def main(
         console.print(f"[red]✗[/] {escape(f'{case.kind}, {case.api}, {case.name}: {why}')}", soft_wrap=True)
     console.print(_table(chosen, failed))
     raise typer.Exit(1 if failed else 0)
+
+
+async def _first_model(http: httpx.AsyncClient) -> str:
+    """Return the first name that the server lists; raise KimiError where it lists none."""
+    try:
+        answer = await http.get("/v1/models")
+        return str(answer.json()["data"][0]["id"])
+    except httpx.HTTPError as error:
+        what = f"the server does not answer: {type(error).__name__} {error}".rstrip()
+    except (ValueError, KeyError, IndexError, TypeError):
+        what = f"/v1/models lists no model: status {answer.status_code}"
+    raise KimiError(what, str(http.base_url), "a server of one of the three APIs", "check the address, or give --model")
 
 
 async def failures(http: httpx.AsyncClient, model: str, chosen: Sequence[Case], concurrency: int) -> dict[Case, str]:

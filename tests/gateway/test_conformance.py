@@ -8,10 +8,12 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from support.gateway_app import MODEL, App, ScriptedEngine, check_body, renderer
 
-from proof.conformance.__main__ import failures
+from kimi_w4a8_eagle3.base.errors import KimiError
+from proof.conformance.__main__ import _first_model, failures
 from proof.conformance.cases import cases
 
 SAID = "It is 47."
@@ -66,3 +68,10 @@ def test_every_expectation_is_met(key: str, tmp_path: Path) -> None:
         return [f"{case.kind}, {case.api}, {case.name}: {why}" for case, why in failed.items()]
 
     assert asyncio.run(ask()) == []
+
+
+@pytest.mark.parametrize("answer", [b"", b"{}", b'{"data": []}', b"[1]"])
+def test_a_server_without_a_list_of_models_gets_one_message(answer: bytes) -> None:
+    reply = httpx.MockTransport(lambda request: httpx.Response(404, content=answer))
+    with pytest.raises(KimiError, match="lists no model: status 404"):
+        asyncio.run(_first_model(httpx.AsyncClient(base_url="http://nowhere", transport=reply)))
