@@ -1,9 +1,10 @@
-"""Measure what an argument of a recipe gains in a prefill alone: pairs of starts with it and without it, A B B A."""
+"""Measure what an argument or gate of a recipe gains in a prefill alone: starts with it and without, A B B A."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from kimi_w4a8_eagle3.gates import read_gates
 from kimi_w4a8_eagle3.recipe.schema import Recipe
 
 from ..base.server_under_test import Target
@@ -14,21 +15,26 @@ from ..speed.statistics import METRICS, ratio
 from ..speed.workloads import Workload
 from .journal import Figure, StageResult
 
-LEVERS = ("enable-attn-tp-input-scattered",)  # arguments that shorten a prefill and nothing else
+LEVERS = ("enable-attn-tp-input-scattered", "env.KIMI_DENSE_FP8")  # what shortens a prefill, as for `serve --set`
+_ENV = "env."
 REPEATS, ROUNDS = 4, 2
 _TTFT = METRICS["ttft_median_ms"]
 
 
 def levers_of(recipe: Recipe) -> list[str]:
     """Return the levers that a recipe turns on."""
-    return [name for name in LEVERS if recipe.final_args.get(name) is True]
+    gates = read_gates(recipe.environment)
+    on = {**recipe.final_args, **{f"{_ENV}{name}": value for name, value in gates.given.items()}}
+    return [name for name in LEVERS if on.get(name) is True]
 
 
 def without(recipe: Recipe, lever: str, folder: Path) -> Path:
     """Write the recipe with the lever off."""
     path = folder / f"{recipe.name}-without-{lever}.toml"
     summary = f"{recipe.name} without {lever}, for a comparison."
-    path.write_text(f'extends = "{recipe.name}"\nsummary = "{summary}"\n\n[args]\n{lever} = false\n')
+    table = "env" if lever.startswith(_ENV) else "args"
+    off = f"[{table}]\n{lever.removeprefix(_ENV)} = false\n"
+    path.write_text(f'extends = "{recipe.name}"\nsummary = "{summary}"\n\n{off}')
     return path
 
 

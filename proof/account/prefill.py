@@ -50,9 +50,9 @@ def ways(account: Account, changes: Sequence[Lever], cluster: Cluster) -> list[S
         ),
         Shrinking(
             _DENSE,
-            "INT8 weights and activations",
+            "FP8 weights and activations, at most",
             rows[_DENSE].ms - int8_ms,
-            "none: the checkpoint has attention, shared experts and the dense layer in BF16",
+            "env.KIMI_DENSE_FP8=1",
         ),
         Shrinking(f"{_DENSE}, {_REDUCES}, norms", "attention input shared by ranks", *_priced(shared)),
         Shrinking("MoE: stage1, stage2", "MoE kernels of this package", *_priced(kernels)),

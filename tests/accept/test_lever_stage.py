@@ -14,7 +14,7 @@ from kimi_w4a8_lab.speed.bench import Plan, Texts
 from kimi_w4a8_lab.speed.statistics import Interval, Repetition
 from kimi_w4a8_lab.speed.workloads import load_workload
 
-LEVER = "enable-attn-tp-input-scattered"
+LEVER, FP8 = "enable-attn-tp-input-scattered", "env.KIMI_DENSE_FP8"
 EIGHT = Machine(tuple(Device("gfx942", 304, f"0000:0{i}:00.0", 0, 256 << 30) for i in range(8)))
 
 
@@ -25,6 +25,14 @@ def test_the_recipe_without_a_lever_differs_in_its_argument_alone(tmp_path: Path
     assert levers_of(other) == []
     on, off = (render(one, machine=EIGHT).args for one in (recipe, other))
     assert {name for name in on.keys() | off.keys() if on.get(name) != off.get(name)} == {LEVER}
+
+
+def test_the_recipe_without_a_gate_differs_in_its_environment_alone(tmp_path: Path) -> None:
+    recipe = load_recipe("agent-fast")
+    assert levers_of(recipe) == [LEVER, FP8]
+    other = load_recipe(str(without(recipe, FP8, tmp_path)))
+    assert levers_of(other) == [LEVER] and other.final_args == recipe.final_args
+    assert recipe.environment.items() - other.environment.items() == {("KIMI_DENSE_FP8", "1")}
 
 
 def test_the_gain_is_that_of_pairs_of_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,7 +148,7 @@ def test_the_page_says_what_could_shrink_a_prefill() -> None:
     moe = next(lever.change for lever in changes(load) if lever.change.name == "MoE kernels of this package")
     tables = plans.table_rows(account(load), CLUSTER, moe)
     assert [row for rows in tables for row in rows if f"| {' | '.join(row)} |" not in page] == []
-    assert {way.part for way in reasons} == {"all-reduces", "dense matrix products", "attention"}
+    assert {way.part for way in reasons} == {"all-reduces", "attention"}
     chunks = [way.saved_ms for way in found if way.part == "all"]
     assert chunks == sorted(chunks, reverse=True) and 0.0 in chunks  # agent's own
 
@@ -168,7 +168,10 @@ def test_each_recipe_is_faster_than_the_one_before_and_slower_than_the_floor(loa
     moe = next(lever.change for lever in changes(load) if lever.change.name == "MoE kernels of this package")
     found = plans.plans(account(load), CLUSTER, moe)
     rates = [levers.throughput(load, plan.step_ms, plan.prefill_ms)[1] for plan in found]
+    fast = rates.pop(3)  # its steps are longer, so it gains where prefills take most of the time
     assert rates == sorted(rates) and rates[2] > gain * rates[0]
+    assert (fast > rates[2]) is (load.concurrency == 40)
+    assert plans.dense_step_ms(CLUSTER) == pytest.approx(61 * 5 * 0.0071 - 1.89 / 4.0, abs=0.01)
     assert found[-1].prefill_ms == pytest.approx(136, abs=1) and found[-1].step_ms < found[0].step_ms
     (quick,) = [one for one in plans.left(account(load), CLUSTER) if one.change.name.startswith("QuickReduce")]
     assert 0 < quick.change.prefill_ms < 0.01 * found[2].prefill_ms  # below the 2% of throughput for which it is worth

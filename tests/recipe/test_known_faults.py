@@ -145,7 +145,7 @@ def test_a_launch_is_refused_for_its_faults(
     assert [fault.id for fault in launch(recipe, *settings, **PINNED | installed).refused] == refused
 
 
-@pytest.mark.parametrize("recipe", ["agent", "agent-mxfp4", "eagle3", "eagle3-mla", "eagle3-opt"])
+@pytest.mark.parametrize("recipe", ["agent", "agent-fast", "agent-mxfp4", "eagle3", "eagle3-mla", "eagle3-opt"])
 def test_graphs_cover_every_batch_of_drafts_that_can_run(recipe: str) -> None:
     args = launch(recipe).args
     running = args.get("max-running-requests", 48)  # SGLang's default with speculation

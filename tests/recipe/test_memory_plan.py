@@ -148,6 +148,24 @@ def test_mxfp4_experts_take_four_and_a_quarter_bits() -> None:
     assert plan_of("agent-mxfp4").weights["routed experts"] == 60 * 384 * 3 * 7168 * 256 * 17 // 32
 
 
+def test_dense_products_in_fp8_leave_room_to_the_kv_pool() -> None:
+    agent, fast = (plan_of(name, **resolve(load_recipe(name)).args) for name in ("agent", "agent-fast"))
+    latents, split = 7168 * 2112, (1536 * 64 * 192 + 512 * 64 * 256 + 64 * 128 * 7168) // 8
+    less = {
+        "attention": 61 * (latents + split),  # kv_b's absorbed halves stay BF16
+        "shared experts": 60 * 3 * 7168 * 2048 // 8,
+        "dense MLP": 3 * 7168 * 18432 // 8,
+    }
+    smaller = {kind: agent.weights[kind] - size for kind, size in fast.weights.items()}
+    assert {kind: size for kind, size in smaller.items() if size} == less
+    assert fast.tokens - agent.tokens == pytest.approx(sum(less.values()) / agent.sizing.cell_bytes, abs=2)
+
+
+def test_a_target_with_quantized_shared_experts_keeps_its_bytes() -> None:
+    card = replace(KIMI, bits={"shared experts": 4.25})
+    assert target_weights(card, 8, dense_fp8=True) == target_weights(card, 8)
+
+
 def test_an_fp8_draft_takes_half_the_bytes_of_its_layer() -> None:
     bf16, fp8 = (draft_weights(ModelCard.packaged(name), 4) for name in ("kimi-k2.5-eagle3", "kimi-k2.5-eagle3-fp8"))
     layer = (2 * 7168 * 3 * 8192 + 8192 * 7168 + 3 * 7168 * 12288) // 4

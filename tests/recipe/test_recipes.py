@@ -18,7 +18,7 @@ from kimi_w4a8_lab.speed import published
 NO_GPU = Machine()
 NUMA = [0, 0, 1, 1, 2, 2, 3, 3]
 MI325X = Machine(tuple(Device("gfx942", 304, f"0000:{i:02x}:00.0", node, 256 * GIB) for i, node in enumerate(NUMA)))
-SERVED = ["agent", "agent-mxfp4", "eagle3", "eagle3-mi300x", "eagle3-mla", "eagle3-opt"]
+SERVED = ["agent", "agent-fast", "agent-mxfp4", "eagle3", "eagle3-mi300x", "eagle3-mla", "eagle3-opt"]
 SERVED += ["w4a16", "w4a8"]
 UNSCALED = "env.SGLANG_AITER_HONOR_EXPLICIT_MEM_FRACTION=1"  # SGLang uses the fraction as it is
 
