@@ -30,7 +30,7 @@ def switch(link: Path, new: Path) -> Path | None:
 
 def back(link: Path) -> Path:
     """Let `link` point to the draft before the last switch, and return that draft."""
-    before = link.with_name(link.name + BEFORE)
+    before = Path(f"{link.absolute()}{BEFORE}")  # `.` has no name
     if not before.is_symlink() or not before.exists():
         raise KimiError("there is no earlier draft", str(before), "a link that `kimi-w4a8 draft switch` left")
     old = before.resolve()

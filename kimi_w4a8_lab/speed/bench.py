@@ -81,8 +81,9 @@ def bench(plan: Plan, texts: Texts, runs: Path, say: Say, resume: Path | None = 
             for workload in plan.workloads:
                 _check(side.connected, workload)
         side.check()
+    earlier, blocks = resumed(resume, plan) if resume else None, plan.blocks()
     content |= {work.name: texts.prepare(work) for work in plan.workloads if texts.on_hub(work)}  # perhaps 600 MB
-    run, blocks = resumed(resume, plan) if resume else begun(runs, plan), plan.blocks()
+    run = earlier or begun(runs, plan)
     datasets = {name: placed(found, run.folder, name if len(content) > 1 else "") for name, found in content.items()}
     with saved(run, say):
         for number, (side, repetitions) in enumerate(blocks):
