@@ -188,9 +188,14 @@ def erase(folder: Path, kinds: Collection[str], ids: Collection[str]) -> int:
     for file in (folder / STATES).glob(f"*{SUFFIX}"):
         if file.stem not in kept:
             file.unlink(missing_ok=True)
-    for job in (folder / STATES).glob(f"{JOB}*"):
-        shutil.rmtree(job, ignore_errors=True)
+    remove_killed(folder / STATES)
     return removed
+
+
+def remove_killed(states: Path) -> None:
+    """Remove what killed captures left, which has token ids of requests."""
+    for left in states.glob(f"{JOB}*"):
+        shutil.rmtree(left)
 
 
 def summarized(folder: Path) -> Iterator[tuple[str, int, int]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.files import shortage
 
-from .collected import JOB, STATES, SUFFIX, Collected
+from .collected import STATES, SUFFIX, Collected, remove_killed
 from .eagle3 import DraftSizes
 
 
@@ -58,8 +57,7 @@ def capture_plan(folder: Path, conversations: Sequence[Collected], sizes: DraftS
     known.write_text(wanted)
     for cut in place.glob("*.tmp"):
         cut.unlink(missing_ok=True)  # a stopped run was writing it
-    for left in place.glob(f"{JOB}*"):
-        shutil.rmtree(left)  # of a killed run
+    remove_killed(place)
     missing = [one for one in conversations if not (place / f"{one.name}{SUFFIX}").exists()]
     plan = CapturePlan(place, missing, len(conversations) - len(missing), 2 * len(sizes.captured) * sizes.target_hidden)
     if error := shortage(place, plan.nbytes, "train on fewer conversations (--most)"):
