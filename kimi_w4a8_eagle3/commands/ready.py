@@ -9,13 +9,15 @@ import httpx
 import typer
 
 from ..base.errors import KimiError
+from ..gateway.config import GatewayConfig
 
-PORT = 9527  # of the packaged recipes
 _POLL_S, _ANSWER_S = 1.0, 10.0
 
 
 def ready(
-    port: Annotated[int, typer.Option(min=1, max=65534, help="Port of the API; the ops port is the next one.")] = PORT,
+    port: Annotated[
+        int, typer.Option(min=1, max=65534, help="Port of the API; the ops port is the next one.")
+    ] = GatewayConfig.port,
     timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait; 0 asks once.")] = 3600.0,
 ) -> None:
     """Wait until the server of this machine is ready.

@@ -7,8 +7,8 @@ from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import app
-from kimi_w4a8_eagle3.commands.ready import PORT
 from kimi_w4a8_eagle3.engine.process import free_port
+from kimi_w4a8_eagle3.gateway.config import GatewayConfig
 from kimi_w4a8_eagle3.recipe.schema import load_recipe, recipe_names
 
 
@@ -26,4 +26,4 @@ def test_a_port_of_nobody_or_of_another_program_is_not_ready() -> None:
 
 
 def test_it_asks_the_port_of_the_packaged_recipes() -> None:
-    assert {load_recipe(name).args["port"] for name in recipe_names()} == {PORT}
+    assert {load_recipe(name).args["port"] for name in recipe_names()} == {GatewayConfig.port}
