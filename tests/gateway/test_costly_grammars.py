@@ -15,7 +15,7 @@ from proof.structured.schemas import draw
 PROGRAM = """
 import json, xgrammar
 from kimi_w4a8_eagle3.gateway import mask_walk
-from proof.vocabulary import SIZE, vocabulary
+from support.vocabulary import SIZE, vocabulary
 info = xgrammar.TokenizerInfo([*vocabulary(), b"</s>"], xgrammar.VocabType.RAW, stop_token_ids=[SIZE])
 compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 mask_walk._WALK_S = 60.0  # so that a slow machine, too, walks until it finds nothing new

@@ -1,0 +1,180 @@
+"""Measure `kimi-w4a8 serve tiny` alone and beside eight hostile clients: its CPU, and what an honest client waits.
+
+    python -m proof.hostile [--seconds 20]
+
+The hostile clients have niceness 19, as if they were on another machine. Each attack then meets a second gateway before
+the same engine, which records the longest calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from statistics import quantiles
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import httpx
+import psutil
+import typer
+from rich.table import Table
+
+from kimi_w4a8_eagle3.base.console import table_console
+from kimi_w4a8_eagle3.base.http import bearer
+from kimi_w4a8_eagle3.cli import run
+from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
+from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
+from kimi_w4a8_eagle3.supervision.serve import signals_raise
+from proof.load.served import ServedEngine
+
+from .clients import ATTACKS, CHAT, HOSTILE_KEY, LONG, NO_KEY, SHORT, hostile
+
+HTTP = "engine's HTTP process"
+LAG = "kimi_event_loop_lag_seconds_"
+HONEST = bearer("key-of-an-honest-client")
+_AT_A_TIME = 10
+_TIMEOUT_S = 120.0
+
+
+class Measured:
+    """A running server and the processes of its roles."""
+
+    def __init__(self, server: ServedEngine) -> None:
+        self._server = server
+        self._http = httpx.Client(base_url=server.base_url, headers=HONEST, timeout=_TIMEOUT_S)
+        engine, scheduler = server.engine(), server.scheduler()
+        others = [one for one in engine.children(recursive=True) if one != scheduler]
+        words = [(one, " ".join(one.cmdline())) for one in server.look()]
+        gateway = [one for one, said in words if "kimi_w4a8_eagle3.gateway" in said]
+        workers = [child for one in gateway for child in one.children(recursive=True)]
+        self.roles = {"gateway": {*gateway, *workers}, HTTP: {engine}, "scheduler": {scheduler}, "detokenizer": others}
+
+    def cpu_s(self) -> dict[str, float]:
+        """Return the CPU seconds of each role since its start."""
+        return {name: sum(map(cpu_s, processes)) for name, processes in self.roles.items()}
+
+    def phase(self, seconds: float) -> dict[str, float]:
+        """Ask one short request after the other; return the waits, the cores of each role, and the engine's lag."""
+        before, lag, began, waits = self.cpu_s(), self._lag(), time.monotonic(), list[float]()
+        while (asked := time.monotonic()) < began + seconds or len(waits) < 2:
+            self._http.post(CHAT, json=SHORT).raise_for_status()
+            waits.append(1000 * (time.monotonic() - asked))
+        cores = {f"cores, {name}": (now - before[name]) / seconds for name, now in self.cpu_s().items()}
+        cuts, late = quantiles(waits, n=100), self._lag()
+        each = 1000 * (late["sum"] - lag["sum"]) / (late["count"] - lag["count"])
+        return {"wait p50, ms": cuts[49], "wait p99, ms": cuts[98], **cores, "engine's loop, mean lag, ms": each}
+
+    def cost(self, body: dict[str, Any], times: int) -> tuple[dict[str, float], float]:
+        """Ask `times` requests, ten at a time; return the CPU ms of each role for one, and its events."""
+
+        async def one(http: httpx.AsyncClient, places: asyncio.Semaphore) -> int:
+            async with places:
+                return (await http.post(CHAT, json=body)).raise_for_status().text.count("data: ")
+
+        async def all_of_them() -> list[int]:
+            places = asyncio.Semaphore(_AT_A_TIME)
+            async with httpx.AsyncClient(base_url=self._server.base_url, headers=HONEST, timeout=_TIMEOUT_S) as http:
+                return await asyncio.gather(*(one(http, places) for _ in range(times)))
+
+        before, events = self.cpu_s(), asyncio.run(all_of_them())
+        return {name: 1000 * (now - before[name]) / times for name, now in self.cpu_s().items()}, sum(events) / times
+
+    def _lag(self) -> dict[str, float]:
+        url, secret = self._server.address
+        lines = httpx.get(f"{url}/metrics/", headers=bearer(secret), timeout=_TIMEOUT_S).text.splitlines()
+        found = (line.removeprefix(LAG).split() for line in lines if line.startswith((f"{LAG}sum", f"{LAG}count")))
+        return {name.partition("{")[0]: float(value) for name, value in found}
+
+
+def cpu_s(process: psutil.Process) -> float:
+    """Return the CPU seconds of all threads."""
+    return float(sum(process.cpu_times()[:2]))
+
+
+@contextmanager
+def timed_gateway(engine_file: Path, keys: Path) -> Iterator[tuple[EngineServer, Path]]:
+    """Run a second gateway before the same engine; yield it and the folder of its long calls."""
+    port, calls, file = free_port(), keys.parent / "calls", keys.parent / "gateway.json"
+    calls.mkdir()
+    config = render(load_recipe("tiny"), [f"port={port}"]).gateway
+    replace(config, engine_file=str(engine_file), key_file=str(keys)).write(file)
+    words = [sys.executable, "-m", "proof.hostile.timed_gateway", str(file)]
+    log = keys.parent / "gateway.log"
+    with EngineServer(words, {"TIMED_CALLS": str(calls)}, "127.0.0.1", port, log, "the timed gateway") as gateway:
+        gateway.wait_ready(_TIMEOUT_S)
+        yield gateway, calls
+
+
+def longest_ms(calls: Path, since: float) -> float:
+    """Return the CPU ms of the longest recorded call since a monotonic second; 0 without one."""
+    lines = [json.loads(line) for file in calls.iterdir() for line in file.read_text().splitlines()]
+    return max((ms for second, ms, _ in lines if second >= since), default=0.0)
+
+
+def attacks(engine_file: Path, keys: Path, seconds: float) -> Table:
+    """Run one attack after the other; return the table of what each costs a worker."""
+    table = Table(
+        "attack", "requests", "CPU ms each", "longest call, ms (goal 50)", title="each attack, at one gateway"
+    )
+    with timed_gateway(engine_file, keys) as (gateway, calls):
+        httpx.post(f"{gateway.base_url}{CHAT}", json=SHORT, headers=HONEST, timeout=_TIMEOUT_S).raise_for_status()
+        main = psutil.Process(gateway.pid)
+        family = [main, *main.children(recursive=True)]
+        for name in ATTACKS:
+            since, before = time.monotonic(), sum(map(cpu_s, family))
+            with hostile(gateway.port, [name], seconds) as result:
+                done = result.recv()[name]
+            each = f"{1000 * (sum(map(cpu_s, family)) - before) / done:.2f}" if done else "no round ended"
+            table.add_row(name, f"{done:,}", each + " (goal 5)" * (name in NO_KEY), f"{longest_ms(calls, since):.0f}")
+    return table
+
+
+def costs(measured: Measured, times: int) -> Sequence[tuple[str, float, float]]:
+    """Return what requests cost the gateway and the engine's HTTP process, as (name, value, goal)."""
+    short, _ = measured.cost(SHORT, times)
+    long, events = measured.cost(LONG, times // 3)
+    chunk_us = 1000 * (long["gateway"] - short["gateway"]) / events
+    return (
+        ("gateway, CPU ms a short request", short["gateway"], 1.5),
+        (f"gateway, CPU us a chunk ({events:.0f} in a stream of 48 tokens)", chunk_us, 80),
+        (f"{HTTP}, CPU ms a short request", short[HTTP], 2.3),
+        (f"{HTTP}, CPU ms a stream of 48 tokens", long[HTTP], 3.5),
+    )
+
+
+def main(seconds: float = typer.Option(20.0, min=1.0, help="Seconds of each of the two phases.")) -> None:
+    """Print what requests cost, and what hostile clients do."""
+    console = table_console()
+    with signals_raise(), TemporaryDirectory(prefix="kh-") as folder:
+        keys = Path(folder) / "keys"
+        keys.write_text(f"{HONEST['Authorization'].split()[1]}\n{HOSTILE_KEY}\n")
+        keys.chmod(0o600)
+        with ServedEngine(Path(folder), ("--set", f"env.KIMI_API_KEY_FILE={keys}")) as server:
+            server.wait_ready()
+            measured = Measured(server)
+            measured.cost(LONG, _AT_A_TIME)  # warms up
+            table = Table("", "alone", "beside eight", "goal", title="an honest client, one short request at a time")
+            spent = costs(measured, int(15 * seconds))
+            alone = measured.phase(seconds)
+            with hostile(server.port, list(ATTACKS), seconds + 2):
+                time.sleep(1.0)  # until all have begun
+                beside = measured.phase(seconds)
+            for name, value in alone.items():
+                goal = f"{1.5 * value:.0f}" if "p99" in name else f"{value:.1f}" if "lag" in name else ""
+                table.add_row(name, f"{value:.2f}", f"{beside[name]:.2f}", goal)
+            for name, value, most in spent:
+                table.add_row(name, f"{value:.2f}", "", f"{most:g}")
+            console.print(table)
+            console.print(attacks(server.run / "engine.json", keys, max(1.0, seconds / 5)))
+    console.print(f"{os.cpu_count()} cores, load average of the last minute {os.getloadavg()[0]:.1f}")
+
+
+if __name__ == "__main__":
+    run(lambda: typer.run(main))
