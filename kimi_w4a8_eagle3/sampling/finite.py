@@ -1,4 +1,4 @@
-"""Make logits finite and count the rows that held a NaN, in one pass over them.
+"""Make logits finite and count the rows that held a NaN. On a GPU this is one pass over them.
 
 Infinite logits become +-1e30, as in SGLang's `sanitize_nan_logits`: a division by a small temperature leaves those
 finite. A NaN becomes -1e30.
@@ -20,7 +20,10 @@ class FiniteLogits:
         self._calls, self._reported = 0, 0
 
     def make(self, logits: torch.Tensor) -> int:
-        """Make `logits` [rows, vocabulary] finite in place; return the number of new rows with a NaN."""
+        """Make `logits` [rows, vocabulary] finite in place; return rows with a NaN that no earlier call returned.
+
+        On a device the number may be of earlier calls: this call's rows count when their copy has arrived.
+        """
         if logits.device.type == "cpu":
             return make_finite(logits)
         from .triton_finite import launch  # start-up: Triton, which a CPU does not need
