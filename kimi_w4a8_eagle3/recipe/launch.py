@@ -306,12 +306,13 @@ def prepare(
     given = {API_KEY_FILE: str(api_key_file), API_KEY: ""} if api_key_file else {}
     environ = {**os.environ, **launch.env, **given}
     read_gates(environ)
-    found, warned = read_settings(environ, read_keys), list[str]()
-    if not found.needs_key and not is_loopback(launch.host):
-        warned.append(f"open to the network at {launch.host} without a key (--api-key-file FILE)")
+    found, notes = read_settings(environ, read_keys), [*launch.notes]
+    if not is_loopback(launch.host):
+        keyless = "" if found.needs_key else " without a key (--api-key-file FILE)"
+        text = f"open to the network at {launch.host}{keyless}; smg in front gives TLS, time-outs and tenants"
+        notes.append(Finding(text, Severity.WARN if keyless else Severity.NOTE))
     if (file := found.key_file) and not file.exists():
-        warned.append(f"the key file {file} is not on this machine; a start needs it")
-    notes = [*launch.notes, *(Finding(text, Severity.WARN) for text in warned)]
+        notes.append(Finding(f"the key file {file} is not on this machine; a start needs it", Severity.WARN))
     return replace(launch, settings=found, notes=notes)
 
 
