@@ -102,11 +102,7 @@ class Exchange:
             await self._respond(200, orjson.dumps(work.whole))
             return
         with self._running.place(client.name, work.candidates if work.streamed else 0):
-            metrics.RUNNING.set(self._running.total)
-            try:
-                await self._while_here(self._generate(endpoint, work, client))
-            finally:
-                metrics.RUNNING.set(self._running.total - 1)
+            await self._while_here(self._generate(endpoint, work, client))
 
     def _endpoint(self) -> Endpoint | None:
         if self._path.startswith("/v1/models/"):

@@ -27,11 +27,6 @@ class Running:
         self._unread: Counter[str] = Counter()
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    @property
-    def total(self) -> int:
-        """All requests that are answered now."""
-        return self._requests.total()
-
     @contextmanager
     def place(self, key: str, candidates: int = 0) -> Iterator[None]:
         """Hold a place for a request, up to its last byte; raise Refusal where the key has none left."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from prometheus_client import Counter, Gauge
+from prometheus_client import Counter
 
 REQUESTS = Counter("kimi_gateway_requests", "Requests by endpoint and status.", ["endpoint", "status"])
 DROPPED = Counter("kimi_gateway_dropped_fields", "Fields that no endpoint reads.", ["field"])
-RUNNING = Gauge("kimi_gateway_running_requests", "Requests that are answered now.", multiprocess_mode="livesum")
 _MOST_NAMES = 64  # different names of dropped fields that are counted: clients choose them
 _names: set[str] = set()
 
