@@ -12,6 +12,9 @@ import httpx
 import pytest
 from support.extent import extent
 from support.said import MODEL, Request, Said, said, stock_client, streamed, whole
+from support.structured_ask import asked, difference
+from support.structured_cases import cases, schema_body, tool_body
+from support.structured_schemas import IMPOSSIBLE
 from tokenizers import Tokenizer
 
 from kimi_w4a8_eagle3.base.calculator import NAME, calculate, declaration
@@ -20,9 +23,6 @@ from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_lab.accuracy.problems import MathProblem, problems
 from kimi_w4a8_laptop import tiny
 from kimi_w4a8_laptop.tiny.tokenizer import CALL_ARGUMENTS, CALL_BEGIN, CALL_END, CALLS_BEGIN, IM_END, THINK_END
-from proof.structured.ask import asked, difference
-from proof.structured.cases import cases, schema_body, tool_body
-from proof.structured.schemas import IMPOSSIBLE
 
 pytestmark = pytest.mark.server
 

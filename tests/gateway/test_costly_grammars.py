@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from support.extent import extent
 from support.sglang_program import BOTH, found
-
-from proof.structured.schemas import draw
+from support.structured_schemas import draw
 
 PROGRAM = """
 import json, xgrammar

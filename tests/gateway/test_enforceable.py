@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from support.structured_schemas import NOT_HELD, draw
 
 from kimi_w4a8_eagle3.gateway import enforceable
 from kimi_w4a8_eagle3.gateway.conversation import Tool
@@ -15,7 +16,6 @@ from kimi_w4a8_eagle3.gateway.enforceable import require_enforceable
 from kimi_w4a8_eagle3.gateway.errors import Refusal
 from kimi_w4a8_eagle3.gateway.formats import format_of, json_schema
 from kimi_w4a8_eagle3.gateway.grammar import MAX_SCHEMAS, check_tools
-from proof.structured.schemas import NOT_HELD, draw
 
 
 def wanted(schema: Any, **more: Any) -> dict[str, Any]:

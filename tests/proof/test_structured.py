@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
-from proof.structured.ask import difference
-from proof.structured.cases import FORMS, StructuredAnswer, StructuredCase, cases, fault
+from support.structured_ask import difference
+from support.structured_cases import FORMS, StructuredAnswer, StructuredCase, cases, fault
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 OTHER = {"type": "object", "properties": {"b": {"type": "null"}}, "required": ["b"]}

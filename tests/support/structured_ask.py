@@ -11,7 +11,7 @@ import httpx
 
 from kimi_w4a8_lab.accuracy.comparison import first_difference
 
-from .cases import StructuredAnswer, StructuredCase, fault
+from .structured_cases import StructuredAnswer, StructuredCase, fault
 
 
 def asked(base_url: str, cases: Sequence[StructuredCase], concurrency: int = 8) -> list[StructuredAnswer]:

@@ -15,7 +15,7 @@ from kimi_w4a8_lab.accuracy.problems import problems
 from kimi_w4a8_laptop import tiny
 from kimi_w4a8_laptop.tiny.tokenizer import CALL_ARGUMENTS, CALLS_END, THINK_END
 
-from .schemas import Schema, draw
+from .structured_schemas import Schema, draw
 
 FORMS = ("response_format", "required", "named", "auto")
 _MAX_TOKENS = 128
