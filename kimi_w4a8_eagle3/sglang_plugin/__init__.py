@@ -12,10 +12,13 @@ from __future__ import annotations
 import faulthandler
 import multiprocessing
 import signal
+import sys
 from importlib import import_module
 
 from ..base.errors import or_end
+from ..engine.given_folder import given_folder
 from . import hooks
+from .served_model import is_foreign
 
 _EVERYWHERE = (  # what each process of an engine registers
     "upkeep.metrics_hook", "decoding.exact_sampling", "decoding.kept_thinking", "memory.page_guard_hook",
@@ -30,8 +33,11 @@ _HTTP = ("upkeep.orphans", "upkeep.private")  # what the process with the HTTP s
 def register() -> None:
     """Register our hooks with SGLang's HookRegistry, which applies them later; their targets are imported now.
 
-    A failure ends the process. SGLang would only log a plugin's exception and serve without the plugin.
+    A failure ends the process. SGLang would only log a plugin's exception and serve without the plugin. Nothing is
+    registered for the server of another model that was started without `kimi-w4a8 serve`.
     """
+    if given_folder() is None and is_foreign(sys.argv[1:]):
+        return
     # SGLang's import order: on a CPU `run_module` runs before the first import of sglang
     from sglang.srt.plugins.hook_registry import HookRegistry
 
