@@ -334,7 +334,7 @@ def test_an_upgrade_by_tag_keeps_the_old_image_to_go_back_to(ordinary: Host) -> 
     _, parsed, stop, doctor, up = re.findall(r"^    (\S.*)$", section, re.MULTILINE)
 
     def do(line: str, image: str = "kimi-w4a8-eagle3:NEW") -> subprocess.CompletedProcess[str]:
-        line = line.replace("launch/docker-run.sh", str(RUN)).replace("kimi-w4a8-eagle3:NEW", image)
+        line = line.replace("launch/docker-run.sh", shlex.quote(str(RUN))).replace("kimi-w4a8-eagle3:NEW", image)
         return ordinary.execute(["bash", "-ec", line], PORT=str(ordinary.port), DEV=f"{ordinary.folder}/dev")
 
     old = "kimi-w4a8-eagle3"
@@ -358,7 +358,7 @@ def test_an_upgrade_by_tag_keeps_the_old_image_to_go_back_to(ordinary: Host) -> 
 def test_from_a_built_image_to_a_served_token_is_one_command_one_question_and_a_page_to_read(ordinary: Host) -> None:
     readme = (ROOT / "README.md").read_text().partition("\n## Run it on 8x MI325X\n")[2].partition("\n## ")[0]
     commands = re.findall(r"^    (git|docker|launch/\S+|curl) ", readme, re.MULTILINE)
-    assert commands == ["git", "docker", "launch/docker-run.sh", "curl"]
+    assert commands == ["git", "docker", "launch/docker-run.sh", "curl", "docker"]  # the last one stops it
     done = ordinary.run("up", "agent")
     assert done.returncode == 0 and done.stdout.endswith("ready\n")  # nobody was asked: the code was accepted before
     assert len((readme + done.stdout + done.stderr).split()) <= 400  # tests/commands/test_prepare.py has the others

@@ -18,7 +18,7 @@ def test_the_table_covers_every_variable_of_the_recipes() -> None:
     large = [name for name in recipe_names() if name != "tiny"]  # which sets switches of the CPU engine and of torch
     used = {name for recipe in large for name in load_recipe(recipe).environment}
     assert used <= set(BY_NAME)
-    assert len(used) == 22
+    assert len(used) == 23
 
 
 def test_names_are_unique_and_rows_complete() -> None:
