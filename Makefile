@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 # uv leaves compiling to the first import: it may keep what it compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all nightly lint docs kernels virtual-mi325x venv audit draft bench eval scale-demo faults clean
+.PHONY: demo test test-all nightly lint docs kernels virtual-mi325x venv audit draft bench eval scale-demo faults releases clean
 demo: $(DEMO)
 	$(BIN)/python -m proof.demo
 
@@ -24,7 +24,7 @@ test-all: test
 	$(PYTEST) -m slow
 
 # The long forms of what `make test` runs in a short one (.github/CONTRIBUTING.md), each night.
-nightly: kernels virtual-mi325x
+nightly: kernels virtual-mi325x releases
 
 # Compiles the gfx942 kernels, counts their machine code against the saved figures and executes all their cases.
 kernels: $(STAMP)
@@ -36,6 +36,11 @@ virtual-mi325x: $(STAMP)
 	$(BIN)/python -m pytest tests/laptop/test_virtual_device.py
 	KIMI_VIRTUAL_TESTS=1 $(BIN)/python -m pytest tests/e2e/test_virtual_node.py
 	PYTHONPATH=tests $(BIN)/python -m support.virtual_steps
+
+# The releases of SGLang between the two of `make test`: serving with EAGLE3, and every request of proof/conformance.
+releases: $(STAMP)
+	requirements/install.sh releases $(VENV)
+	KIMI_RELEASE_TESTS=1 $(BIN)/python -m pytest tests/e2e/test_releases.py
 
 lint: docs
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports

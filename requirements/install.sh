@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Sets up the virtual environment of the Makefile in two stages. An interrupted installation goes on where it stopped.
 #
-#   requirements/install.sh demo|test [FOLDER]      default .venv
+#   requirements/install.sh demo|test|releases [FOLDER]      default .venv
 #
-# `demo` installs what `make demo` and `serve tiny` need; `test` adds the compilers, extras and second releases of the tests.
+# `demo` installs what `make demo` and `serve tiny` need; `test` adds the compilers, extras and second releases of the tests,
+# `releases` the releases of SGLang that only `make releases` tests.
 # PYTHON names the interpreter, by default python3. If it is not Python 3.11, 3.12 or 3.13, one of those that is on the PATH is
 # taken, or uv looks for 3.12 or downloads it.
 # TORCH_BACKEND=cuda accepts PyTorch's CUDA build where no CPU build can be found.
@@ -17,6 +18,7 @@ backend=${TORCH_BACKEND:-cpu}
 pip=("$venv/bin/pip")
 uv_release=uv==0.13.9
 newest=(sglang==0.5.23 transformers==5.19.0 tokenizers==0.23.2 xgrammar==0.2.7 openai==2.8.0 anthropic==2.14.0)  # as its own metadata pins the first four
+between=("sglang==0.5.21 xgrammar==0.2.7" "sglang==0.5.22 transformers==5.19.0 tokenizers==0.23.2 xgrammar==0.2.7")
 aiter=(amd-aiter==0.1.7.post2.dev18 pybind11)  # compiled nowhere; the image's own is newer
 
 die() { # WHAT REMEDY [CODE]
@@ -178,7 +180,8 @@ packages() { # EXTRAS...: what SGLang and this package need
 case $stage in
   demo) needed_gb=3 ;;
   test) needed_gb=6 ;;
-  *) die "no stage ${stage:-named}" "requirements/install.sh demo|test [FOLDER]" ;;
+  releases) needed_gb=7 ;;
+  *) die "no stage ${stage:-named}" "requirements/install.sh demo|test|releases [FOLDER]" ;;
 esac
 cuda_gb=4
 [[ $backend =~ ^(cpu|cuda)$ ]] || die "TORCH_BACKEND is $backend" "cpu or cuda was expected"
@@ -202,6 +205,11 @@ if [[ $stage == demo ]]; then
   step "SGLang ${sglang#*==}, 0.1 GB" uv_pip --no-deps "$sglang"
   step "this package" uv_pip --no-deps --no-build-isolation --editable . --editable kimi_w4a8_laptop
   step "removing static libraries and profilers" remove_unused
+elif [[ $stage == releases ]]; then
+  for row in "${between[@]}"; do
+    read -ra names <<< "$row"
+    step "SGLang ${names[0]#*==} beside it, 0.2 GB" uv_pip --no-deps --target "$venv/compat/${names[0]/==/-}" "${names[@]}"
+  done
 else
   step "what the tests need, 1.9 GB" packages --all-extras
   step "SGLang ${newest[0]#*==} beside it, 0.2 GB" uv_pip --no-deps --target "$venv/compat/${newest[0]/==/-}" "${newest[@]}"
