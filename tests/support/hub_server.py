@@ -12,10 +12,9 @@ import threading
 from collections import defaultdict
 from contextlib import closing
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from support.loopback import LoopbackServer
+from support.loopback import Handler, LoopbackServer
 
 SIGNATURE = "c2lnbmF0dXJl"
 
@@ -84,17 +83,15 @@ class HubServer:
         self.xet_storage = self.xet_route = ""
         self.lock = threading.Lock()
         self.closing = threading.Event()
-        self._hub = _server(_HubHandler, self, "127.0.0.1")
+        self._hub = LoopbackServer(type("Hub", (_HubHandler,), {"hub": self}))
         # huggingface_hub tells Hub and storage apart by host name, so the port alone is not enough.
-        self._storage = _server(_StorageHandler, self, "127.0.0.2")
-        self.endpoint = f"http://127.0.0.1:{self._hub.server_port}"
-        self.storage = f"http://127.0.0.2:{self._storage.server_port}"
+        self._storage = LoopbackServer(type("Storage", (_StorageHandler,), {"hub": self}), "127.0.0.2")
+        self.endpoint, self.storage = self._hub.base_url, self._storage.base_url
 
     def close(self) -> None:
         self.closing.set()
         for server in (self._hub, self._storage):
-            server.shutdown()
-            server.server_close()
+            server.close()
 
     def take_fault(self, path: str) -> Fault | None:
         with self.lock:
@@ -120,19 +117,10 @@ def serve(repos: dict[str, Repo], page: int = 1000) -> closing[HubServer]:
     return closing(HubServer(repos, page))
 
 
-def _server(handler: type[_Handler], hub: HubServer, host: str) -> LoopbackServer:
-    server = LoopbackServer((host, 0), type(handler.__name__, (handler,), {"hub": hub}))
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-    return server
-
-
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     protocol_version = "HTTP/1.1"
     hub: HubServer
     origin = ""
-
-    def log_message(self, *args: object) -> None:
-        pass
 
     def note(self, path: str, status: int, sent: int = 0) -> None:
         authorized = "authorization" in self.headers
@@ -142,12 +130,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def reply(self, status: int, body: bytes = b"", headers: dict[str, str] | None = None, path: str = "") -> None:
         self.note(path or self.path, status)
-        self.send_response(status)
-        for name, value in ({"content-length": str(len(body))} | (headers or {})).items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        self.send(status, body, headers or {})
 
     def reply_error(self, status: int, code: str, message: str, path: str = "") -> None:
         self.reply(status, b"{}", {"x-error-code": code, "x-error-message": message}, path)

@@ -12,12 +12,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from support.loopback import LoopbackServer
+from support.loopback import Handler, LoopbackServer
 
 TOKEN = "a-token-of-the-service-account"
 Pod = dict[str, Any]
@@ -104,7 +103,7 @@ def cluster(namespace: str, rules: list[dict[str, list[str]]]) -> Iterator[Clust
     """Serve a cluster without pods."""
     state = Cluster(namespace, rules)
 
-    class Handler(BaseHTTPRequestHandler):
+    class Watched(Handler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
@@ -131,11 +130,7 @@ def cluster(namespace: str, rules: list[dict[str, list[str]]]) -> Iterator[Clust
             self._send(code, json.dumps({**body, "code": code, "message": self.path}).encode())
 
         def _send(self, code: int, body: bytes) -> None:
-            self.send_response(code)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            self.send(code, body, {"content-type": "application/json"})
 
         def _stream(self, events: Iterator[dict[str, Any]]) -> None:
             self.send_response(200)
@@ -148,13 +143,6 @@ def cluster(namespace: str, rules: list[dict[str, list[str]]]) -> Iterator[Clust
                 self.wfile.flush()
             self.wfile.write(b"0\r\n\r\n")
 
-        def log_message(self, *_: object) -> None: ...
-
-    server = LoopbackServer(("127.0.0.1", 0), Handler)
-    state.url = f"http://127.0.0.1:{server.server_port}"
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
+    with LoopbackServer(Watched) as server:
+        state.url = server.base_url
         yield state
-    finally:
-        server.shutdown()
-        server.server_close()

@@ -7,10 +7,9 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from support.loopback import LoopbackServer
+from support.loopback import Handler, LoopbackServer
 
 
 @dataclass(frozen=True)
@@ -40,48 +39,30 @@ class OpenAIServer(LoopbackServer):
         self.answer, self.model, self.api_key = answer, model, api_key
         self.asked: dict[str, int] = {}
         self.lock = threading.Lock()
-        super().__init__(("127.0.0.1", port), _Handler)
-        self.base_url = f"http://127.0.0.1:{self.server_port}"
-        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self.shutdown()
-        self.server_close()
+        super().__init__(_Handler, port=port)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     """By HTTP/1.0: kept connections would be answered after the server was closed."""
 
     server: OpenAIServer
 
-    def log_message(self, *args: object) -> None:
-        pass
-
-    def send(self, status: int, body: dict[str, Any], headers: dict[str, str] | None = None) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(status)
-        known = {"content-length": str(len(data)), "content-type": "application/json"}
-        for name, value in (known | (headers or {})).items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(data)
+    def send_json(self, status: int, body: dict[str, Any], headers: dict[str, str] | None = None) -> None:
+        self.send(status, json.dumps(body).encode(), {"content-type": "application/json"} | (headers or {}))
 
     def refused(self) -> bool:
         key = self.server.api_key
         if key is None or self.headers.get("Authorization") == f"Bearer {key}":
             return False
-        self.send(401, {"error": {"message": "this server needs a key"}})
+        self.send_json(401, {"error": {"message": "this server needs a key"}})
         return True
 
     def do_GET(self) -> None:
         if self.refused():
             return None
         if self.path == "/v1/models":
-            return self.send(200, {"object": "list", "data": [{"id": self.server.model, "object": "model"}]})
-        return self.send(200, {})
+            return self.send_json(200, {"object": "list", "data": [{"id": self.server.model, "object": "model"}]})
+        return self.send_json(200, {})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -95,7 +76,7 @@ class _Handler(BaseHTTPRequestHandler):
         if reply.drop:
             return None
         if reply.status != 200:
-            return self.send(reply.status, {"message": f"fault {reply.status}"}, reply.headers)
+            return self.send_json(reply.status, {"message": f"fault {reply.status}"}, reply.headers)
         text, thinking = reply.text, reply.thinking
         stops = body.get("stop") or ()
         for stop in [stops] if isinstance(stops, str) else stops:
@@ -105,7 +86,7 @@ class _Handler(BaseHTTPRequestHandler):
         message = {"role": "assistant", "content": text or None, "reasoning_content": thinking or None}
         choice |= {"message": message} if chat else {"text": text}
         usage = {"prompt_tokens": 1, "completion_tokens": len(reply.text.split()), "total_tokens": 1}
-        return self.send(
+        return self.send_json(
             200, {"id": "x", "object": "completion", "created": int(time.time()), "model": self.server.model,
                   "choices": [choice], "usage": usage}
         )  # fmt: skip
