@@ -15,7 +15,7 @@ TOLERANCE = 2**-8
 # moves a row of 64 channels by up to 0.8 %, and three by 1.5 % (simulated with random weights).
 ONE_TOKEN = 2**-6
 _EXPERTS = 32  # experts that the reference prepares at a time: its weights take eight times the memory
-_TOKENS = 4  # of each expert: all four are hardly ever so rounded (2 of 12,288 tokens were, docs/perf/kernels.md)
+_TOKENS = 4  # of each expert: all four are hardly ever so rounded (2 of 12,288 tokens were)
 
 
 def require_layer(name: str, backend: MoeBackend, moe: PreparedMoe, weights: QuarkMoeWeights) -> None:

@@ -10,8 +10,8 @@ Three things make a token's bits depend on its neighbours:
   and so are +, * and /, which are rounded correctly.
 - A prompt is prefilled over its own keys but continued over cached latents. `absorbed` always uses the latents.
 
-Engines on a CPU always use them; docs/perf/answers.md gives the cost. `tests/laptop/test_cpu_batch_invariant.py`
-compares single rows with batches, and `eval lossless --exact` compares whole answers.
+Engines on a CPU always use them. `tests/laptop/test_cpu_batch_invariant.py` compares single rows with batches, and
+`eval lossless --exact` compares whole answers.
 """
 
 from __future__ import annotations

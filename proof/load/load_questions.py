@@ -1,7 +1,7 @@
 """Questions whose greedy answer is known beforehand, so that every answer under load can be compared with it.
 
 Greedy answers repeat only where the model prefers its token clearly: tokens that are batched with other requests round
-differently, and at a near tie the other token may win (docs/perf/answers.md). Questions with a near tie anywhere in
+differently, and at a near tie the other token may win. Questions with a near tie anywhere in
 their answer are left out, so a text that differs later is a fault and needs no excuse.
 """
 
@@ -18,7 +18,7 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.engine.client import bearer
 from kimi_w4a8_lab.accuracy.problems import problems
 
-# Rounding moved the gap between two tokens by up to 0.44 nats (docs/perf/answers.md); this is far beyond.
+# Rounding moved the gap between two tokens by up to 0.44 nats; this is far beyond.
 CLEAR_GAP = 2.0
 # Answers cut early, answers that end by themselves, and prompts with an earlier turn: (max_tokens, earlier turns).
 _SHAPES = ((192, 0), (12, 0), (192, 1), (32, 0))
