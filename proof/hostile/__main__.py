@@ -29,6 +29,7 @@ from rich.table import Table
 from kimi_w4a8_eagle3.base.console import table_console
 from kimi_w4a8_eagle3.base.http import bearer
 from kimi_w4a8_eagle3.cli import run
+from kimi_w4a8_eagle3.engine.metrics import read_once
 from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
 from kimi_w4a8_eagle3.supervision.serve import signals_raise
@@ -87,10 +88,8 @@ class Measured:
         return {name: 1000 * (now - before[name]) / times for name, now in self.cpu_s().items()}, sum(events) / times
 
     def _lag(self) -> dict[str, float]:
-        url, secret = self._server.address
-        lines = httpx.get(f"{url}/metrics/", headers=bearer(secret), timeout=_TIMEOUT_S).text.splitlines()
-        found = (line.removeprefix(LAG).split() for line in lines if line.startswith((f"{LAG}sum", f"{LAG}count")))
-        return {name.partition("{")[0]: float(value) for name, value in found}
+        found = read_once(*self._server.address, timeout_s=_TIMEOUT_S)
+        return {name: found.total(f"{LAG}{name}") or 0.0 for name in ("sum", "count")}
 
 
 def cpu_s(process: psutil.Process) -> float:
