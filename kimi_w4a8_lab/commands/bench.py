@@ -101,7 +101,7 @@ class Kept:
         return [Target(recipe=name, settings=tuple(self.settings), api_key=key) for name in names]
 
 
-@app.command("list")
+@app.command("list", epilog="Example: kimi-w4a8 bench list")
 def list_workloads(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -> None:
     """List the workloads."""
     if as_json:
@@ -116,7 +116,7 @@ def list_workloads(as_json: bool = typer.Option(False, "--json", help="Print JSO
     print_table(Table(columns, rows), table_console())
 
 
-@app.command("run")
+@app.command("run", epilog="Example: kimi-w4a8 bench run con40 --recipe agent")
 @expanded
 def run(
     workload: str = typer.Argument(
@@ -145,7 +145,7 @@ def run(
     kept.measured([target], [load.workload(workload)], load.texts())
 
 
-@app.command("ab")
+@app.command("ab", epilog="Example: kimi-w4a8 bench ab --a agent:plain --b agent")
 @expanded
 def ab(
     a: str = typer.Option(..., "--a", help="First side: a recipe, or RECIPE:plain (no drafts)."),
@@ -167,7 +167,7 @@ def ab(
     require_hits(grouped([kept.measured(kept.recipes(a, *b), works, load.texts(), repeats, rounds)]))
 
 
-@app.command("sweep")
+@app.command("sweep", epilog="Example: kimi-w4a8 bench sweep --recipe agent -w 8k1k -c 1 -c 40")
 @expanded
 def sweep(
     recipe: list[str] = typer.Option(
@@ -199,7 +199,7 @@ def _with_and_without(recipe: str) -> list[str]:
     return [recipe] if alone else [f"{recipe}{PLAIN}", recipe]
 
 
-@app.command("compare")
+@app.command("compare", epilog="Example: kimi-w4a8 bench compare RUN OTHER")
 def compare(
     runs: list[Path] = typer.Argument(
         metavar="RUN", help="Run directories of `kimi-w4a8 bench`, from this machine or another."
@@ -226,7 +226,7 @@ def compare(
     require_hits(analysis.groups)
 
 
-@app.command("predict")
+@app.command("predict", epilog="Example: kimi-w4a8 bench predict -c 40 -l 2.7")
 def predict(
     concurrency: int = typer.Option(40, "--concurrency", "-c", help="Requests in flight."),
     accept_length: float | None = typer.Option(

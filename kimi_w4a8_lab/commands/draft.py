@@ -59,7 +59,7 @@ class Of:
         return collected.read_collected(folder, self.longest, self.kinds)[-self.most :]
 
 
-@app.command("collect")
+@app.command("collect", epilog="Example: kimi-w4a8 draft collect FOLDER --share 0.1")
 def collect(
     folder: Path = FOLDER,
     share: float | None = typer.Option(None, "--share", min=0, max=1, help="Collect this share of all requests."),
@@ -98,7 +98,7 @@ def collect(
         typer.echo(f"{name}: {count} requests, {nbytes / 1e6:.1f} MB")
 
 
-@app.command("erase")
+@app.command("erase", epilog="Example: kimi-w4a8 draft erase FOLDER --kind chat")
 def erase(
     folder: Path = FOLDER,
     request: list[str] = typer.Option([], "--request", help="Remove the request with this id, which its answer has."),
@@ -121,7 +121,7 @@ def _names(key_files: list[Path]) -> list[str]:
     return [key_name(key) for file in key_files for key in read_keys(file).values()]
 
 
-@app.command("states")
+@app.command("states", epilog="Example: kimi-w4a8 draft states FOLDER --recipe agent")
 @expanded
 def states(
     *,
@@ -154,7 +154,7 @@ def states(
     console.print(f"captured {len(plan.missing)} conversations in {plan.folder}", soft_wrap=True)
 
 
-@app.command("train")
+@app.command("train", epilog="Example: kimi-w4a8 draft train FOLDER --recipe agent --to DRAFT")
 @expanded
 def train(
     *,
@@ -213,7 +213,7 @@ def train(
     typer.echo(f"{said}; next: kimi-w4a8 draft compare {folder} --recipe {of.recipe} --new {to}")
 
 
-@app.command("compare")
+@app.command("compare", epilog="Example: kimi-w4a8 draft compare FOLDER --recipe agent --new DRAFT")
 @expanded
 def compare(
     *,
@@ -243,7 +243,7 @@ def compare(
     raise typer.Exit(overall(kinds).exit_code)
 
 
-@app.command("switch")
+@app.command("switch", epilog="Example: kimi-w4a8 draft switch LINK --to DRAFT")
 def switch(
     link: Path = typer.Argument(..., metavar="LINK", help="Link that the recipe's draft.repo names."),
     new: Path | None = typer.Option(None, "--to", help="Folder of the new draft."),

@@ -71,7 +71,7 @@ def require_packages() -> None:
     require("lm_eval", "scipy", "jinja2", "jsonschema")
 
 
-@app.command("gsm8k")
+@app.command("gsm8k", epilog="Example: kimi-w4a8 eval gsm8k --recipe agent")
 @expanded
 def gsm8k(
     *,
@@ -98,7 +98,7 @@ def gsm8k(
     _accuracy(server, judged, protocol, data_dir, published)
 
 
-@app.command("tiny-math")
+@app.command("tiny-math", epilog="Example: kimi-w4a8 eval tiny-math --recipe tiny")
 @expanded
 def tiny_math(
     *,
@@ -117,7 +117,7 @@ def tiny_math(
     _accuracy(server, judged, tasks.Protocol(tasks.TINY_MATH, True, 0, tasks.TINY_MATH.max_tokens, limit, concurrency))
 
 
-@app.command("tools")
+@app.command("tools", epilog="Example: kimi-w4a8 eval tools --base-url http://127.0.0.1:9527")
 @expanded
 def tools(
     *,
@@ -160,7 +160,7 @@ def _object(text: str) -> dict[str, Any]:
         raise UsageError(f"not a JSON object: {error.errors()[0]['msg']}", "--extra", '{"temperature": 1.0}') from None
 
 
-@app.command("lossless")
+@app.command("lossless", epilog="Example: kimi-w4a8 eval lossless --recipe agent")
 @expanded
 def lossless(
     *,
@@ -202,7 +202,7 @@ def lossless(
     _conclude(runs, lambda: lossless_check.run(reference, target, plan, table_console())[0])
 
 
-@app.command("smoke")
+@app.command("smoke", epilog="Example: kimi-w4a8 eval smoke --base-url http://127.0.0.1:9527")
 @expanded
 def smoke(
     *,

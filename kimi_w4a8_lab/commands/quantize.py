@@ -38,7 +38,7 @@ class Job:
     verbose: bool = typer.Option(False, "--verbose", help="Show Quark's own messages.")
 
 
-@app.command("w4a8-target")
+@app.command("w4a8-target", epilog="Example: kimi-w4a8 quantize w4a8-target SRC DST")
 @expanded
 def w4a8_target(
     source: Path = SOURCE,
@@ -66,7 +66,7 @@ def w4a8_target(
     _run(checkpoint, destination, quantize, settings)
 
 
-@app.command("fp8-draft")
+@app.command("fp8-draft", epilog="Example: kimi-w4a8 quantize fp8-draft SRC DST")
 @expanded
 def fp8_draft(
     source: Path = SOURCE,
@@ -92,7 +92,7 @@ def fp8_draft(
     _run(checkpoint, destination, quantize, settings | {"vllm": vllm_exclude})
 
 
-@app.command("fix-exclude")
+@app.command("fix-exclude", epilog="Example: kimi-w4a8 quantize fix-exclude DIR")
 def fix_exclude(directory: Path = typer.Argument(..., metavar="DIR", help="Folder of an FP8 draft.")) -> None:
     """Rewrite a draft's exclude list for vLLM.
 
