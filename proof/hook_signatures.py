@@ -26,30 +26,30 @@ PAGE = Path(__file__).parents[1] / "docs/hooks.md"
 _HERE, _ROWS = "--of-this-release", "--rows-of-this-release"
 
 
-def _features() -> list[hooks.Feature]:
-    """Return the plugin's features, in a process of `run_module`."""
+def _features() -> list[tuple[str, hooks.Feature]]:
+    """Return the plugin's features with their modules, in a process of `run_module`."""
     from sglang.srt.plugins import load_plugins  # its process alone needs SGLang
 
     hooks._unknown = lambda name: None  # whatever the table says, it is what is asked for
     load_plugins()
-    modules = [module for name, module in sys.modules.items() if name.startswith("kimi_w4a8_eagle3.sglang_plugin.")]
-    features = {id(one): one for module in modules for one in vars(module).values() if isinstance(one, hooks.Feature)}
-    return sorted(features.values(), key=lambda feature: feature.name.lower())
+    modules = {name: vars(sys.modules[name]) for name in sys.modules if name.startswith(f"{hooks.__package__}.")}
+    return [(name, one) for name in modules for one in modules[name].values() if isinstance(one, hooks.Feature)]
 
 
 def of_this_release() -> dict[str, str | None]:
     """Return the call of each name."""
-    return {name: hooks.call_of(name) for feature in _features() for name in feature.names}
+    return {name: hooks.call_of(name) for _, feature in _features() for name in feature.names}
 
 
 def rows_of_this_release() -> list[str]:
     """Return the rows of the page's table."""
     absent = {True: "`kimi_missing_feature_info`", False: "no start"}
     rows = []
-    for one in sorted(_features(), key=lambda feature: feature.name.removeprefix("the ").lower()):
+    for module, one in _features():
+        file = module.removeprefix(f"{hooks.__package__}.").replace(".", "/")
         names = " ".join(f"`{name.removeprefix('sglang.srt.')}`" for name in one.names)
-        rows.append(f"| {one.name} | {absent[one.optional]} | {one.remove_when} | {names} |")
-    return rows
+        rows.append(f"| {one.name} | `{file}.py` | {absent[one.optional]} | {one.remove_when} | {names} |")
+    return sorted(rows, key=lambda row: row.removeprefix("| the ").removeprefix("| ").lower())
 
 
 def _asked(folders: Sequence[str], what: str) -> Any:
@@ -61,9 +61,14 @@ def _asked(folders: Sequence[str], what: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def of_the_page() -> list[str]:
+    """Return the rows of the table of docs/hooks.md."""
+    return _asked([], _ROWS)
+
+
 def write_page() -> None:
     """Replace the rows of the table of docs/hooks.md."""
-    rows = "".join(f"{row}\n" for row in _asked([], _ROWS))
+    rows = "".join(f"{row}\n" for row in of_the_page())
     head, mark, table = PAGE.read_text().partition("\n## Features")
     PAGE.write_text(head + mark + re.sub(r"(\|.*\n\|---.*\n)(?:\|.*\n)+", lambda found: found[1] + rows, table))
 

@@ -15,6 +15,7 @@ from support.sglang_program import BOTH, VERSIONS, found
 import kimi_w4a8_eagle3.sglang_plugin
 from kimi_w4a8_eagle3.base.releases import SGLANG_NEWEST
 from kimi_w4a8_eagle3.sglang_plugin import hooks
+from proof import hook_signatures
 
 RENAMED = """
 import contextlib, functools, inspect, io, json, os, pkgutil, sys
@@ -24,7 +25,6 @@ from prometheus_client import REGISTRY
 from sglang.srt.plugins.hook_registry import HookRegistry
 
 OURS = "kimi_w4a8_eagle3.sglang_plugin."
-os.environ["KIMI_COLLECT"] = "folder"  # a feature that the operator switches on
 plugins.entry_points = functools.cache(plugins.entry_points)  # a fifth of the time of each fork
 
 def take_away(name):
@@ -148,7 +148,6 @@ ELSEWHERE = {
     "_extract_cache_from_sglext",
 }
 REGISTRY = {"_patched"}  # the plugin ends the process when it cannot read it
-HEAD = "| feature | without it | remove when | names in `sglang.srt` |"
 NEWER = {"_get_block_fp8_config"}  # an override; a release without it does not call it
 
 
@@ -204,15 +203,8 @@ def test_every_private_name_is_in_the_table(newest: bool) -> None:
 
 
 def test_the_page_has_a_row_for_every_feature() -> None:
-    facts = found(RENAMED)
-    page = (Path(__file__).parents[2] / "docs/hooks.md").read_text()
-    absence = {True: "`kimi_missing_feature_info`", False: "no start"}
-    rows = []
-    for feature, (optional, remove) in facts["features"].items():
-        names = sorted(name.removeprefix("sglang.srt.") for name, of in facts["table"].items() if feature in of)
-        rows.append(f"| {feature} | {absence[optional]} | {remove} | {' '.join(f'`{name}`' for name in names)} |")
-    table = page.partition(f"\n{HEAD}\n")[2].splitlines()[1:]
-    assert sorted(rows) == sorted(line for line in table if line.startswith("| "))
+    table = hook_signatures.PAGE.read_text().partition("\n## Features")[2].partition("|---")[2].splitlines()[1:]
+    assert len(table) == len(found(RENAMED)["features"]) and table == hook_signatures.of_the_page()
 
 
 def _is_self(node: ast.expr) -> bool:
