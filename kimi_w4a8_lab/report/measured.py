@@ -11,6 +11,7 @@ import numpy as np
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.installed import not_installed
 
+from ..base.other_programs import busy
 from ..predict.predict import of_workload
 from ..speed import published
 from ..speed.runs import Cell, Run
@@ -141,6 +142,8 @@ def notes(analysis: Analysis) -> list[str]:
         if run.result.status != "complete":
             found.append(f"{run.name} is incomplete: {run.result.reason or run.result.status}")
         found += [f"Left out: {bad.workload.name}, {bad.side} in {run.name}: {why}" for bad, why in run.refused]
+        if warning := busy(_others(run) or 0.0):
+            found.append(warning)
         for measurement in run.usable:
             text = [measurement.text.warning] if measurement.text and measurement.text.warning else []
             found += [f"{measurement.workload.name}: {note}" for note in (*measurement.notes, *text)]
@@ -258,8 +261,14 @@ def _machine(run: Run) -> str:
     gpus = hardware.get("gpus") or []
     if not hardware.get("known", True):
         return "another machine with unknown GPUs"
-    host = f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB"
+    others = "" if (share := _others(run)) is None else f" (other programs used up to {share:.0%})"
+    host = f"{machine['processor']}, {machine['cores']} cores{others}, {machine['memory_gib']} GiB"
     return f"{len(gpus)}x {gpus[0]}, {host}" if gpus else f"{host}, no GPU"
+
+
+def _others(run: Run) -> float | None:
+    """Return the largest share of the cores that other programs used; None where it was not watched."""
+    return max((found.others for found in run.usable if found.others is not None), default=None)
 
 
 def number(value: float, metric: Metric) -> str:

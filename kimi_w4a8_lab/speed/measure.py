@@ -19,7 +19,7 @@ from kimi_w4a8_eagle3.engine.client import EngineClient, Generation
 from kimi_w4a8_eagle3.engine.metrics import Acceptance, acceptance_from_histograms
 
 from ..base.counters import Counters, acceptance_from_counters, counted, still
-from ..base.other_programs import busy, watched
+from ..base.other_programs import watched
 from ..base.request_progress import request_progress
 from ..base.server_under_test import Server
 from . import repetition
@@ -68,6 +68,7 @@ class Measurement(BaseModel):
     text: TextRepetition | None = None
     cached: float | None = Field(default=None, description="share of the prompt tokens found in the prefix cache")
     turns: list[TurnFigures] = []
+    others: float | None = Field(default=None, description="share of the cores that other programs used")
     notes: list[str] = []
     problems: list[str] = []
 
@@ -110,8 +111,6 @@ def measure(server: Server, point: Point, dataset: Path, folder: Path, repetitio
     after = counted(server.engine, idle.requests + warmups + point.requests, 5.0)
     added = replace(after.since(before[0]), requests=after.requests - idle.requests - warmups)
     notes, problems = _judge(point, load, details, added)
-    if server.launch is not None and (warning := busy(share())):  # a server that ran before is an other program here
-        notes.append(warning)
     if before[0].requests < idle.requests + warmups:
         notes.append(
             f"the server had counted {before[0].requests - idle.requests:.0f} of {warmups} warm-up requests "
@@ -134,6 +133,7 @@ def measure(server: Server, point: Point, dataset: Path, folder: Path, repetitio
         else None,
         cached=added.cached_tokens / added.prompt_tokens if added.prompt_tokens else None,
         turns=turns_of(details, point.turn_numbers),
+        others=share() if server.launch else None,  # a server that ran before is an other program here
         notes=notes,
         problems=problems,
     )

@@ -4,6 +4,7 @@ import io
 import json
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,8 +47,8 @@ def test_accept_length_counts_the_measured_requests_and_not_the_warm_up(null_run
     assert accepted.length == pytest.approx((TOKENS - 1) / len(STEPS))
 
 
-def test_a_busy_machine_is_noted_where_the_server_was_started_here(
-    null_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_page_says_how_busy_the_machine_was_and_warns_once(
+    null_run: Run, copies: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measuring, "watched", lambda: lambda: 0.4)
     point = replace(with_changes(load_workload("tiny-con2"), num_prompts=2).points()[0], warmups=0)
@@ -55,12 +56,12 @@ def test_a_busy_machine_is_noted_where_the_server_was_started_here(
     with null_server() as url:
         before = Target(url).connected
         started = replace(before, launch=resolve(load_recipe("tiny")))
-        notes = [measuring.measure(server, point, texts, tmp_path, 0).notes for server in (before, started)]
-    assert [any(note.startswith("Other programs used 40%") for note in found) for found in notes] == [False, True]
-
-
-def test_the_page_names_the_model_that_was_served(null_run: Run) -> None:
-    assert page(Analysis([null_run])).about.startswith(f"Benchmark of {null_run.result.measurements[0].model}. On ")
+        found = [measuring.measure(server, point, texts, tmp_path, 0) for server in (before, started)]
+    assert [one.others for one in found] == [None, 0.4]
+    shown = page(Analysis([copies("busy", "w4a8", count=2, others=0.4)]), charts=False)
+    assert shown.about.startswith(f"Benchmark of {found[0].model}. On ")  # the model that was served
+    assert "cores (other programs used up to 40%)" in shown.about
+    assert [note[:23] for note in shown.notes if "programs" in note] == ["Other programs used 40%"]
 
 
 def test_the_server_is_asked_before_a_large_text_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
