@@ -43,7 +43,7 @@ VERBS: dict[str, dict[str, tuple[str, str]]] = {
         "ready": ("Wait until the server of this machine is ready.", "ready --timeout 600"),
     },
     "measure": {},
-    "prepare": {"check": ("Check a checkpoint by configs, headers and small tensors.", "check MODEL --draft DRAFT")},
+    "models": {"check": ("Check a checkpoint by configs, headers and small tensors.", "check MODEL --draft DRAFT")},
     "expert": {
         "plan": ("Show memory per GPU, KV capacity and the page guard's verdict.", "plan agent --gpu mi325x"),
         "recipes": ("List the packaged recipes: hardware, status there, summary.", "recipes"),

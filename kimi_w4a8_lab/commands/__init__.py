@@ -8,7 +8,7 @@ VERBS = {
         "eval": ("Accuracy with a verdict, and proof that drafts change nothing.", "eval gsm8k --recipe agent"),
         "report": ("Write one HTML page and SVG figures from finished runs.", "report runs/RUN"),
     },
-    "prepare": {
+    "models": {
         "quantize": ("Quantize a target or a draft with AMD Quark, shard by shard.", "quantize w4a8-target SRC DST"),
         "draft": ("A draft for your traffic: collect, train, compare, switch.", "draft collect FOLDER --share 0.1"),
         "tune-moe": ("Measure tile choices on this GPU, and write the fastest.", "tune-moe --output tiles.json"),
