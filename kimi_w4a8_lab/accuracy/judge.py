@@ -87,11 +87,11 @@ def judge_references(found: Judgement, references: Sequence[Reference], judged: 
         verdict = not_worse(difference, significance.REPORTED_MARGIN)
         found.references.append(replace(reference, difference=difference))
         if reference.configuration == judged:
+            more = _MORE if verdict is Verdict.INCONCLUSIVE and not found.reasons else ""
             found.conclude(
                 verdict,
                 f"{reference.metric}: {difference:+} against {judged}'s {reference.accuracy:.2%}, "
-                f"margin {100 * significance.REPORTED_MARGIN:g} points: {_WORDS[verdict]}"
-                f"{_MORE if verdict is Verdict.INCONCLUSIVE else ''}",
+                f"margin {100 * significance.REPORTED_MARGIN:g} points: {_WORDS[verdict]}{more}",
             )
 
 

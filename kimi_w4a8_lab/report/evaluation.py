@@ -41,10 +41,10 @@ _DIFFERENCE = ("server", "concurrency", "request", "kind", "token", "what differ
 
 
 def page(folder: Path, result: EvalResult) -> Page:
-    verdict, task = result.verdict, f": {result.task}" if isinstance(result, AccuracyResult) else ""
+    verdict, task = result.verdict, result.task if isinstance(result, AccuracyResult) else result.title
     meaning = f"PASS means: {found}." if (found := _meaning(result)) else ""
     about = " ".join(filter(None, (f"{folder.resolve().name} of {result.model}.", meaning, _versions(folder))))
-    head = f"{verdict.state.headline}: {result.title}{task}, {result.configuration}"
+    head = f"{verdict.state.headline}: {task}, {result.configuration}"
     words, tone = [Words(reason) for reason in verdict.reasons], TONES.get(verdict.state, "")
     return Page(head, words, about, chart(*_bars(result)), sections=list(_sections(result)), tone=tone)
 

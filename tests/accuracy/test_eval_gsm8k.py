@@ -156,7 +156,7 @@ def test_the_verdict_counts_failed_and_cut_answers(resumed):
     result = json.loads((resumed.folder / RESULT).read_text())
     verdict = result["verdict"]
     shown = resumed.output.replace("| ", "")
-    assert resumed.exit_code == 4 and "INVALID: Accuracy: GSM8K" in shown
+    assert resumed.exit_code == 4 and "INVALID: GSM8K" in shown
     assert "1 requests failed, 1 answers were cut" in shown
     assert verdict["state"] == "invalid" and (verdict["failed"], verdict["truncated"]) == (1, 1)
     assert all(row["answered"] == LIMIT - 1 for row in verdict["accuracies"])

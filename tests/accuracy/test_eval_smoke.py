@@ -105,7 +105,7 @@ def test_the_page_escapes_answers_and_loads_no_outside_file(tmp_path):
     record = {"started": "2026-11-22T12:00:00", "versions": {"sglang": "0.5.23"}, "git_commit": "0123456789abcdef"}
     (tmp_path / "run.json").write_text(json.dumps(record))
     page = write_page(evaluation.page(tmp_path, result), tmp_path).read_text()
-    assert "<title>FAIL: Accuracy: GSM8K, eagle3</title>" in page and 'name="viewport"' in page
+    assert "<title>FAIL: GSM8K, eagle3</title>" in page and 'name="viewport"' in page
     assert " of kimi. PASS means: " in page and "2026-11-22T12:00:00, sglang 0.5.23, commit 0123456789ab</p>" in page
     assert "<script" not in page and "&lt;script&gt;" in page and "http" not in page
     assert "90.00% [85.00%, 95.00%]" in page and "-3.00 [-5.00, +1.00] points" in page
