@@ -215,11 +215,6 @@ AITER: dict[str, Contract] = {
         },
         "aiter/ops/norm.py",
     ),
-    "aiter.silu_and_mul": Contract(
-        {"out": Tensor("input", "tokens half"), "input": Tensor(_ANY, "tokens 2*half"), "limit": _MAYBE_NUMBER},
-        "aiter/ops/activation.py and csrc/kernels/activation_kernels.cu",
-        ("out",),
-    ),
     # Without quantization it takes bfloat16 or float16; the other arguments belong to quantization.
     "aiter.ops.fused_qk_rmsnorm_group_quant.fused_qk_rmsnorm": Contract(
         {

@@ -263,6 +263,7 @@ SGL_KERNEL: dict[str, Contract] = {
         {"input": Tensor((_FLOAT, *_HALF)), "out": Tensor("input", optional=True)},
         "sgl-kernel/csrc/elementwise/activation.cu",
         ("out",),
+        (Rule("out", "half as wide as input", lambda g: 2 * g["out"].shape[-1] == g["input"].shape[-1]),),
     ),
     # The kernel reads the cache in the type of the query.
     "sgl_kernel.rotary_embedding": Contract(

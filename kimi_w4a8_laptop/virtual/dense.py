@@ -58,20 +58,11 @@ def layernorm2d_fwd(
     return F.layer_norm(input, weight.shape, weight, bias, epsilon)
 
 
-def _silu_and_mul(input: torch.Tensor) -> torch.Tensor:
-    gate, up = input.chunk(2, dim=-1)
-    return F.silu(gate) * up
-
-
 @operator("sgl_kernel.silu_and_mul")
-def sgl_silu_and_mul(input: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    result = _silu_and_mul(input)
+def silu_and_mul(input: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    gate, up = input.chunk(2, dim=-1)
+    result = F.silu(gate) * up
     return result if out is None else out.copy_(result)
-
-
-@operator("aiter.silu_and_mul")
-def aiter_silu_and_mul(out: torch.Tensor, input: torch.Tensor) -> None:
-    out.copy_(_silu_and_mul(input))
 
 
 @operator("aiter.tuned_gemm.tgemm.mm")

@@ -20,45 +20,22 @@ from . import library
 from .kernel_launch import Touched, launch, require_device
 from .library import DRAW
 
-_SIZES = {
-    "max_shared_mem": 65536,
-    "multiprocessor_count": 304,
-    "warpSize": 64,
-    "max_num_regs": 65536,
-    "mem_clock_rate": 1,
-    "mem_bus_width": 1,
-    "sm_clock_rate": 1,
-}
+_SIZES = {"max_shared_mem": 65536, "multiprocessor_count": 304, "warpSize": 64}
 
 
 class Driver:
-    binary_ext = "hsaco"
-    utils = SimpleNamespace(get_device_properties=lambda device: _SIZES)
+    """The part of Triton's driver that SGLang and the interpreter ask."""
 
-    @classmethod
-    def is_active(cls) -> bool:
-        return True
+    utils = SimpleNamespace(get_device_properties=lambda device: _SIZES)
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("hip", "gfx942", 64)
 
-    def get_active_torch_device(self) -> torch.device:
-        return torch.device("cuda", torch.cuda.current_device())
-
-    def get_device_interface(self) -> Any:
-        return torch.cuda
-
     def get_current_device(self) -> int:
         return torch.cuda.current_device()
 
-    def set_current_device(self, device: int) -> None:
-        torch.cuda.set_device(device)
-
     def get_current_stream(self, device: int | None = None) -> int:
         return torch.cuda.current_stream(device).cuda_stream
-
-    def get_device_capability(self, *_: object) -> tuple[str, int]:
-        return ("gfx942", 0)
 
 
 def install() -> None:

@@ -80,7 +80,7 @@ SERVING = {
     "a position beyond the cosines": "positions is torch.int64 [1, 2] [[0, 4]], expected rows of cos",
     "cosines in float32": "aiter.rope_cached_positions_2c_fwd_inplace: cos is torch.float32, expected torch.bfloat16",
     "a grammar's mask of another vocabulary": "bitmask is torch.int32 [2, 1], expected 32 tokens a word",
-    "an activation as wide as its input": "aiter.silu_and_mul: input is shape [2, 8], expected [tokens 2*half]",
+    "an activation as wide as its input": "sgl_kernel.silu_and_mul: out is torch.bfloat16 [2, 8], expected half as",
     "a projection with transposed weights": "aiter.tuned_gemm.tgemm.mm: weights is torch.bfloat16 [2, 2], expected",
     "swapped weights of two norms": "fused_qk_rmsnorm: q_weight is shape [4], expected [hidden]",
     "a draw into a row too few": "greedy_sample: input is shape [2, 8], expected [rows vocabulary] with {'rows': 1}",

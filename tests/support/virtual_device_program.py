@@ -217,7 +217,7 @@ SERVING: dict[str, Callable[[], object]] = {
     "a grammar's mask of another vocabulary": lambda: STAND_INS["sgl_kernel.apply_token_bitmask_inplace_cuda"](
         columns(64, torch.float32), columns(1, torch.int32)
     ),
-    "an activation as wide as its input": lambda: STAND_INS["aiter.silu_and_mul"](columns(8), columns(8)),
+    "an activation as wide as its input": lambda: STAND_INS["sgl_kernel.silu_and_mul"](columns(8), columns(8)),
     "a projection with transposed weights": lambda: STAND_INS["aiter.tuned_gemm.tgemm.mm"](columns(8), columns(2)),
     "swapped weights of two norms": lambda: STAND_INS["aiter.ops.fused_qk_rmsnorm_group_quant.fused_qk_rmsnorm"](
         columns(8), columns(4), columns(8), columns(4)[0], 1e-5, columns(4), columns(8)[0], 1e-5, 0
