@@ -1,14 +1,16 @@
-"""Dense products in FP8, served: drafts change no token, and the logits stay near those of BF16."""
+"""Dense products in FP8, served on both releases with one rank and two: drafts change no token, logits stay near."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import mean
 
 import pytest
 from support.acceptance import accepted
-from support.tiny_servers import running, tiny_launch
+from support.sglang_program import VERSIONS, environment
+from support.tiny_servers import TWO_RANKS, running, tiny_launch
 
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.metrics import read_once
@@ -36,14 +38,13 @@ def logprobs(server: EngineServer, answered: list[tuple[int, ...]]) -> list[floa
         return [one for ids, tokens in zip(prompts, answered, strict=True) for one in probe.prefill(ids, tokens).chosen]
 
 
-def test_drafts_change_no_token_and_the_logits_stay_near(tmp_path: Path) -> None:
-    found, of_tokens = {}, {}
-    for name, launch in {
-        "bf16": tiny_launch(False),
-        "plain": tiny_launch(False, ON),
-        "drafts": tiny_launch(True, ON),
-    }.items():
-        with running(launch.engine(tmp_path / f"{name}.log")) as server:
+@pytest.mark.parametrize("ranks", ((), TWO_RANKS), ids=("TP 1", "TP 2"))
+@pytest.mark.parametrize("newest", (False, True), ids=VERSIONS)
+def test_drafts_change_no_token_and_the_logits_stay_near(newest: bool, ranks: tuple[str, ...], tmp_path: Path) -> None:
+    found, of_tokens, path = {}, {}, {"PYTHONPATH": environment(newest)["PYTHONPATH"]}
+    for name, drafts, switch in (("bf16", False, ()), ("plain", False, ON), ("drafts", True, ON)):
+        launch = tiny_launch(drafts, (*ranks, *switch))
+        with running(replace(launch, env=launch.env | path).engine(tmp_path / f"{name}.log")) as server:
             found[name] = answers(server)
             of_tokens[name] = logprobs(server, found["bf16"][0])
             assert "kimi_missing_feature_info" not in read_once(*server.address).samples
