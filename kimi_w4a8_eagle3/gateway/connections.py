@@ -24,8 +24,15 @@ class ClientProtocol(BoundedProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]  # the answer keeps the connection open
         """Keep a half-closed connection until its answer is written; the application reads an empty message."""
+        if self._held:
+            self.loop.call_soon(self._ended)  # after it was read
+            return True
         waits = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
         if waits:
             self.cycle.keep_alive = False
             self.cycle.message_event.set()
         return waits
+
+    def _ended(self) -> None:
+        if not self.eof_received():
+            self.transport.close()

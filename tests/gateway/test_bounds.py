@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,13 @@ def with_two_clients() -> App:
 HOSTILE = [(b"x-api-key", b"hostile")]
 
 
+def noting(app: App, note: Callable[[bytes], Any]) -> list[Any]:
+    """Return the list into which goes what is noted of each body when it is read."""
+    found, read = list[Any](), app.service.read
+    app.service.read = lambda endpoint, raw: found.append(note(raw)) or read(endpoint, raw)  # type: ignore
+    return found
+
+
 def test_names_are_counted_before_anything_is_read() -> None:
     answer = App(engine := ScriptedEngine()).ask(CHAT, {**BODY, **{f"x{number}": 1 for number in range(16367)}})
     assert answer.status_code == 400 and "has 16370 fields, and 256 are allowed" in answer.text
@@ -49,14 +57,8 @@ def test_names_are_counted_before_anything_is_read() -> None:
 
 def test_a_client_waits_for_one_request_of_another_and_not_for_all() -> None:
     async def ask() -> list[str]:
-        app, order = with_two_clients(), list[str]()
-        read = app.service.read
-
-        def noting(endpoint: Any, raw: bytes) -> Any:
-            order.append(json.loads(raw)["model"])
-            return read(endpoint, raw)
-
-        app.service.read = noting  # type: ignore[method-assign]
+        app = with_two_clients()
+        order = noting(app, lambda raw: json.loads(raw)["model"])
         bodies = [{**BODY, "model": f"{MODEL}:hostile"}] * 50
         wires = [Wire(app, MESSAGES, body, headers=HOSTILE) for body in bodies]
         wires.append(Wire(app, MESSAGES, {**BODY, "model": f"{MODEL}:honest"}))
@@ -69,14 +71,8 @@ def test_a_client_waits_for_one_request_of_another_and_not_for_all() -> None:
 
 
 def test_a_large_body_is_read_beside_the_event_loop() -> None:
-    app, threads = App(ScriptedEngine()), list[bool]()
-    read = app.service.read
-
-    def noting(endpoint: Any, raw: bytes) -> Any:
-        threads.append(threading.current_thread() is threading.main_thread())
-        return read(endpoint, raw)
-
-    app.service.read = noting  # type: ignore[method-assign]
+    app = App(ScriptedEngine())
+    threads = noting(app, lambda _: threading.current_thread() is threading.main_thread())
     for text in ("?", "? " * exchange.THREAD_BYTES):
         assert app.ask(CHAT, {**BODY, "messages": [{"role": "user", "content": text}]}).status_code in (200, 400)
     assert threads == [True, False]

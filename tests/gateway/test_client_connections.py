@@ -18,6 +18,11 @@ GET = b"GET / HTTP/1.1\r\nHost: x\r\n"
 
 class Patient(ClientProtocol):
     deadline_s = 600.0  # so that only the bounds of a header end a connection
+    pieces = 0  # of bodies
+
+    def on_body(self, body: bytes) -> None:
+        Patient.pieces += 1
+        super().on_body(body)
 
 
 async def slow(scope: Any, receive: Any, send: Any) -> None:
@@ -101,6 +106,15 @@ def test_two_requests_with_clear_ends_get_two_answers(locked: Any) -> None:
     first = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n" + CHUNKED + KEY + b"\r\n2\r\n{}\r\n" + EMPTY
     found = answer(first + HIDDEN, app=locked)
     assert found.startswith(b"HTTP/1.1 400") and b"HTTP/1.1 200" in found  # {} has no messages
+
+
+@pytest.mark.parametrize(("key", "status"), [(b"", b"401"), (KEY, b"400")], ids=["without a key", "with one"])
+def test_a_body_in_bytes_is_read_only_with_a_key(key: bytes, status: bytes, locked: Any) -> None:
+    Patient.pieces, header = 0, b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n" + CHUNKED + key + b"\r\n"
+    body = b"".join(b"1\r\n%c\r\n" % byte for byte in b'{"n": 0}'.rjust(100_000)) + EMPTY
+    found = answer(header + body, half_closed=True, app=locked)
+    assert found.startswith(b"HTTP/1.1 " + status) and found.count(b"HTTP/1.1") == 1, found
+    assert Patient.pieces == 100_000 if key else Patient.pieces < 6000
 
 
 @pytest.mark.parametrize(

@@ -37,31 +37,24 @@ def test_a_file_holds_several_keys_with_names(file: Path) -> None:
         assert refused.value.status == 401
 
 
-@pytest.mark.parametrize(
-    "text", ["", "short", "a b c-is-long-enough", "ann key-of-ann-123\nann key-of-ann-124", "größe123456"]
-)
-def test_a_file_that_cannot_be_used_is_named(file: Path, text: str) -> None:
+UNUSABLE = {
+    "": "the key file holds no key",
+    "bob short": "line 1 of the key file holds no usable key",
+    "a b c-is-long-enough": "line 1 of the key file holds no usable key",
+    "ann key-of-ann-123\nann key-of-ann-124": "line 2 of the key file repeats the name ann",
+    "größe123456": "the key file cannot be read: it is not ASCII text",
+}
+
+
+@pytest.mark.parametrize(("text", "what"), UNUSABLE.items())
+def test_a_file_that_cannot_be_used_is_named_and_no_remedy_loses_its_keys(file: Path, text: str, what: str) -> None:
     file.write_text(text)
     with pytest.raises(KimiError) as error:
         read_keys(file)
+    assert error.value.what == what and "rand -hex 32 > " not in error.value.remedy
     assert str(file) in str(error.value) and "key-of-ann" not in str(error.value)
-
-
-def test_no_remedy_for_a_key_file_loses_the_keys_of_other_clients(file: Path) -> None:
-    problems = {
-        "ann key-of-ann-123\nann key-of-ann-124": "line 2 of the key file repeats the name ann",
-        "bob short": "line 1 of the key file holds no usable key",
-        "": "the key file holds no key",
-    }
-    for text, what in problems.items():
-        file.write_text(text)
-        with pytest.raises(KimiError) as error:
-            read_keys(file)
-        assert error.value.what == what and "rand -hex 32 > " not in error.value.remedy
-
-
-def test_a_file_that_others_can_read_is_refused(file: Path) -> None:
     file.chmod(0o644)
+    file.write_text("ann key-of-ann-123")
     with pytest.raises(KimiError, match="every user of this machine"):
         read_keys(file)
 
