@@ -14,7 +14,7 @@ from rich.console import Console
 from ..base.errors import UsageError
 from ..base.finding import LABELS, STYLES, Finding, Severity
 from ..machine.hardware import GPUS
-from ..recipe.arguments import require_parsed
+from ..recipe.arguments import check_host, require_parsed
 from ..recipe.launch import Launch, prepare
 from ..recipe.schema import one_recipe
 from .options import DRAIN_TIMEOUT, OPS_HOST, OPS_PORT, RECIPE, RECIPE_NAME, RUNS, complete
@@ -57,6 +57,7 @@ def serve(
     """
     if as_json and not dry_run:
         raise UsageError("only a dry run prints JSON", where="--json", expected="--dry-run --json")
+    check_host(ops_host, "--ops-host")
     extra = context.args
     if recipe and name and name.startswith("-"):  # in `-r tiny -- --port 1` the first word after `--` lands in RECIPE
         extra, name = [name, *extra], None

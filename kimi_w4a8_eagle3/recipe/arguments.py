@@ -7,11 +7,13 @@ asked only about what no packaged recipe has.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
+from ipaddress import ip_address
 from typing import Any
 
 from ..base.errors import KimiError, UsageError
@@ -29,6 +31,7 @@ ALIASES = {
     "tensor-parallel-size": "tp-size",
     "speculative-draft-model": "speculative-draft-model-path",
 }
+_HOST_NAME = re.compile(r"(?=.{1,253}$)(?!.*[^.]{64})([\w-]+\.)*[\w-]*[A-Za-z_-][\w-]*\.?", re.ASCII)  # 10.0.0 is no name
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
@@ -117,6 +120,15 @@ def number(args: Mapping[str, ArgValue], name: str, default: int, most: int = sy
         expected = "a whole number from 1" + (f" to {most}" if most < sys.maxsize else "")
         raise UsageError(f"--{name} {text} is not a valid value", "engine arguments", expected)
     return int(text)
+
+
+def check_host(text: str, option: str = "--host") -> None:
+    """Raise UsageError for what is neither an address nor the name of a host, without asking a name server."""
+    with suppress(ValueError):
+        ip_address(text)
+        return
+    if not _HOST_NAME.fullmatch(text):
+        raise UsageError(f"{option} {text} is not a valid value", "engine arguments", "an address or the name of a host")
 
 
 def fraction(args: Mapping[str, ArgValue], name: str, default: float) -> float:

@@ -31,6 +31,7 @@ from .arguments import (
     allows_code,
     argument_groups,
     attention_tp,
+    check_host,
     check_numa_nodes,
     command_words,
     number,
@@ -238,7 +239,8 @@ def resolve(recipe: Recipe, settings: Sequence[str] = (), extra: Sequence[str] =
     if recipe.options.speculation == "off":
         notes.append(Finding("options.speculation is 'off': the draft and the --speculative-* arguments are removed"))
     _check_draft(args, recipe)
-    number(args, "port", DEFAULT_PORT, most=65535)  # here, because a dry run connects to nothing
+    check_host(str(args.get("host", "127.0.0.1")))  # here, because a dry run connects to nothing
+    number(args, "port", DEFAULT_PORT, most=65535)
     ranks = number(args, "tp-size", 1) // number(args, "nnodes", 1)
     check_numa_nodes(args, int(str(args.get("base-gpu-id", 0))) + ranks)
     shown = [show(key.removeprefix("args."), value) for key, value in changes.items()]

@@ -66,6 +66,12 @@ def test_a_dry_run_warns_of_an_open_server_and_of_a_key_file_that_is_missing(
     assert [line for line in lines if "warning" in line or "network" in line] == [warned] * bool(warned)
 
 
+@pytest.mark.parametrize("option", ["--host", "--ops-host"])
+def test_a_dry_run_refuses_what_is_no_host(option: str) -> None:
+    error = serve("tiny", "--dry-run", option, "a b").exception
+    assert isinstance(error, KimiError) and (error.exit_code, error.what) == (2, f"{option} a b is not a valid value")
+
+
 def test_a_start_without_a_terminal_says_what_it_prints(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "ready_to_serve", lambda launch, _: launch)
     monkeypatch.setattr(foreground, "serve_foreground", lambda *_: 0)

@@ -24,6 +24,8 @@ USAGE = [
     ("numa-node=[0,0]", "--numa-node 0 0 has 2 of 8 GPUs.*one NUMA node for each GPU"),
     ("numa-node=0", "--numa-node 0 has 1 of 8 GPUs"),
     ("host=", "--host has no value"),
+    *((f"host={host}", f"--host {re.escape(host)} is not a valid value.*an address or the name of a host")
+      for host in ("a b", "10.0.0", "1.2.3.400", "[::1]", "a..b", "http://a", "a:80", "é", "x" * 64)),
     (
         "speculative-algorithm=EAGLE",
         "does not fit this draft, which is an EAGLE3 draft.*kimi-k2.5-eagle3.*EAGLE3",
@@ -32,7 +34,8 @@ USAGE = [
     ("options.speculatio=x", "unknown key 'options.speculatio'; did you mean 'speculation'?"),
     ("hardwar.gpus=1", "unknown key 'hardwar'; did you mean 'hardware'?"),
     ("engine.x=1", "engine"),
-]
+]  # fmt: skip
+HOSTS = ["0.0.0.0", "::", "fe80::1%eth0", "localhost", "node-7.example.org.", "_gateway", "4u.rack", "x" * 63]
 MISFITS = [
     ("eagle3", 'options.accept_faults=["mla-page"]', "no known fault is called 'mla-page'; did you mean 'mla-pages'"),
     ("eagle3", "tp-size=2", "no room for the KV cache"),
@@ -70,6 +73,11 @@ def test_a_setting_that_cannot_be_is_a_usage_error(setting: str, message: str) -
     with pytest.raises(KimiError) as caught:
         render(load_recipe("eagle3"), [setting], machine=NO_GPU)
     assert re.search(message, str(caught.value), re.DOTALL) and caught.value.exit_code == 2
+
+
+def test_a_name_or_an_address_is_a_host() -> None:
+    for host in HOSTS:
+        assert render(load_recipe("eagle3"), [f"host={host}"], machine=NO_GPU).host == host
 
 
 @pytest.mark.parametrize(("recipe", "setting", "message"), MISFITS)
