@@ -13,6 +13,7 @@ from ..base.finding import Severity
 from ..doctor.probe import Probe
 from ..doctor.runner import examine
 from ..fetch.download import hub_repositories
+from ..recipe.arguments import command_words, parse_arguments, require_parsed
 from ..recipe.launch import Launch, load_recipe, resolve, with_folders
 from ..recipe.schema import one_recipe
 from ..recipe.trusted_code import Source, accept, locate, record_path, state
@@ -20,11 +21,13 @@ from .fetch import say
 from .options import RECIPE, RECIPE_NAME
 from .trust import show
 
-# The words of `serve` may follow, so that `up` prepares what it starts. Its options that are not below are ignored.
+# The words of `serve` may follow, so that `up` prepares what it starts. These of its options change no engine argument.
 CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
+_OF_SERVE = {"any-hardware", "api-key-file", "drain-timeout", "gpu", "no-preflight", "ops-host", "ops-port", "runs"}
 
 
 def prepare(
+    context: typer.Context,
     name: str | None = RECIPE_NAME,
     recipe: str | None = RECIPE,
     settings: Annotated[list[str] | None, typer.Option("--set", help="As in `kimi-w4a8 serve`.")] = None,
@@ -38,7 +41,10 @@ def prepare(
     own, too: doctor, fetch, trust.
     """
     named = with_folders(load_recipe(one_recipe(name, recipe)), {"model": model, "draft": draft})
-    launch = resolve(named, settings or [])
+    asked = {option: value for option, value in parse_arguments(context.args).items() if option not in _OF_SERVE}
+    launch = resolve(named, settings or [], command_words(asked))
+    if launch.untested:
+        require_parsed(launch.args)
     _check(launch)
     _fetch(launch)
     _trust(launch, trust)

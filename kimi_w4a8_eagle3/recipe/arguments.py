@@ -31,7 +31,9 @@ ALIASES = {
     "tensor-parallel-size": "tp-size",
     "speculative-draft-model": "speculative-draft-model-path",
 }
-_HOST_NAME = re.compile(r"(?=.{1,253}$)(?!.*[^.]{64})([\w-]+\.)*[\w-]*[A-Za-z_-][\w-]*\.?", re.ASCII)  # 10.0.0 is no name
+_HOST_NAME = re.compile(
+    r"(?=.{1,253}$)(?!.*[^.]{64})([\w-]+\.)*[\w-]*[A-Za-z_-][\w-]*\.?", re.ASCII
+)  # 10.0.0 is no name
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
@@ -122,13 +124,15 @@ def number(args: Mapping[str, ArgValue], name: str, default: int, most: int = sy
     return int(text)
 
 
-def check_host(text: str, option: str = "--host") -> None:
+def check_host(host: ArgValue, option: str = "--host") -> None:
     """Raise UsageError for what is neither an address nor the name of a host, without asking a name server."""
     with suppress(ValueError):
-        ip_address(text)
+        ip_address(str(host))
         return
-    if not _HOST_NAME.fullmatch(text):
-        raise UsageError(f"{option} {text} is not a valid value", "engine arguments", "an address or the name of a host")
+    if not isinstance(host, str) or not _HOST_NAME.fullmatch(host):
+        raise UsageError(
+            f"{option} {host} is not a valid value", "engine arguments", "an address or the name of a host"
+        )
 
 
 def fraction(args: Mapping[str, ArgValue], name: str, default: float) -> float:

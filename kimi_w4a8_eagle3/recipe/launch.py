@@ -239,7 +239,7 @@ def resolve(recipe: Recipe, settings: Sequence[str] = (), extra: Sequence[str] =
     if recipe.options.speculation == "off":
         notes.append(Finding("options.speculation is 'off': the draft and the --speculative-* arguments are removed"))
     _check_draft(args, recipe)
-    check_host(str(args.get("host", "127.0.0.1")))  # here, because a dry run connects to nothing
+    check_host(args.get("host", "127.0.0.1"))  # here, because a dry run connects to nothing
     number(args, "port", DEFAULT_PORT, most=65535)
     ranks = number(args, "tp-size", 1) // number(args, "nnodes", 1)
     check_numa_nodes(args, int(str(args.get("base-gpu-id", 0))) + ranks)

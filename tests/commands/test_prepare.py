@@ -13,6 +13,7 @@ from support.fetch_helpers import Done, kimi
 from support.hub_server import Fault, HubServer, Repo, serve
 
 from kimi_w4a8_eagle3.base import files
+from kimi_w4a8_eagle3.cli import load
 from kimi_w4a8_eagle3.commands import prepare
 from kimi_w4a8_eagle3.engine.process import free_port
 
@@ -71,6 +72,32 @@ def test_a_person_is_asked_once(hub: HubServer, tmp_path: Path, monkeypatch: pyt
     done = prepared(hub, tmp_path)
     assert len(asked) == 1 and done.returncode == (0 if yes else 1)
     assert (tmp_path / "config/trusted-code.json").exists() == yes
+
+
+@pytest.mark.parametrize(
+    ("words", "parsed", "message"),
+    [
+        ("tiny", {}, "unexpected 'tiny'"),
+        ("--tp 0", {}, "--tp-size 0 is not a valid value"),
+        ("--host", {}, "--host True is not"),
+        ("--dry-run", {"dry-run": True}, ""),  # which SGLang's parser refuses: tests/recipe/test_refused_launches.py
+        ("--tp 2 -- --watchdog-timeout 60", {"tp-size": "2", "watchdog-timeout": "60"}, ""),
+        ("--ops-host ::1 --ops-port 0 --drain-timeout 9 --runs x --gpu mi325x --api-key-file x", {}, ""),
+        ("--any-hardware --no-preflight --served-model-name x", {}, ""),
+    ],
+)
+def test_the_words_of_serve_are_read_and_no_others(
+    words: str, parsed: dict[str, object], message: str, hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, object]] = [{}]
+    monkeypatch.setattr(prepare, "require_parsed", asked.append)
+    monkeypatch.setattr(prepare, "_check", lambda launch: None)
+    done = kimi(hub, tmp_path, "prepare", "tiny", *words.split())
+    assert done.returncode == (2 if message else 0) and message in done.stderr
+    assert parsed.items() <= asked[-1].items() and (bool(asked[-1]) == bool(parsed))
+    assert {f"--{option}" for option in prepare._OF_SERVE} <= {
+        name for one in load("serve").params for name in one.opts
+    }
 
 
 def test_what_stops_a_start_stops_before_the_download(hub: HubServer, tmp_path: Path) -> None:

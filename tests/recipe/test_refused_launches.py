@@ -24,8 +24,9 @@ USAGE = [
     ("numa-node=[0,0]", "--numa-node 0 0 has 2 of 8 GPUs.*one NUMA node for each GPU"),
     ("numa-node=0", "--numa-node 0 has 1 of 8 GPUs"),
     ("host=", "--host has no value"),
-    *((f"host={host}", f"--host {re.escape(host)} is not a valid value.*an address or the name of a host")
-      for host in ("a b", "10.0.0", "1.2.3.400", "[::1]", "a..b", "http://a", "a:80", "é", "x" * 64)),
+    ("host=true", "--host True is not a valid value.*an address or the name of a host"),
+    *((f"host={host}", f"--host {re.escape(host)} is not a valid value")
+      for host in ("a b", "10.0.0", "1.2.3.400", "[::1]", "a..b", "http://a", "a:80", "\u00e9", "x" * 64)),
     (
         "speculative-algorithm=EAGLE",
         "does not fit this draft, which is an EAGLE3 draft.*kimi-k2.5-eagle3.*EAGLE3",
