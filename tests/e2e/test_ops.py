@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+import zmq
 from support.engine_states import engine_state
 from support.prometheus import needs_prometheus
 from support.waiting import until
@@ -19,7 +20,7 @@ from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.fronted import FrontedEngine
 from kimi_w4a8_eagle3.engine.metrics import acceptance_from_histograms
 from kimi_w4a8_eagle3.engine.process import free_port
-from kimi_w4a8_eagle3.engine.signs import DetokenizerQueue
+from kimi_w4a8_eagle3.engine.signs import DetokenizerQueue, EngineProcesses
 from kimi_w4a8_eagle3.engine.watchdog import ask_for_stacks
 from kimi_w4a8_eagle3.ops import window
 from kimi_w4a8_eagle3.ops.canary import Canary, CanaryPolicy
@@ -139,22 +140,40 @@ def test_every_process_of_the_engine_prints_its_stacks_and_goes_on(eagle3: Front
     assert client.generate("Tom has 3 apples", max_new_tokens=4).text
 
 
-def test_a_detokenizer_that_hangs_over_its_work_is_seen_by_its_neighbours(eagle3, client) -> None:
-    """It is stopped here; a loop in which it spins looks the same from outside, but for the state of its process."""
+# Evaluated by the detokenizer, which unpickles it: a loop that spins until there is a file, and then a request.
+SPINS = "(any(iter(lambda: {os}.path.exists({file!r}), True)), {io}.FreezeGCReq())[1]"
+MODULE = "__import__({!r}, fromlist=['_'])"
+
+
+class Spin:
+    def __init__(self, file: Path) -> None:
+        self.text = SPINS.format(
+            os=MODULE.format("os"), io=MODULE.format("sglang.srt.managers.io_struct"), file=str(file)
+        )
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return eval, (self.text,)
+
+
+def test_a_detokenizer_that_spins_over_its_work_is_seen_by_its_neighbours(eagle3, client, tmp_path: Path) -> None:
     client.chat("Tom has 3 apples", 4)
     family = psutil.Process(eagle3.pid).children(recursive=True)
     (detokenizer,) = (process for process in family if "sglang::detokenizer" in process.cmdline()[0])
-    queue = DetokenizerQueue(eagle3.engine.folder)
+    (address,) = {found.laddr for found in detokenizer.net_connections("unix") if str(found.laddr).startswith("/")}
+    queue, processes = DetokenizerQueue(eagle3.engine.folder), EngineProcesses(eagle3.pid)
     assert queue.age(time.monotonic()) == 0.0
-    detokenizer.suspend()
-    try:
-        with ThreadPoolExecutor(1) as thread:
+    with zmq.Context() as context, context.socket(zmq.PUSH) as socket, ThreadPoolExecutor(1) as thread:
+        socket.connect(f"ipc://{address}")
+        socket.send_pyobj(Spin(tmp_path / "end"))
+        try:
+            before = detokenizer.cpu_times().user
+            until(lambda: detokenizer.cpu_times().user > before + 1)
             asked = thread.submit(client.chat, "Tom has 4 apples", 4)
             until(lambda: queue.age(time.monotonic()) > 3)
-            detokenizer.resume()
-            assert asked.result().token_ids
-    finally:
-        detokenizer.resume()
+            assert processes.lost() is processes.stopped() is None  # nothing else shows it
+        finally:
+            (tmp_path / "end").touch()
+        assert asked.result().token_ids
     until(lambda: queue.age(time.monotonic()) == 0)
 
 

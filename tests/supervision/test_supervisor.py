@@ -130,9 +130,11 @@ def test_a_restart_keeps_the_openings_of_the_first_start(tmp_path: Path, monkeyp
 def test_a_detokenizer_that_returns_nothing_takes_the_engine_out_of_ready_until_it_does(tmp_path: Path) -> None:
     supervisor = supervised(tmp_path)
     supervisor.state.enter(Phase.READY)
-    supervisor._follow(0.0, 0.0, 9.9, None)
+    limit = module._QUEUE_SILENT_S
+    assert limit + 2 * module._POLL_S < 15  # as the runbook says: the signs are of the same second, and one round late
+    supervisor._follow(0.0, 0.0, limit - 0.1, None)
     assert supervisor.state.ready
-    supervisor._follow(0.0, 0.0, 10.0, None)
+    supervisor._follow(0.0, 0.0, limit, None)
     assert supervisor.state.phase is Phase.STALLED and "its detokenizer has returned nothing" in supervisor.state.reason
     supervisor._follow(0.0, 0.0, 0.0, None)
     assert supervisor.state.ready
