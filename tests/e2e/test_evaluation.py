@@ -168,7 +168,7 @@ def test_tiny_math_reaches_the_recorded_accuracy(eagle3, tmp_path):
     shown = evaluated("tiny-math --limit 50 --max-unusable 0.02", eagle3, tmp_path)
     outcomes = shown.stored["outcomes"]
     assert len(outcomes) == 50 and sum(one["correct"]["strict-match"] for one in outcomes) >= 46
-    assert ": Accuracy: tiny-math" in shown.headline and "against recorded&#39;s 98.60%, margin 3 points" in shown.text
+    assert ": tiny-math" in shown.headline and "against recorded&#39;s 98.60%, margin 3 points" in shown.text
 
 
 def test_smoke_passes_with_eagle3(eagle3, tmp_path):
