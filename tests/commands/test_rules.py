@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import typer
@@ -41,6 +41,19 @@ def walk(name: str, command: Any) -> Iterator[tuple[str, Any]]:
 
 
 WALKED = dict(found for name in verbs() for found in walk(name, load(name)))
+# Every option that takes a number, with a word; every command with an option that it does not have.
+WRONG = [
+    *([*name.split(), "--no-such-option"] for name in WALKED),
+    *(
+        [*name.split(), option.opts[0], "word"]
+        for name, command in WALKED.items()
+        for option in command.params
+        if any(
+            kind in (int, float)
+            for kind in (option.type_descriptor.annotation, *get_args(option.type_descriptor.annotation))
+        )
+    ),
+]
 
 
 @pytest.mark.parametrize("name", WALKED)
@@ -91,7 +104,6 @@ def test_a_table_can_be_had_as_json(name: str) -> None:
         ["patch", "--id", "no-such-patch"],
         ["eval", "smoke"],
         ["eval", "lossless", "--base-url", "http://127.0.0.1:1"],
-        ["serve", "tiny", "--no-such-option"],
         pytest.param(["serve", "tiny", "--dry-run", "--", "--chunked-prefil-size", "7"], marks=pytest.mark.slow),
         pytest.param(["plan", "agent", "--gpu", "mi325x", "--set", "chunked-prefil-size=7"], marks=pytest.mark.slow),
         ["prepare"],
@@ -108,6 +120,13 @@ def test_a_usage_error_ends_with_2(words: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         run(lambda: app(words, prog_name=PROGRAM))
     assert ended.value.code == 2
+
+
+@pytest.mark.parametrize("words", WRONG, ids=" ".join)
+def test_a_wrong_option_is_named(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(lambda: app(words, prog_name=PROGRAM))
+    assert ended.value.code == 2 and next(word for word in words if word[0] == "-") in capsys.readouterr().err
 
 
 def test_another_error_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:
