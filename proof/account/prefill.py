@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -67,15 +66,17 @@ def ways(account: Account, changes: Sequence[Lever], cluster: Cluster) -> list[S
 
 
 def chunked_ms(account: Account, cluster: Cluster, size: int) -> float:
-    """Return the counted milliseconds of the prefill in chunks of `size` tokens; attention is over all tokens once."""
+    """Return the counted milliseconds of one of the load's prefills, which wait together, in batches of `size` tokens.
+
+    SGLang's PrefillAdder fills the batch that ends a prompt with the next one. Attention is over all tokens once.
+    """
 
     def others(tokens: int) -> float:
         parts: list[AccountRow] = prefill_parts(replace(account.load, input_len=tokens), cluster, cluster.shapes)
         return sum(row.ms for row in parts if row.name != "attention")
 
-    tokens = account.load.input_len
-    rest = tokens % size
-    return math.floor(tokens / size) * others(size) + (others(rest) if rest else 0.0)
+    full, rest = divmod(account.load.concurrency * account.load.input_len, size)
+    return (full * others(size) + (others(rest) if rest else 0.0)) / account.load.concurrency
 
 
 def _rate(kernel: str) -> float:

@@ -151,6 +151,8 @@ def test_the_page_says_what_could_shrink_a_prefill() -> None:
     assert {way.part for way in reasons} == {"all-reduces", "attention"}
     chunks = [way.saved_ms for way in found if way.part == "all"]
     assert chunks == sorted(chunks, reverse=True) and 0.0 in chunks  # agent's own
+    batch = prefill.chunked_ms(account(replace(load, concurrency=1, input_len=8192)), CLUSTER, 8192)
+    assert prefill.chunked_ms(account(load), CLUSTER, 8192) == pytest.approx(1.25 * batch)  # full batches
 
 
 def test_ranks_that_share_attentions_input_move_and_multiply_less() -> None:
@@ -163,14 +165,14 @@ def test_ranks_that_share_attentions_input_move_and_multiply_less() -> None:
     assert rows["all-reduces"] - parts["links"][0] == pytest.approx(rows["all-reduces"] * units / 4, rel=1e-6)
 
 
-@pytest.mark.parametrize(("load", "gain"), [(PUBLISHED[3][0], 1.23), (PUBLISHED[2][0], 1.1)])
-def test_each_recipe_is_faster_than_the_one_before_and_slower_than_the_floor(load: Load, gain: float) -> None:
+@pytest.mark.parametrize(("load", "gain", "most"), [(PUBLISHED[3][0], 1.24, 1.34), (PUBLISHED[2][0], 1.12, 1.16)])
+def test_each_recipe_is_faster_than_the_one_before_and_slower_than_the_floor(
+    load: Load, gain: float, most: float
+) -> None:
     moe = next(lever.change for lever in changes(load) if lever.change.name == "MoE kernels of this package")
     found = plans.plans(account(load), CLUSTER, moe)
     rates = [levers.throughput(load, plan.step_ms, plan.prefill_ms)[1] for plan in found]
-    fast = rates.pop(3)  # its steps are longer, so it gains where prefills take most of the time
-    assert rates == sorted(rates) and rates[2] > gain * rates[0]
-    assert (fast > rates[2]) is (load.concurrency == 40)
+    assert rates == sorted(rates) and rates[2] > gain * rates[0] and rates[3] > most * rates[0]
     assert plans.dense_step_ms(CLUSTER) == pytest.approx(61 * 5 * 0.0071 - 1.89 / 4.0, abs=0.01)
     assert found[-1].prefill_ms == pytest.approx(136, abs=1) and found[-1].step_ms < found[0].step_ms
     (quick,) = [one for one in plans.left(account(load), CLUSTER) if one.change.name.startswith("QuickReduce")]
