@@ -1,7 +1,10 @@
 """`python -m proof.hook_costs`: host time of the plugin's hooks in a greedy step with EAGLE3, on a CPU engine.
 
 The engine serves the built-in model. Other programs of the machine lengthen most steps, so the figures are those of the
-fastest tenth of the steps, hook by hook, and of all hooks together.
+fastest tenth of the steps, hook by hook, and of all hooks together. The goals are for what the plugin adds to a step:
+
+- One hook replaces SGLang's own pass over the logits, which runs in its place in every second step.
+- The hooks of input-scattered attention are called in the model's pass, which on a GPU is the replay of a graph.
 """
 
 from __future__ import annotations
@@ -20,7 +23,9 @@ from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.process import Program, free_port
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
 
-GOALS = {1: 40.0, 34: 80.0}  # microseconds of all hooks in a step, by requests in the batch
+GOALS = {1: 40.0, 34: 80.0}  # microseconds that the plugin adds to a step, by requests in the batch
+ADDED, IN_GRAPHS = "added", "input_scattered."
+OWN = "SGLang's own pass over the logits"  # as in proof.timed_hooks, which imports sglang
 STEPS = 60  # verify steps of each request, at least
 
 
@@ -46,9 +51,12 @@ def costs(folder: Path) -> dict[int, dict[str, float]]:
 def _tenths(file: Path, requests: int) -> dict[str, float]:
     steps = [json.loads(line) for line in file.read_text().splitlines()]
     full = [spent for batch, spent in steps if batch == requests][1:]
-    found = {"all": _tenth([sum(spent.values()) for spent in full])}
-    for name in {name for spent in full for name in spent}:
-        found[name] = _tenth([spent.get(name, 0) for spent in full])
+    own = _tenth([spent[OWN] for spent in full if OWN in spent])
+    ours = [spent for spent in full if OWN not in spent]
+    called = [sum(ns for name, ns in spent.items() if not name.startswith(IN_GRAPHS)) for spent in ours]
+    found = {"all": _tenth([sum(spent.values()) for spent in ours]), ADDED: _tenth(called) - own, OWN: own}
+    for name in {name for spent in ours for name in spent}:
+        found[name] = _tenth([spent.get(name, 0) for spent in ours])
     return {name: us for name, us in found.items() if us}
 
 
@@ -69,7 +77,7 @@ def main() -> int:
         table.add_row(name, *(f"{by_load.get(requests, 0):.1f}" for requests in GOALS))
     table.add_row("goal", *(f"{goal:.0f}" for goal in GOALS.values()))
     table_console().print(table)
-    return int(any(found[requests]["all"] > goal for requests, goal in GOALS.items()))
+    return int(any(found[requests][ADDED] > goal for requests, goal in GOALS.items()))
 
 
 if __name__ == "__main__":

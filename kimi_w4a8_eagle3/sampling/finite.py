@@ -24,7 +24,7 @@ class FiniteLogits:
 
         On a device the number may be of earlier calls: this call's rows count when their copy has arrived.
         """
-        if logits.device.type == "cpu":
+        if logits.is_cpu:
             return make_finite(logits)
         from .triton_finite import launch  # start-up: Triton, which a CPU does not need
 
@@ -57,7 +57,7 @@ def make_finite(logits: torch.Tensor) -> int:
 
     A sum that is finite has finite terms, so such logits are only read.
     """
-    if math.isfinite(logits.numpy().sum() if logits.dtype == torch.float32 else logits.sum()):
+    if math.isfinite(logits.sum()):
         return 0
     rows = int(logits.isnan().any(-1).sum())
     torch.nan_to_num_(logits, nan=-1e30, posinf=1e30, neginf=-1e30)

@@ -80,7 +80,7 @@ info = SimpleNamespace(
     vocab_size=V, is_all_greedy=False, logit_bias=None, temperatures=torch.ones(BATCH, 1),
     need_top_p_sampling=False, need_top_k_sampling=False, need_min_p_sampling=False,
     top_ks=torch.full((BATCH,), 1 << 30, dtype=torch.int32), top_ps=torch.ones(BATCH), min_ps=torch.zeros(BATCH),
-    sampling_seed=torch.arange(BATCH),
+    sampling_seed=torch.arange(BATCH), kimi_penalties=None,
 )
 batch = SimpleNamespace(forward_mode=SimpleNamespace(is_idle=lambda: False), sampling_info=info, reqs=[])
 logits = SimpleNamespace(next_token_logits=torch.randn(BATCH * N, V))
@@ -103,7 +103,7 @@ else:
     answer["counted"] = counted
     verify_input.draft_token = torch.arange(BATCH * N)
     exact_sampling.agree_on_drafts(None, SimpleNamespace(spec_info=verify_input))
-    drawn = exact_sampling.sample(lambda *_: torch.arange(BATCH), None, None, SimpleNamespace(kimi_penalties=None))
+    drawn = exact_sampling.sample(lambda *_: torch.arange(BATCH), None, None, SimpleNamespace(sampling_info=info))
     answer |= {"shared": shared, "agreed": [t.unique().tolist() for t in (*verified, verify_input.draft_token, drawn)]}
 print(json.dumps(answer))
 """

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from sglang.srt.layers.logits_processor import LogitsProcessorOutput
     from sglang.srt.layers.sampler import Sampler
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+    from sglang.srt.managers.tp_worker import TpModelWorker
     from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
     from sglang.srt.model_executor.model_runner import ModelRunner
@@ -108,17 +109,11 @@ def without_penalizers(
     original(owner, vocab_size, batch, set())
 
 
-@FEATURE.after("sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new")
-def keep_penalties(
-    forward_batch: ForwardBatch, _: type, batch: ScheduleBatch, model_runner: ModelRunner, **__: object
-) -> None:
-    """Attach the penalties to a pass that draws by `ModelRunner.sample`."""
-    forward_batch.kimi_penalties = None
-    if model_runner.is_draft_worker or not _any_penalized(batch.reqs):
-        return
-    mode = batch.forward_mode
-    if mode.is_decode() or (mode.is_extend() and not mode.is_target_verify()):
-        forward_batch.kimi_penalties = penalties_of(batch, model_runner.model_config.vocab_size)
+@FEATURE.before("sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation")
+def keep_penalties(_: TpModelWorker, batch: ScheduleBatch | None, *__: object, **___: object) -> None:
+    """Attach the penalties to a pass that draws by `ModelRunner.sample`. A verify step comes without its batch."""
+    if batch is not None:
+        batch.sampling_info.kimi_penalties = penalties_of(batch, batch.sampling_info.vocab_size)
 
 
 def penalties_of(batch: ScheduleBatch, vocab_size: int) -> Penalties | None:
@@ -181,7 +176,7 @@ def sample(
     forward_batch: ForwardBatch,
 ) -> torch.Tensor:
     """Draw for plain decoding and for every prefill, after the penalties."""
-    penalties: Penalties | None = forward_batch.kimi_penalties
+    penalties: Penalties | None = forward_batch.sampling_info.kimi_penalties
     if penalties is not None:
         positions = forward_batch.positions if forward_batch.forward_mode.is_decode() else forward_batch.seq_lens - 1
         penalties.apply(logits_output.next_token_logits, positions)
@@ -210,7 +205,11 @@ def _ranks() -> GroupCoordinator:
 @FEATURE.before("sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2.verify")
 def agree_on_drafts(_: EAGLEWorkerV2, batch: ScheduleBatch, *__: object, **___: object) -> None:
     """Let the target read the same drafts on every rank, because the KV of a draft is made of all ranks' sums."""
-    _agree(batch.spec_info.draft_token)
+    drafts = batch.spec_info.draft_token
+    # Without the overlap schedule a step with no drafts has int32 tokens (0.5.20), and the operator takes int64 alone.
+    if drafts.dtype != torch.int64:
+        drafts = batch.spec_info.draft_token = drafts.long()
+    _agree(drafts)
 
 
 @FEATURE.after("sglang.srt.layers.sampler.Sampler.__init__")
@@ -257,12 +256,8 @@ def verify(
     It masks after it replaces infinities, so a masked token would have another logprob than in plain decoding.
     """
     info = batch.sampling_info
-    if batch.forward_mode.is_idle() or SIMULATE_ACC_LEN > 0:
-        return original(verify_input, batch, logits_output, grammar_mask, **named)
-    # Without the overlap schedule a step with no drafts has int32 tokens (0.5.20), and the operator takes int64 alone.
-    if verify_input.draft_token.dtype != torch.int64:
-        verify_input.draft_token = verify_input.draft_token.long()
-    if info.is_all_greedy and grammar_mask is None and not _any_penalized(batch.reqs):
+    plain = info.is_all_greedy and grammar_mask is None and not _any_penalized(batch.reqs)
+    if plain or SIMULATE_ACC_LEN > 0 or batch.forward_mode.is_idle():
         return original(verify_input, batch, logits_output, grammar_mask, **named)
     penalties = penalties_of(batch, info.vocab_size)
     logits, n = logits_output.next_token_logits, verify_input.draft_token_num

@@ -21,7 +21,7 @@ from datetime import timedelta
 from http import HTTPStatus
 from inspect import signature
 from traceback import walk_tb
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.disaggregation import utils as disaggregation
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache
 
 logger = logging.getLogger(__name__)
-Result = TypeVar("Result")
-
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
 _RESULTS = "sglang.srt.managers.scheduler_components"
@@ -96,10 +94,12 @@ def take_in(
     if recv_req.input_embeds is None and not len(recv_req.input_ids or ()):
         _answer(scheduler, recv_req, _EMPTY)
         return
-    _, error = _tried(original, scheduler, recv_req, **named)
-    if error is not None:
-        if recv_req.session_params is not None:  # a session keeps track of its requests; the gateway sends none
-            raise error
+    try:
+        original(scheduler, recv_req, **named)
+    except OF_CONTENT as error:
+        # A session keeps track of its requests; the gateway sends none.
+        if recv_req.session_params is not None or not _request_failed(error):
+            raise
         for queue in (scheduler.waiting_queue, scheduler.grammar_manager.grammar_queue):
             queue[:] = [req for req in queue if req.rid != recv_req.rid]
         _log(error, [recv_req.rid], "it was received", "intake")
@@ -113,7 +113,7 @@ def take_in(
 )
 def own_part(original: Callable[..., object], *args: object, **named: object) -> object:
     """End the request whose own part of a result raises: its stop checks or its logprobs."""
-    try:  # not `_tried`: it runs for each request of each step
+    try:
         return original(*args, **named)
     except OF_CONTENT as error:
         if not _request_failed(error):
@@ -128,11 +128,11 @@ def accept(original: Callable[..., None], rows: _GenerationStreamAccumulator, *,
 
     The output of a failed request may be inconsistent, so the client gets only the reason.
     """
-    if not _failed(req):
+    if not getattr(req, "kimi_failed", False):
         before = len(rows.rids)
-        try:  # not `_tried`: see above
+        try:
             original(rows, req=req)
-            if rows.rids and not before:  # once per message to the detokenizer
+            if not before and rows.rids:  # once per message to the detokenizer
                 leave(SENT)
             return
         except OF_CONTENT as error:
@@ -148,7 +148,12 @@ def accept(original: Callable[..., None], rows: _GenerationStreamAccumulator, *,
 @FEATURE.around(f"{_BATCH}.prepare_for_extend", f"{_BATCH}.prepare_for_decode")
 def prepare(original: Callable[..., None], batch: ScheduleBatch, *args: object, **named: object) -> None:
     """Keep the error of a batch that cannot be built for `run_batch`."""
-    _, batch.kimi_error = _tried(original, batch, *args, **named)
+    try:
+        original(batch, *args, **named)
+    except OF_CONTENT as error:
+        if not _request_failed(error):
+            raise
+        batch.kimi_error = error
 
 
 @FEATURE.around(f"{_RESULTS}.dp_attn.SchedulerDPAttnAdapter.prepare_mlp_sync_batch")
@@ -156,7 +161,7 @@ def meet(
     original: Callable[..., ScheduleBatch | None], adapter: object, batch: ScheduleBatch | None
 ) -> ScheduleBatch | None:
     """End a batch that could not be built before the groups of DP attention tell each other their tokens."""
-    error = None if batch is None else vars(batch).pop("kimi_error", None)
+    error = getattr(batch, "kimi_error", None)
     if batch is None or error is None:
         return original(adapter, batch)
     _end_batch(_schedulers[-1], batch, error, "their batch was built")
@@ -175,13 +180,14 @@ def run_batch(
 
     SGLang then restores the batch's own fields (`_forward_isolation`).
     """
-    error = vars(batch).pop("kimi_error", None)  # set by `prepare`
+    error = getattr(batch, "kimi_error", None)  # set by `prepare`
     if error is None:
-        result, error = _tried(original, scheduler, batch, *args, **named)
-        if error is None:
-            return result
-        if get_parallel().attn_dp_size > 1:
-            raise error
+        try:
+            return original(scheduler, batch, *args, **named)
+        except OF_CONTENT as raised:
+            if not _request_failed(raised) or get_parallel().attn_dp_size > 1:
+                raise
+            error = raised
     _end_batch(scheduler, batch, error, "their batch ran")
     ended = GenerationBatchResult(grammar_advanced=True)  # for the overlap loop, which reads results one step later
     ended.kimi_ended = True
@@ -196,11 +202,14 @@ def process_batch_result(
     if getattr(result, "kimi_ended", False):
         scheduler.maybe_send_health_check_signal()
         return
-    _, error = _tried(original, scheduler, batch, result)
-    if error is None:
-        _failures.passed(batch)
-    else:
+    try:
+        original(scheduler, batch, result)
+    except OF_CONTENT as error:
+        if not _request_failed(error):
+            raise
         _end_batch(scheduler, batch, error, "their results were processed")
+    else:
+        _failures.passed(batch)
 
 
 @FEATURE.after(f"{_PROCESSOR}._accept_grammar_tokens", f"{_PROCESSOR}._apply_prefill_grammar")
@@ -214,18 +223,9 @@ def refuse_dead_grammar(_: object, __: object, req: Req, *___: object, **____: o
         req.to_finish = FINISH_ABORT(why, HTTPStatus.BAD_REQUEST, "BadRequestError")
 
 
-def _tried(call: Callable[..., Result], *args: object, **named: object) -> tuple[Result | None, Exception | None]:
-    """Return the call's result, or the error of a request's content; errors that must end the engine are raised."""
-    try:
-        return call(*args, **named), None
-    except OF_CONTENT as error:
-        if not _request_failed(error):
-            raise
-        return None, error
-
-
 def _end_batch(scheduler: Scheduler, batch: ScheduleBatch, error: Exception, when: str) -> None:
     """Answer every open request of a batch and release its KV; raise `error` where that may not be safe."""
+    batch.kimi_error = None
     in_a_row = _failures.failed(mode_of(batch), features_of(batch), type(error).__name__)
     if in_a_row >= _MAX_FAILED_BATCHES or not _is_simple(scheduler, batch):
         raise error
