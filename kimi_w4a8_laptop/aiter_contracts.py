@@ -265,7 +265,10 @@ AITER: dict[str, Contract] = {
         },
         "aiter/ops/topk.py and csrc/kernels/topk_softmax_kernels_group.cu of e4048607",
         ("topk_weights", "topk_ids"),
-        (rules.same_strides("topk_weights", "topk_ids", 0),),  # the kernel gets that of the ids
+        (
+            rules.same_strides("topk_weights", "topk_ids", 0),  # the kernel gets that of the ids
+            Rule("topk_ids", "at most the experts", lambda g: g["topk_ids"].shape[1] <= g["gating_output"].shape[1]),
+        ),
     ),
     "aiter.tuned_gemm.tgemm.mm": Contract(
         {

@@ -104,7 +104,8 @@ def head(*arguments: str) -> tuple[Rule, ...]:
         expected = "heads of at most 256, a multiple of 8"
         return Rule(argument, expected, lambda g: g[argument].shape[-1] <= 256 and g[argument].shape[-1] % 8 == 0)
 
-    return tuple(map(rule, arguments))
+    grouped = Rule("k", "heads that divide those of q", lambda g: g["q"].shape[1] % g["k"].shape[-2] == 0)
+    return *map(rule, arguments), grouped
 
 
 def same_strides(argument: str, other: str, *dimensions: int) -> Rule:
@@ -119,6 +120,7 @@ DECODE_SIZES = (
     Rule("q", "a kernel for these heads, types and queries in hsa/gfx942/mla/mla_asm.csv", _has_kernel),
     _same_batch("kv_last_page_lens", "qo_indptr"),
     Rule("num_kv_splits", "at least 1", lambda g: g["num_kv_splits"] > 0),
+    Rule("o", "heads no wider than those of kv_buffer", lambda g: g["o"].shape[-1] <= g["kv_buffer"].shape[-1]),
 )
 DECODE_CONTENTS = (
     Rule("max_seqlen_q", "the queries of each request: it sets grid, strides and kernel", _uniform),

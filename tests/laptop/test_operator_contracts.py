@@ -85,39 +85,11 @@ def test_each_planted_mismatch_of_each_tensor_is_refused(name: str, argument: st
         require(name, contract, {**whole, argument: value.to("meta")}, device="cpu")
 
 
-def verification() -> dict[str, torch.Tensor]:
-    """Arguments of verify_tree_greedy as SGLang and the plugin make them."""
-    batch, drafts = 2, 4
-    return {
-        "predicts": torch.zeros(batch * drafts, dtype=torch.int32),
-        "accept_index": torch.full((batch, drafts), -1, dtype=torch.int32),
-        "accept_token_num": torch.empty(batch, dtype=torch.int32),
-        "candidates": torch.zeros(batch, drafts, dtype=torch.int64),
-        "retrive_index": torch.arange(batch * drafts).view(batch, drafts),
-        "retrive_next_token": torch.tensor([[1, 2, 3, -1]] * batch),
-        "retrive_next_sibling": torch.full((batch, drafts), -1),
-        "target_predict": torch.zeros(batch, drafts, dtype=torch.int64),
-    }
-
-
-@pytest.mark.parametrize("argument", list(verification()))
-def test_a_stand_in_checks_each_call(argument: str) -> None:
-    fits = verification()
-    draft_chain.verify_tree_greedy_cpu(**fits)
-    draft_chain.verify_tree_greedy_cpu(*fits.values())
-    other = torch.int64 if fits[argument].dtype == torch.int32 else torch.int32
-    for wrong in (fits[argument].to(other), None):
-        with pytest.raises(ContractError, match=rf"sgl_kernel.verify_tree_greedy: {argument} is .*eagle_utils\.cu"):
-            draft_chain.verify_tree_greedy_cpu(**{**fits, argument: wrong})
-    with pytest.raises(ContractError, match=f"{argument} is missing"):
-        draft_chain.verify_tree_greedy_cpu(**{name: value for name, value in fits.items() if name != argument})
-
-
 def test_each_stand_in_checks_its_contract() -> None:
     stand_ins = [getattr(module, name) for module in (locations, draft_chain) for name in module.OPERATORS]
     stand_ins += [attention.decode_attention_cpu, attention.extend_attention_cpu]
     for stand_in in stand_ins:
-        with pytest.raises(ContractError, match="is missing"):
+        with pytest.raises(ContractError, match=r"is missing, .*csrc"):
             stand_in()
 
 

@@ -36,12 +36,6 @@ def verify(**changed: torch.Tensor | None) -> None:
     verify_tree_greedy(**{name: value for name, value in {**ints, **links, **changed}.items() if value is not None})
 
 
-def greedy_sample_into_int64() -> None:
-    from aiter import greedy_sample
-
-    greedy_sample(torch.zeros(2, dtype=torch.int64, device="cuda"), torch.zeros(2, 8, device="cuda"))
-
-
 def ints(*numbers: int) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.int32, device="cuda")
 
@@ -122,20 +116,20 @@ def norm_into_columns() -> None:
     rmsnorm2d_fwd_with_add(wide[:, :8], x, x, torch.empty_like(x), torch.ones(8, device="cuda"), 1e-5)
 
 
-def route_into_columns() -> None:
-    """Let routing write weights into a wider tensor than ids."""
-    from aiter import biased_grouped_topk
-
-    gates, bias = torch.zeros(4, 8, device="cuda"), torch.zeros(8, device="cuda")
+def route(experts: int = 8) -> None:
+    """Let routing choose two experts of a token, and write weights into a wider tensor than ids."""
+    gates, bias = torch.zeros(4, experts, device="cuda"), torch.zeros(experts, device="cuda")
     wide, ids = torch.zeros(4, 4, device="cuda"), torch.zeros(4, 2, dtype=torch.int32, device="cuda")
-    biased_grouped_topk(gates, bias, wide[:, :2], ids, 1, 1, True, 1.0)
+    weights = wide[:, :2] if experts > 1 else wide[:, :2].contiguous()
+    STAND_INS["aiter.biased_grouped_topk"](gates, bias, weights, ids, 1, 1, True, 1.0)
 
 
-def attention(size: int = 8, **given: object) -> torch.Tensor:
+def attention(size: int = 8, heads: int = 2, **given: object) -> torch.Tensor:
     from aiter import flash_attn_varlen_func
 
-    q, bounds = torch.ones(2, 2, size, device="cuda").bfloat16(), torch.tensor([0, 2], dtype=torch.int32, device="cuda")
-    found: torch.Tensor = flash_attn_varlen_func(q, q, q, bounds, bounds, 2, 2, causal=True, **given)
+    k, bounds = torch.ones(2, 2, size, device="cuda").bfloat16(), ints(0, 2)
+    q = k[:, :1].repeat(1, heads, 1)
+    found: torch.Tensor = flash_attn_varlen_func(q, k, k, bounds, bounds, 2, 2, causal=True, **given)
     return found
 
 

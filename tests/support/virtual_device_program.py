@@ -30,7 +30,6 @@ from .operator_calls import (  # noqa: E402
     attention,
     columns,
     drawn,
-    greedy_sample_into_int64,
     ints,
     mla,
     moe,
@@ -38,7 +37,7 @@ from .operator_calls import (  # noqa: E402
     norm_into_columns,
     paged,
     rope,
-    route_into_columns,
+    route,
     store,
     tree,
     verify,
@@ -133,6 +132,21 @@ def on(device: str) -> torch.Tensor:
     return torch.zeros(1, 4, dtype=torch.int64, device=device)
 
 
+def graph_after_reset() -> None:
+    graph, tensor = torch.cuda.CUDAGraph(), torch.zeros(4, device="cuda")
+    with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
+        tensor.add_(1)
+    graph.reset()
+    graph.replay()
+
+
+def begin_capture(_: object) -> None:
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda.CUDAGraph().capture_begin()
+
+
+LINK_BEYOND = torch.full((1, 4), 4, device="cuda")
+
 FAULTS: dict[str, Callable[[], object]] = {
     "a draw in int32": lambda: verify(target_predict=on("cuda").int()),
     "a transposed tensor": lambda: verify(candidates=torch.zeros(4, 2, dtype=torch.int64, device="cuda").T),
@@ -156,7 +170,7 @@ FAULTS: dict[str, Callable[[], object]] = {
     "an event recorded too early": lambda: race(early_event),
     "a buffer overwritten while it is read": lambda: race(lambda x, side: x.fill_(3), torch.Tensor.sum),
     "a name that AITER lacks": missing_name,
-    "greedy_sample into int64": greedy_sample_into_int64,
+    "greedy_sample into int64": lambda: STAND_INS["aiter.ops.sample.greedy_sample"](on("cuda")[0], columns(8)),
     "page indices in int64": lambda: paged(kv_page_indices=torch.arange(5, device="cuda")),
     "a window that no stand-in computes": lambda: attention(window_size=(128, 0)),
     "one query a request instead of four": lambda: mla(max_seqlen_q=1),
@@ -188,28 +202,10 @@ FAULTS: dict[str, Callable[[], object]] = {
     "other strides of values than of keys": lambda: paged(
         value_cache=torch.zeros(8, 1, 2, 16, device="cuda").bfloat16()[..., :8]
     ),
-    "weights with another row stride than ids": route_into_columns,
+    "weights with another row stride than ids": route,
     "heads of 264": lambda: attention(size=264),
     "a strided float32 output of a norm": norm_into_columns,
-}
-
-
-def graph_after_reset() -> None:
-    graph, tensor = torch.cuda.CUDAGraph(), torch.zeros(4, device="cuda")
-    with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
-        tensor.add_(1)
-    graph.reset()
-    graph.replay()
-
-
-def begin_capture(_: object) -> None:
-    with torch.cuda.stream(torch.cuda.Stream()):
-        torch.cuda.CUDAGraph().capture_begin()
-
-
-LINK_BEYOND = torch.full((1, 4), 4, device="cuda")
-# Faults of kinds that the table above does not have, at the call sites of serving code.
-SERVING: dict[str, Callable[[], object]] = {
+    # Kinds that the lines above do not have, at the call sites of serving code.
     "a slot at the end of the cache": lambda: store(4),
     "float16 keys in a bfloat16 cache": lambda: store(1, torch.float16),
     "a position beyond the cosines": lambda: rope(4),
@@ -234,6 +230,13 @@ SERVING: dict[str, Callable[[], object]] = {
     "a link beyond the drafts": lambda: verify(retrive_index=LINK_BEYOND),
     "an FP8 cache for BF16 queries": lambda: mla(kv_buffer=torch.zeros(16, 1, 1, 12).to(torch.float8_e4m3fnuz).cuda()),
     "no split of the keys": lambda: mla(num_kv_splits=0),
+    "an output wider than the cache": lambda: mla(o=torch.zeros(8, 16, 16, device="cuda").bfloat16()),
+    "heads that share no key head": lambda: attention(heads=3),
+    "more experts of a token than there are": lambda: route(experts=1),
+    "two tokens on a page of one": lambda: mla(kv_last_page_lens=ints(2, 2)),
+    "a wait for an event that was never recorded": lambda: race(
+        lambda x, side: (torch.cuda.current_stream().wait_event(torch.cuda.Event()), x.sum())
+    ),
     "seeds on the host": lambda: drawn("cpu"),
     "seeds on another GPU": lambda: drawn("cuda:1"),
 }
@@ -336,6 +339,4 @@ def healthy() -> dict[str, object]:
     }
 
 
-print(
-    json.dumps({"faults": {name: noticed(fault) for name, fault in (FAULTS | SERVING).items()}, "healthy": healthy()})
-)
+print(json.dumps({"faults": {name: noticed(fault) for name, fault in FAULTS.items()}, "healthy": healthy()}))
