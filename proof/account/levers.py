@@ -85,21 +85,15 @@ def _savings(account: Account, cluster: Cluster) -> list[Change]:
     custom = "disable-custom-all-reduce=false"  # QuickReduce and AITER's fusion exist only with it
     fusion = "enable-aiter-allreduce-fusion=true"
     quick = "env.ROCM_QUICK_REDUCE_QUANTIZATION=INT8"
+    shared = s.moe_layers * (SHARED_KERNELS - 1) * small  # all but the addition, in decode's graphs only
     return [
         Change("MoE kernels of this package", ("env.KIMI_MOE_BACKEND=flydsl",), *kernels),
         Change("attention input shared by ranks", (SHARED,), 0.0, shares.saved_ms(account, cluster)),
         Change("FP8 KV cache", ("kv-cache-dtype=fp8_e4m3",), half, 0.0),
         Change("all-reduce, residual and norm in one kernel", (custom, fusion), fused, fused),
         Change("prefill all-reduces in INT8", (custom, quick), 0.0, ms(account.prefill, StepPart.REDUCES) / 2),
-        Change(
-            "shared expert on a second stream", ("env.SGLANG_ROCM_USE_MULTI_STREAM=1",), second_stream_ms(cluster), 0.0
-        ),
+        Change("shared expert on a second stream", ("env.SGLANG_ROCM_USE_MULTI_STREAM=1",), shared, 0.0),
     ]
-
-
-def second_stream_ms(cluster: Cluster, more: int = 0) -> float:
-    """Return what hiding the shared expert's kernels, and as many more, saves of a step: all but the addition."""
-    return cluster.shapes.moe_layers * (SHARED_KERNELS - 1 + more) * moe_time.SMALL_US / 1000
 
 
 def _draft_steps(account: Account, fit: Fit, cluster: Cluster) -> list[Change]:

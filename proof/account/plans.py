@@ -18,11 +18,10 @@ from kimi_w4a8_lab.predict.machine_model import (
 from kimi_w4a8_lab.predict.predict import PRECISIONS
 
 from . import calibration, moe_time, shares
-from .levers import Change, ms, second_stream_ms, throughput
+from .levers import Change, ms, throughput
 from .parts import LINK_SHARE, Account, StepPart
 from .prefill import chunked_ms
 
-QUANTIZED_SHARED = 2  # of the kernels that FP8 adds to a layer's step quantize the shared expert's inputs
 _Saved = dict[str, tuple[float, float]]  # milliseconds of a prefill, and their uncertainty as a share
 
 
@@ -51,7 +50,7 @@ def plans(account: Account, cluster: Cluster, moe: Change) -> list[Plan]:
     dense: _Saved = {"dense": (dense_ms(account, cluster), 0.3)}
     chunks: list[_Saved] = [{"chunks": (-_chunks_ms(account, cluster, name), 0.3)} for name in ("agent", "agent-fast")]
     step = account.step_ms - moe.step_ms
-    longer = dense_step_ms(cluster) - second_stream_ms(cluster, QUANTIZED_SHARED)
+    longer = dense_step_ms(cluster)
     return [
         Plan("published, by the account", account.prefill_ms, 0.0, account.step_ms),
         _plan("`eagle3` with the MoE kernels of this package", account, kernels, step),
@@ -144,10 +143,6 @@ def left(account: Account, cluster: Cluster) -> list[Priced]:
         Priced(
             Change("chunks of 16,384 tokens", (), 0.0, _chunks_ms(account, cluster)),
             "`agent-fast`; not in `agent`: a longer chunk delays the next token of every running request",
-        ),
-        Priced(
-            Change("shared expert on a second stream, at most", (), second_stream_ms(cluster), 0.0),
-            "`agent-fast`: no GPU has measured it",
         ),
         Priced(
             Change("QuickReduce in INT8 for the two all-reduces that are left", (), 0.0, reduces),
