@@ -34,7 +34,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._timer = self.loop.call_later(self.deadline_s, self._close)
+        self._timer = self.loop.call_later(self.deadline_s, self.transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
@@ -53,9 +53,9 @@ class BoundedProtocol(HttpToolsProtocol):
             if self.cycle is not None and (self._whole or not self.cycle.response_complete):
                 self._timer.cancel()
             elif self._timer.cancelled():
-                self._timer = self.loop.call_later(self.deadline_s, self._close)
+                self._timer = self.loop.call_later(self.deadline_s, self.transport.close)
             if self._unread > self.max_header_bytes:
-                self._close()
+                self.transport.close()
             if data and self.cycle is not cycle:
                 self._held = data
                 self.loop.call_soon(self._go_on)  # after the application's first step
@@ -83,7 +83,3 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._whole, self._unread = True, 0
         super().on_message_complete()
-
-    def _close(self) -> None:
-        if self.transport.get_protocol() is self:  # not a websocket's by now
-            self.transport.close()

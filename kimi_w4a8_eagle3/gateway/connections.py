@@ -16,7 +16,7 @@ class ClientProtocol(BoundedProtocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if len(self.headers or ()) > MAX_HEADERS:
-            self._close()
+            self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
         metrics.REQUESTS.labels("other", "400").inc()  # counted, never logged: a client can send thousands

@@ -5,49 +5,47 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncGenerator
-from contextlib import suppress
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Any
+from urllib.parse import urlsplit
 
-import aiohttp
 import orjson
 
+from .engine_connection import EngineConnection, EngineGone
 from .errors import CONTEXT_EXCEEDED, Refusal
 
 _OVERFLOW = re.compile(
     r"(longer than the model's context|exceeds the (model's )?maximum|context length)", re.IGNORECASE
 )
 _GRAMMAR_FAULT = "Grammar accept_token failed"
-_READ_BYTES = 2**20
-
-
-class EngineGone(Refusal):
-    """The engine does not answer, or ended while it did."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(f"the engine is not available: {why}", status=503)
+_CONNECT_S, _ANSWER_S = 5.0, 30.0  # an answer of any path other than /generate
+_IDLE_S = 3.0  # SGLang closes idle connections after 5 s
 
 
 class Engine:
     """Client of the engine that `point` named last. Used from one event loop."""
 
     def __init__(self) -> None:
-        self._url, self._headers = "", dict[str, str]()
-        self._session: aiohttp.ClientSession | None = None
+        self._host, self._port, self._head = "", 0, ""
+        self._idle: deque[tuple[float, EngineConnection]] = deque()  # since a monotonic second
         self._aborting: set[asyncio.Task[None]] = set()
 
     async def point(self, url: str, secret: str) -> None:
         """Ask another engine from now on. secret: of its start; every path of it needs it."""
-        old, self._session = self._session, None
-        self._url, self._headers = url, {"Authorization": f"Bearer {secret}"} if secret else {}
-        if old is not None:
-            await old.close()
+        self._close_idle(0.0)
+        self._idle = deque()  # connections that are in use go back to the old one
+        at = urlsplit(url)
+        self._host, self._port = at.hostname or "", at.port or 80
+        key = f"Authorization: Bearer {secret}\r\n" if secret else ""
+        self._head = f"HTTP/1.1\r\nHost: {at.netloc}\r\n{key}Content-Type: application/json\r\nContent-Length:"
 
     async def close(self) -> None:
         """Send the aborts that wait, and close all connections."""
         await asyncio.gather(*self._aborting, return_exceptions=True)
-        if self._session is not None:
-            await self._session.close()
+        self._close_idle(0.0)
 
     async def ask(self, path: str, body: object = None) -> Any:
         """Return the JSON answer of GET, or of POST with a body; raise EngineGone without an answer."""
@@ -59,15 +57,14 @@ class Engine:
 
     async def read(self, path: str, data: bytes | None = None) -> bytes:
         """Return the answer of GET, or of POST with data; raise EngineGone without one."""
-        method = "GET" if data is None else "POST"
         try:
-            async with self._client().request(method, path, data=data, timeout=_timeout(30)) as answer:
-                read = await answer.read()
-                if answer.status != 200:
-                    raise _refusal(answer.status, read)
-                return read
-        except (aiohttp.ClientError, TimeoutError) as error:
+            return await asyncio.wait_for(self._read(path, data), _ANSWER_S)
+        except asyncio.TimeoutError as error:
             raise EngineGone(type(error).__name__) from None
+
+    async def _read(self, path: str, data: bytes | None) -> bytes:
+        async with self._asked(path, data) as connection:
+            return await _whole(connection)
 
     async def generate(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """Yield what the engine answers: one object, or the objects of a stream, each with what is new.
@@ -76,30 +73,61 @@ class Engine:
         """
         ended = False
         try:
-            async with self._client().post("/generate", data=orjson.dumps(body), timeout=_timeout(None)) as answer:
-                if answer.status != 200:
-                    ended = True
-                    raise _refusal(answer.status, await answer.read())
+            async with self._asked("/generate", orjson.dumps(body)) as connection:
                 if not body.get("stream"):
-                    read = orjson.loads(await answer.read())
+                    read = orjson.loads(await _whole(connection))
                     ended = True
                     yield _checked(read)
                     return
-                async for event in _events(answer.content):
+                async for event in _events(connection):
                     if "error" in event:
-                        ended = True
                         raise _refusal(int(event["error"].get("code") or 500), orjson.dumps(event))
-                    ended = event["meta_info"]["finish_reason"] is not None
+                    ended = connection.ending = event["meta_info"]["finish_reason"] is not None
                     yield _checked(event)
                 if not ended:  # a scheduler that dies cuts the stream
-                    ended = True
                     raise EngineGone("it ended while it answered")
-        except (aiohttp.ClientError, TimeoutError, orjson.JSONDecodeError) as error:
+        except orjson.JSONDecodeError as error:
             ended = True
             raise EngineGone(type(error).__name__) from None
+        except Refusal:
+            ended = True
+            raise
         finally:
             if not ended:
                 self.abort(body["rid"])
+
+    @asynccontextmanager
+    async def _asked(self, path: str, data: bytes | None) -> AsyncIterator[EngineConnection]:
+        """Send a request; yield its connection, which is kept where the answer was read to its end."""
+        self._close_idle(_IDLE_S)
+        idle = self._idle
+        _, connection = idle.pop() if idle else (0.0, await self._connect())
+        try:
+            method = "GET" if data is None else "POST"
+            connection.send(f"{method} {path} {self._head} {len(data or b'')}\r\n\r\n".encode() + (data or b""))
+            yield connection
+        finally:
+            if connection.ended or connection.ending:
+                idle.append((time.monotonic(), connection))
+            else:
+                connection.transport.close()
+
+    async def _connect(self) -> EngineConnection:
+        if not self._host:
+            raise EngineGone("none has started")
+        connecting = asyncio.get_running_loop().create_connection(EngineConnection, self._host, self._port)
+        try:
+            _, connection = await asyncio.wait_for(connecting, _CONNECT_S)
+        except (OSError, asyncio.TimeoutError) as error:
+            raise EngineGone(type(error).__name__) from None
+        return connection
+
+    def _close_idle(self, least_s: float) -> None:
+        """Close connections that were idle so long, and those behind them whose answer has not ended."""
+        while self._idle and self._idle[0][0] + least_s <= time.monotonic():
+            self._idle.popleft()[1].transport.close()
+        while self._idle and (self._idle[-1][1].transport.is_closing() or not self._idle[-1][1].ended):
+            self._idle.pop()[1].transport.close()
 
     def abort(self, rid: str) -> None:
         """End a request in the engine, without waiting for it."""
@@ -111,27 +139,24 @@ class Engine:
         with suppress(Refusal):
             await self.ask("/abort_request", {"rid": rid})
 
-    def _client(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            if not self._url:
-                raise EngineGone("none has started")
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3)  # SGLang closes idle ones after 5 s
-            headers = {**self._headers, "Content-Type": "application/json"}
-            self._session = aiohttp.ClientSession(
-                self._url, headers=headers, connector=connector, trust_env=False, read_bufsize=_READ_BYTES
-            )
-        return self._session
+
+async def _whole(connection: EngineConnection, first: bytes = b"") -> bytes:
+    """Return a whole answer; raise Refusal for an error."""
+    pieces = [first]
+    while piece := await connection.read():
+        pieces.append(piece)
+    if connection.status != 200:
+        raise _refusal(connection.status, b"".join(pieces))
+    return b"".join(pieces)
 
 
-def _timeout(seconds: float | None) -> aiohttp.ClientTimeout:
-    return aiohttp.ClientTimeout(total=seconds, connect=5)
-
-
-async def _events(content: aiohttp.StreamReader) -> AsyncGenerator[dict[str, Any], None]:
-    """Yield the objects of a stream of server-sent events."""
+async def _events(connection: EngineConnection) -> AsyncGenerator[dict[str, Any], None]:
+    """Yield the objects of a stream of server-sent events; raise Refusal for an error."""
     rest = b""
-    async for chunk in content.iter_any():
-        *whole, rest = (rest + chunk).split(b"\n\n")
+    while piece := await connection.read():
+        if connection.status != 200:
+            await _whole(connection, piece)
+        *whole, rest = (rest + piece).split(b"\n\n")
         for event in whole:
             if event.startswith(b"data: {"):
                 yield orjson.loads(event[6:])
