@@ -20,7 +20,7 @@ import httpx
 from ..base.errors import KimiError
 from ..base.files import write_private
 from ..base.http import http_url, trusted
-from ..gateway.config import GatewayConfig
+from ..gateway.config import BROKEN, GatewayConfig
 from .leftovers import Belongings
 from .process import dying_with_parent, ended, require_free_port
 
@@ -68,6 +68,7 @@ class Front:
         shutil.rmtree(self.metrics, ignore_errors=True)
         self.metrics.mkdir()
         file = self._folder / "gateway.json"
+        file.with_suffix(".broken").unlink(missing_ok=True)
         self.config.write(file)
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
         environ = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(self.metrics), "TMPDIR": str(self._folder)}
@@ -117,10 +118,10 @@ class Front:
             raise ended(f"the gateway ended with exit code {code}", self._log_path)
 
     def restart_if_ended(self) -> None:
-        """Start the processes again when they ended; raise KimiError when they end as soon as they start."""
+        """Start the processes again when they ended; raise KimiError when they would end again."""
         if self._process is None or self._process.poll() is None:
             return
-        if time.monotonic() - self._began < _BRIEF_S:
+        if time.monotonic() - self._began < _BRIEF_S or self._process.returncode == BROKEN:
             self.require_running()
         logger.error("the gateway ended with exit code %s; it is started again", self._process.returncode)
         self.stop()  # its workers outlive it, and hold the port

@@ -19,12 +19,20 @@ def main() -> None:
     """Serve until SIGTERM, then let the running answers end."""
     import uvicorn  # here, because every trial process imports this module again
 
-    from .config import VARIABLE, GatewayConfig
+    from ..base.errors import KimiError
+    from .config import BROKEN, VARIABLE, GatewayConfig
     from .connections import ClientProtocol
+    from .key_file import read_keys
 
-    [file] = sys.argv[1:]
-    config = GatewayConfig.read(Path(file))
-    os.environ[VARIABLE] = str(Path(file).resolve())
+    file = Path(sys.argv[1]).resolve()
+    config = GatewayConfig.read(file)
+    os.environ[VARIABLE] = str(file)
+    try:
+        if config.key_file:
+            read_keys(Path(config.key_file))
+    except KimiError as error:
+        print(error)
+        sys.exit(BROKEN)
     logging.basicConfig(level=logging.INFO, format="gateway: %(message)s")
     uvicorn.run(
         "kimi_w4a8_eagle3.gateway.app:create", factory=True, host=config.host, port=config.port,
@@ -32,6 +40,8 @@ def main() -> None:
         proxy_headers=False, server_header=False, date_header=True, timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=GRACE_S, timeout_worker_healthcheck=WORKER_SILENT_S,
     )  # fmt: skip
+    if file.with_suffix(".broken").exists():  # uvicorn ends when a worker cannot start
+        sys.exit(BROKEN)
 
 
 if __name__ == "__main__":

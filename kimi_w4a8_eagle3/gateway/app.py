@@ -11,8 +11,10 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
+from uvicorn.config import STARTUP_FAILURE
+
 from .collect import Collecting
-from .config import VARIABLE, GatewayConfig
+from .config import BROKEN, VARIABLE, GatewayConfig
 from .engine import Engine
 from .errors import Refusal
 from .exchange import Exchange
@@ -77,7 +79,7 @@ class Gateway:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _load(self) -> None:
-        """Load what renders prompts; an error ends the worker, which the supervisor reports."""
+        """Load what renders prompts; an error ends the gateway, because every worker would fail again."""
         config = self._config
         try:
             checkpoint = await asyncio.to_thread(folder_of, config.checkpoint, config.revision)
@@ -96,7 +98,8 @@ class Gateway:
             gc.freeze()  # a full collection of what transformers brings would stop all clients for 60 to 90 ms
         except Exception:
             logging.getLogger(__name__).exception("the gateway cannot render prompts")
-            os._exit(1)
+            Path(os.environ[VARIABLE]).with_suffix(".broken").touch()
+            os._exit(BROKEN if config.workers == 1 else STARTUP_FAILURE)
 
 
 def create() -> Gateway:

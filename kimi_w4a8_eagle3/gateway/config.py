@@ -15,6 +15,7 @@ ENGINE_ARGUMENTS: dict[str, bool | str] = {
     "constrained_json_disable_any_whitespace": True,  # free white space can go on without end
 }
 VARIABLE = "KIMI_GATEWAY"  # names the file for uvicorn's workers, which start without arguments
+BROKEN = 2  # exit code of a gateway that would fail again
 
 
 @dataclass(frozen=True)

@@ -50,14 +50,17 @@ def test_what_a_killed_gateway_leaves_does_not_keep_the_next_from_its_port(
     assert gone(*second)
 
 
-def test_a_gateway_that_ends_as_soon_as_it_starts_is_one_message(tmp_path: Path) -> None:
-    config = GatewayConfig(
-        str(tmp_path), "m", port=tiny_launch().port, workers=1, key_file=str(tmp_path / "no such file")
-    )
+@pytest.mark.parametrize(("workers", "keys"), [(1, "no such file"), (2, "no such file"), (1, ""), (2, "")])
+def test_a_gateway_that_cannot_serve_is_one_message(
+    workers: int, keys: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_BRIEF_S", 0.0)  # however late it ends
+    key_file = str(tmp_path / keys) if keys else ""
+    config = GatewayConfig(str(tmp_path), "m", port=tiny_launch().port, workers=workers, key_file=key_file)
     with Front(config, tmp_path / "log") as front:
-        with pytest.raises(KimiError, match="the gateway ended with exit code"):
-            until(lambda: answers(front))
-        with pytest.raises(KimiError, match="no such file"):
+        with pytest.raises(KimiError, match="the gateway ended with exit code 2"):
+            front.wait_ready()
+        with pytest.raises(KimiError, match=keys or "tokenizer"):
             front.restart_if_ended()
 
 
