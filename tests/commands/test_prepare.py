@@ -50,7 +50,6 @@ def test_a_machine_is_prepared_step_by_step_and_nothing_is_done_or_asked_twice(h
     unread = prepared(hub, tmp_path)
     assert unread.returncode == 1 and f"new      {sha256(CODE).hexdigest()}  words.py" in unread.stdout
     assert "were not accepted" in unread.stderr and f"kimi-w4a8 trust {NAME} --yes" in unread.stderr
-    assert len((unread.stdout + unread.stderr).split()) <= 200  # with README's way and what `up` prints: 600
     gets = len(hub.gets("model.safetensors"))
     for words in (["--trust"], []):
         done = prepared(hub, tmp_path, *words)

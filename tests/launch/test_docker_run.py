@@ -355,18 +355,6 @@ def test_an_upgrade_by_tag_keeps_the_old_image_to_go_back_to(ordinary: Host) -> 
     assert not (ordinary.folder / "state/removed").exists()
 
 
-def test_from_a_built_image_to_a_served_token_is_one_command_one_question_and_a_page_to_read(ordinary: Host) -> None:
-    readme = (ROOT / "README.md").read_text().partition("\n## Run it on 8x MI325X\n")[2].partition("\n## ")[0]
-    commands = re.findall(r"^    (git|docker|launch/\S+|curl) ", readme, re.MULTILINE)
-    assert commands == ["git", "docker", "launch/docker-run.sh", "curl", "docker"]  # the last one stops it
-    done = ordinary.run("up", "agent")
-    assert done.returncode == 0 and done.stdout.endswith("ready\n")  # nobody was asked: the code was accepted before
-    assert len((readme + done.stdout + done.stderr).split()) <= 400  # tests/commands/test_prepare.py has the others
-    sources = [path.read_text() for path in (RUN, ROOT / "kimi_w4a8_eagle3/commands/prepare.py")]
-    asked = sum(len(re.findall(r"\bread -|typer\.(?:confirm|prompt)\(|\binput\(", text)) for text in sources)
-    assert asked <= 3
-
-
 def test_the_lines_that_undo_leave_nothing(caller: Host) -> None:
     """Run the commands of docs/first-hour.md, of root with /var/lib/kimi below the test's folder."""
     hub = caller.home / "models/hub" if caller.uid == 0 else caller.home / ".cache/huggingface/hub"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -9,19 +10,31 @@ import socketserver
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
-from support.docker_host import RELATIVE, Daemon, host, own_groups
+from support.docker_host import RELATIVE, ROOT, RUN, Daemon, host, own_groups
+from support.hub_server import HubServer, Repo, serve
 from support.prometheus import installed, prometheus
 from support.waiting import until
 
-pytestmark = [pytest.mark.server, pytest.mark.slow, installed]
+from kimi_w4a8_laptop import tiny
+
 KIMI = [sys.executable, "-m", "kimi_w4a8_eagle3.cli"]
+README = (ROOT / "README.md").read_text().partition("\n## Run it on 8x MI325X\n")[2].partition("\n## ")[0]
+MODEL = "org/kimi"
 RESTARTS = 3  # as --restart on-failure:3
+
+
+def settings(variables: list[str], mounts: list[dict[str, str]]) -> dict[str, str]:
+    """Return a container's variables, with the host's paths of its mounts."""
+    sources = {mount["target"]: mount["source"] for mount in mounts}
+    pairs = (variable.partition("=") for variable in variables if "=" in variable)
+    return {name: sources.get(value, value) for name, _, value in pairs}
 
 
 class RestartingDaemon(socketserver.ThreadingMixIn, Daemon):
@@ -32,7 +45,13 @@ class RestartingDaemon(socketserver.ThreadingMixIn, Daemon):
     stopping = True
 
     def command(self, words: list[str]) -> tuple[int, str, str]:
-        done = subprocess.run([*KIMI, *words], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=200)
+        environment: dict[str, str] = {**os.environ}
+        if words[0] == "prepare":
+            given = json.loads((self.found.folder / "state/prepared.json").read_text())
+            environment |= settings(given["options"]["--env"], given["mounts"])
+        done = subprocess.run(
+            [*KIMI, *words], env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=200
+        )
         return done.returncode, done.stdout, done.stderr
 
     def server_close(self) -> None:
@@ -41,9 +60,7 @@ class RestartingDaemon(socketserver.ThreadingMixIn, Daemon):
             self.stop("")
 
     def engine(self, started: dict[str, Any]) -> tuple[int, str, str]:
-        sources = {mount["target"]: mount["source"] for mount in started["mounts"]}
-        settings = dict(setting.split("=", 1) for setting in started["env"] if "=" in setting)
-        self.environment = {**os.environ, **{name: sources.get(value, value) for name, value in settings.items()}}
+        self.environment = {**os.environ, **settings(started["env"], started["mounts"])}
         self.started, self.stopping = started, False
         self._start()
         threading.Thread(target=self._keep, daemon=True).start()
@@ -70,12 +87,42 @@ class RestartingDaemon(socketserver.ThreadingMixIn, Daemon):
         return 0, "", ""
 
 
-def test_one_command_serves_and_two_deaths_page_and_a_second_up_or_a_typo_changes_nothing(tmp_path: Path) -> None:
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """The built-in model as a repository of the Hub, with code that somebody must accept."""
+    files = {path.name: path.read_bytes() for path in tiny.target_path().iterdir()}
+    tokenizer = {**json.loads(files["tokenizer_config.json"]), "auto_map": {"AutoTokenizer": ["words.Words", None]}}
+    files |= {"tokenizer_config.json": json.dumps(tokenizer).encode(), "words.py": b"class Words:\n    pass\n"}
+    with serve({MODEL: Repo(files)}) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.endpoint)
+        yield server
+
+
+def test_the_way_is_four_commands_and_at_most_three_questions() -> None:
+    commands = re.findall(r"^    (git|docker|launch/\S+|curl) ", README, re.MULTILINE)
+    assert commands == ["git", "docker", "launch/docker-run.sh", "curl", "docker"]  # the last one stops it
+    sources = [path.read_text() for path in (RUN, ROOT / "kimi_w4a8_eagle3/commands/prepare.py")]
+    asked = sum(len(re.findall(r"\bread -|typer\.(?:confirm|prompt)\(|\binput\(", text)) for text in sources)
+    assert asked <= 3
+
+
+@pytest.mark.server
+@pytest.mark.slow
+@installed
+def test_one_command_serves_and_two_deaths_page_and_a_second_up_or_a_typo_changes_nothing(
+    hub: HubServer, tmp_path: Path
+) -> None:
     root = os.geteuid() == 0
     for node in host(0 if root else os.geteuid(), [0] if root else sorted(own_groups()), RestartingDaemon):
-        up = node.run("up", "tiny", **RELATIVE)
+        words = ["--set", f"model.repo={MODEL}", "--served-model-name", "kimi-k2.5-tiny"]
+        unread = node.run("up", "tiny", *words, **RELATIVE)
+        assert unread.returncode == 1 and "were not accepted" in unread.stderr
+        shown = re.sub(r".*\r", "", unread.stdout + unread.stderr)  # a terminal writes progress over itself
+        assert "words.py" in shown and len((README + shown).split()) <= 600
+        up = node.run("up", "tiny", "--trust", *words, **RELATIVE)
         assert (up.returncode, up.stderr) == (0, ""), up.stdout + up.stderr
-        assert "1 of 3, machine: " in up.stdout and up.stdout.endswith("\nready\n")
+        assert "1 of 3, machine: " in up.stdout and "is complete and verified" in up.stdout
+        assert up.stdout.endswith("\nready\n") and len((README + up.stdout).split()) <= 600
         said = dict(re.findall(r"^(\w+): +(.*)$", up.stdout, re.MULTILINE))
         address = said["address"]
         question = {"model": "kimi-k2.5-tiny", "messages": [{"role": "user", "content": "What is 33 + 14?"}]}

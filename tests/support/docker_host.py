@@ -166,9 +166,11 @@ def daemon(found: Host, kind: type[Daemon] = Daemon) -> Iterator[None]:
         (found.folder / "state/daemon").chmod(0o777)
         thread = threading.Thread(target=server.serve_forever, args=[0.01])
         thread.start()
-        yield
-        server.shutdown()
-        thread.join()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def host(uid: int, groups: list[int], kind: type[Daemon] = Daemon) -> Iterator[Host]:
