@@ -131,7 +131,7 @@ class AcceptRun:
 
         yield stage("start", "start", partial(self._start, recipe))
         yield stage("smoke", "start", partial(self._smoke, recipe))
-        if first and "tool-call-parser" in recipe.final_args:
+        if first:
             yield stage("tools", "", partial(self._tools, recipe))
             yield stage("streams", "", partial(self._streams, recipe))
         for workload in SPEED[on_gpus] if self.sizes.full else SPEED[on_gpus][:2]:
