@@ -11,6 +11,7 @@ from typing import Any
 from ..quark.quantization import weight_format
 
 _MODEL, _REVISION = ("--model-path", "--model"), ("--revision",)
+_HUB_S = 10.0
 
 
 def is_foreign(words: Sequence[str]) -> bool:
@@ -43,11 +44,15 @@ def _config(path: str, revision: str | None) -> Mapping[str, Any] | None:
     """Return config.json of a folder or of a repository on the Hub, whose file SGLang reads next; None without one."""
     file = Path(path).expanduser() / "config.json"
     if not file.is_file():
-        from huggingface_hub import hf_hub_download, try_to_load_from_cache  # start-up: folders need no Hub
+        # start-up: folders need no Hub
+        from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
 
-        with suppress(OSError, ValueError):
+        with suppress(Exception):  # of either HTTP library; SGLang reports what it cannot load
             cached = try_to_load_from_cache(path, "config.json", revision=revision)
-            file = Path(cached if isinstance(cached, str) else hf_hub_download(path, "config.json", revision=revision))
+            if not isinstance(cached, str):  # asked once, because a download repeats for minutes
+                get_hf_file_metadata(hf_hub_url(path, "config.json", revision=revision), timeout=_HUB_S)
+                cached = hf_hub_download(path, "config.json", revision=revision)
+            file = Path(cached)
     with suppress(OSError, ValueError):
         content = json.loads(file.read_text())
         return content if isinstance(content, dict) else None

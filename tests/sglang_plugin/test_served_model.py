@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
+from support.fetch_helpers import at_endpoint
+from support.hub_server import Repo, serve
 from support.sglang_program import BOTH, found
 
+from kimi_w4a8_eagle3.sglang_plugin import served_model
 from kimi_w4a8_eagle3.sglang_plugin.served_model import is_foreign
 
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
@@ -45,19 +50,42 @@ def test_where_the_model_cannot_be_told_the_plugin_acts(words: str) -> None:
     assert not is_foreign(words.split())
 
 
-def test_a_repository_of_the_hub_is_told_by_the_file_in_its_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of huggingface_hub, and a silent Hub that is given up after 0.2 s."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(served_model, "_HUB_S", 0.2)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    return tmp_path
+
+
+def test_a_repository_of_the_hub_is_told_by_a_file_that_is_fetched_once(
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    asked = []
+    llama, kimi = (Repo({"config.json": json.dumps(config).encode()}) for config in (LLAMA, {"model_type": "kimi_k2"}))
+    kimi.branches = ("main", "v2")
+    with serve({"org/llama": llama, "org/kimi": kimi, "org/closed": Repo(llama.files, token="x")}) as hub:
+        at_endpoint(monkeypatch, hub.endpoint)
+        for _ in range(2):
+            assert is_foreign(["--model-path", "org/llama"])
+            assert not is_foreign(["--model-path", "org/kimi", "--revision", "v2"])
+        assert len(hub.gets("config.json")) == 2
+        for absent in ("org/closed", "org/nothing", "org//kimi"):
+            assert not is_foreign(["--model-path", absent])
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert is_foreign(["--model-path", "org/llama"]) and not is_foreign(["--model-path", "org/other"])
 
-    def cached(name: str, file: str, revision: str | None) -> str:
-        asked.append((name, file, revision))
-        return str(tmp_path / file)
 
-    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", cached)
-    assert is_foreign(["--model-path", "owner/name", "--revision", "abc"])
-    assert asked == [("owner/name", "config.json", "abc")]
+@pytest.mark.parametrize("listens", [True, False])
+def test_a_hub_that_does_not_answer_ends_no_start(home: Path, monkeypatch: pytest.MonkeyPatch, listens: bool) -> None:
+    """It is asked once: more would wait for minutes, which would end this test by its time limit."""
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_, **__: pytest.fail("it repeats"))
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        if listens:
+            silent.listen()
+        at_endpoint(monkeypatch, f"http://127.0.0.1:{silent.getsockname()[1]}")
+        assert not is_foreign(["--model-path", "org/llama"])
 
 
 LOADED = """
