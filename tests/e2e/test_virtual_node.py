@@ -69,7 +69,7 @@ class Layout(NamedTuple):
 LAYOUTS = {
     "one GPU": Layout(6, 40, BOTH_SIDES),
     "interpreted": Layout(1, settings=("cuda-graph-bs-decode=[8]",), given=CHUNKED),
-    "newest release": Layout(4, 40, BOTH_SIDES, newest=True),
+    "newest release": Layout(3, 40, BOTH_SIDES, newest=True),
     "DP attention 2": Layout(
         settings=("tp-size=2", "dp-size=2", "enable-dp-attention=true", "enable-attn-tp-input-scattered=false")
     ),

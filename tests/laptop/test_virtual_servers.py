@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+
 import pytest
+from support.hip_branches import ROOTS, SAVED, SETTINGS, coverage
+from support.repository import ROOT
+from support.sglang_program import BOTH, VERSIONS
 from support.virtual_servers import AGENT, LEFT_OUT, virtual_launch
 
 NAMES = AGENT.args.keys() | {f"env.{name}" for name in AGENT.recipe.environment}
@@ -24,3 +30,17 @@ def test_the_engine_takes_everything_else_of_the_recipe(speculate: bool) -> None
     assert {name: str(taken.get(name)) for name in expected} == {name: str(value) for name, value in expected.items()}
     assert taken["enable-torch-compile"] is True
     assert not drafting & taken.keys() or speculate
+
+
+@BOTH
+def test_hips_lines_ran_or_are_out_of_reach_of_the_recipe(newest: bool) -> None:
+    """The recipe decides the settings that put a line out of reach; the engine has all but those of LEFT_OUT."""
+    release = VERSIONS[newest]
+    found = Counter(coverage(json.loads(SAVED.read_text())[release], ROOTS[release]).values())
+    ran, missed = found.pop("ran"), found.pop("missed", 0)
+    assert ran / (ran + missed) >= 0.9
+    assert found.keys() == SETTINGS.keys()
+    row = f"| {release} | {ran} of {ran + missed} | {found.total()} |"
+    assert row in (ROOT / "docs/virtual-node.md").read_text()
+    assert AGENT.args["cuda-graph-max-bs-decode"] >= AGENT.args["max-running-requests"]  # a graph for each batch
+    assert 64 // AGENT.args["tp-size"] == 8  # heads of a rank

@@ -1,162 +1,239 @@
-"""Which of SGLang's HIP-only branches on the path of recipe `agent` ran on the virtual node. The table of the page.
+"""Coverage of SGLang's HIP-only lines on the path of recipe `agent`. The figures of docs/virtual-node.md.
 
-    PYTHONPATH=tests python -m support.hip_branches
+    PYTHONPATH=tests python -m support.hip_branches [--save]
 
-A branch is the body of an `if` whose condition names HIP or AITER, in a function that an engine with two ranks entered
-while it served each kind of request. Its lines are counted, and those that did not run are listed with the reason.
-torch.compile is off here, because Dynamo reads the lines of a function and does not run them.
+Lines count in HIP's own files, and on HIP's side of an `if` that names HIP or AITER, in functions that engines of the
+recipe entered on the virtual node while they served each kind of request. A line that did not run is out of reach if
+the engines found a condition on the way to it against it each time, and the parts of the condition that decide it read
+SETTINGS alone. torch.compile is off, because Dynamo reads the lines of a function and does not run them.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
-from types import FrameType
-from typing import Any, NamedTuple
+from types import CodeType, FrameType
+from typing import Any
 
 from kimi_w4a8_eagle3.base.releases import SGLANG_NEWEST, SGLANG_PINNED
 
 from .sglang_program import NEWEST
 
 FILE = "KIMI_TRACED_LINES"
-NAMES = re.compile(r"\b(_?is_hip|_use_aiter\w*|_has_fused_qk\w*|_is_gfx\w*|is_gfx\w*)\b")
-PARTS = {
-    "model": ("models/deepseek_v2.py", "models/deepseek_common", "models/kimi_k25.py", "models/llama_eagle3.py"),
-    "attention": ("layers/attention/aiter_backend.py", "layers/radix_attention.py", "layers/rocm_linear_utils.py"),
-    "MoE": ("layers/moe/topk.py", "layers/moe/fused_moe_triton/layer.py", "layers/moe/token_dispatcher"),
-    "communicator": ("layers/communicator.py", "layers/dp_attention.py", "distributed/parallel_state.py"),
-    "quark": ("layers/quantization/quark", "layers/quantization/unquant.py"),
-    "layers and steps": (
-        "layers/layernorm.py", "layers/activation.py", "layers/rotary_embedding", "layers/sampler.py",
-        "layers/linear.py", "speculative", "managers/overlap_utils.py", "model_executor/runner",
+SAVED = Path(__file__).with_suffix(".json")
+OWN = next(path for path in map(Path, sys.path) if (path / "sglang/srt").is_dir()) / "sglang/srt"  # of this process
+ROOTS = {SGLANG_PINNED: OWN, SGLANG_NEWEST: NEWEST / "sglang/srt"}
+PLACES = (
+    "distributed/parallel_state.py", "layers/activation.py", "layers/attention/aiter_backend.py",
+    "layers/communicator.py", "layers/dp_attention.py", "layers/layernorm.py", "layers/linear.py",
+    "layers/moe/fused_moe_triton/layer.py", "layers/moe/token_dispatcher", "layers/moe/topk.py",
+    "layers/quantization/quark", "layers/quantization/unquant.py", "layers/radix_attention.py",
+    "layers/rocm_linear_utils.py", "layers/rotary_embedding", "layers/sampler.py", "managers/overlap_utils.py",
+    "model_executor/runner", "models/deepseek_common", "models/deepseek_v2.py", "models/kimi_k25.py",
+    "models/llama_eagle3.py", "speculative",
+)  # fmt: skip
+HIP_FILES = re.compile(r"aiter_backend|_rocm\b|rocm_")
+NAMES = re.compile(r"\b(_?is_hip|_use_aiter\w*|_has_fused_qk\w*|_?is_gfx\w*)\b")
+OTHER = re.compile(r"not \(?(_?is_hip|_use_aiter)\b(?!_)")  # the side without HIP
+# What an engine of the recipe decides once, by the function and the part of a condition that reads it.
+SETTINGS = {
+    "gfx942": r"gfx95|gfx12|_bmm_buf",
+    "HIP and AITER": r": (_?is_hip(\(\))?|_use_aiter)$|attention_backend (==|in)|prepare_prefill",
+    "BF16 around the experts and in the cache": r"fp8|dtype|quant_format|w(eight)?_scale|gluon|mla_ps_k|vectorized",
+    "8 heads of a rank, repeated to 16": r"head_pad|num_head|low_head",
+    "no context parallelism": r"dcp|cp_active|q_replicate|mha_one_shot",
+    "the architecture of target and draft": (
+        r"use_(dsa|mla)|q_lora|sliding|SWAKV|llama_4|swiglu|skip_topk|head_dim|x_pad|fused_set_kv"
+        r"|^forward_extend: .*is_(target_verify|draft_extend)"
     ),
-}  # fmt: skip
-# Why a branch did not run, by its condition. The first that matches counts.
-REASONS = {
-    r"gfx95|gfx12|mxfp4|fp4": "not on gfx942",
-    r"custom_all_gather": "AITER's all-gather has no stand-in",
-    r"SGLANG_OPT_|radix4|grouped_gate|rmsnorm_pad|set_kv_buffer_arg": "a kernel that the recipe does not turn on",
-    r"logical_to_physical|w_scale|out_dtype=|gating_output\.to": "another checkpoint's type or place of experts",
-    r"shape\[0\] == 0": "an empty batch",
-    r"pynccl_comm\.broadcast": "SGLang's RCCL communicator is off outside of a capture",
-    r"pcg_runner": "HIP has no prefill graphs",
-    r"fp8|quant_method|kv_cache_dtype|per_token|ptpc|\bscale": "FP8: the recipe has BF16 around its experts",
-    r"dcp|context_parallel|attn_cp|_cp_": "context parallelism is off",
-    r"deterministic": "deterministic inference is off",
-    r"allreduce_fusion|fused_ar|ar_rms": "the fused all-reduce is off",
-    r"dsa|nsa|v4|index": "another model's attention",
-    r"shared_experts|num_fused": "the recipe does not fuse shared experts",
-    r"lora|capturer|sliding|sink|enc_dec|mrope|logit_cap": "a feature that the recipe does not have",
+    "a variable of SGLang": r": envs\.|_SGLANG_|unified_(attention|verify)|uses_page_table|alt_stream|aiter_fused_mla",
+    "an option of SGLang": (
+        r"lora_active|deterministic|eplb|deep_gemm|custom_(all|reduce_s)|_fusion|piecewise|pcg_runner|attn_out"
+    ),
+    "drafts in each decode step, one chain": r"draft_tokens is None|topk > 1|spec_info is None",
+    "a graph for each batch of decoding requests": r"max_bs \+ 1|^init_forward_metadata: .*mode|_resolve_v2.*seq_lens",
 }
+_READS = (
+    ast.Name, ast.Attribute, ast.Constant, ast.Compare, ast.Call, ast.keyword, ast.Tuple, ast.Subscript, ast.UnaryOp,
+    ast.BinOp, ast.BoolOp, ast.cmpop, ast.unaryop, ast.operator, ast.boolop, ast.expr_context,
+)  # fmt: skip
+_Way = tuple[tuple[ast.expr, bool], ...]  # the conditions on the way to a line, and their values
+_Line = tuple[ast.FunctionDef, range, _Way]  # the rows of a statement without its body
+_Trace = Mapping[str, Any]  # "ran": rows by file, "values": of conditions, and of their parts, that had one value
 
 
-class Branch(NamedTuple):
-    condition: str
-    function: str
-    lines: frozenset[int]
-    around: frozenset[int]  # of the function
+def files(root: Path) -> list[Path]:
+    return [
+        file for path in map(root.joinpath, PLACES) for file in ([path] if path.suffix else sorted(path.rglob("*.py")))
+    ]
 
 
-def branches(path: Path) -> Iterator[Branch]:
-    """Yield the HIP side of each such `if` in a function of a file."""
-    tree = ast.parse(path.read_text())
-    for function in ast.walk(tree):
-        if not isinstance(function, ast.FunctionDef):
+def _statements(body: list[ast.stmt], way: _Way) -> Iterator[tuple[range, _Way]]:
+    for node in body:
+        inner = [part for name in ("body", "orelse", "finalbody") for part in getattr(node, name, ())]
+        text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if text or isinstance(node, (ast.FunctionDef, ast.Pass, ast.Global, ast.Raise)):
             continue
-        around = frozenset(one.lineno for one in ast.walk(function) if isinstance(one, ast.stmt)) - {function.lineno}
-        for node in ast.walk(function):
-            if isinstance(node, ast.If) and NAMES.search(condition := ast.unparse(node.test)):
-                other = re.search(r"not \(?(_?is_hip|_use_aiter)\b(?!_)", condition)
-                body = node.orelse if other else node.body
-                lines = frozenset(one.lineno for part in body for one in ast.walk(part) if isinstance(one, ast.stmt))
-                if lines:
-                    yield Branch(condition, function.name, lines, around)
+        yield range(node.lineno, inner[0].lineno if inner else (node.end_lineno or node.lineno) + 1), way
+        if not isinstance(node, ast.If):
+            yield from _statements(inner, way)
+            continue
+        yield from _statements(node.body, (*way, (node.test, True)))
+        yield from _statements(node.orelse, (*way, (node.test, False)))
+        if isinstance(node.body[-1], ast.Return):
+            way = (*way, (node.test, False))
 
 
-def files(root: Path) -> dict[str, list[Path]]:
-    found: dict[str, list[Path]] = {}
-    for part, names in PARTS.items():
-        paths = [root / "sglang/srt" / name for name in names]
-        found[part] = [file for path in paths for file in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]
-    return {part: [path for path in paths if path.exists()] for part, paths in found.items()}
+@cache
+def lines(path: Path) -> list[_Line]:
+    """Return HIP's lines in the functions of a file."""
+    functions = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
+    every = [(function, *line) for function in functions for line in _statements(function.body, ())]
+    return [line for line in every if HIP_FILES.search(path.name) or any(map(_of_hip, line[2]))]
 
 
-def trace(root: Path) -> None:
-    """Append each line of these files to FILE when it runs first, in this process and in its forks."""
-    seen: set[tuple[str, int]] = set()
-    known = {str(path) for paths in files(root).values() for path in paths}
+def _of_hip(condition: tuple[ast.expr, bool]) -> bool:
+    text = ast.unparse(condition[0])
+    return bool(NAMES.search(text)) and condition[1] is not bool(OTHER.search(text))
+
+
+def parts_of(test: ast.expr) -> Iterator[ast.expr]:
+    inner = test.values if isinstance(test, ast.BoolOp) else [test.operand] if isinstance(test, ast.UnaryOp) else []
+    yield from (part for value in inner for part in parts_of(value)) if inner else (test,)
+
+
+def _conditions(path: Path) -> dict[int, list[tuple[str, CodeType]]]:
+    """Return the conditions on the way to HIP's lines, and their parts, that can be read twice, by row."""
+    tests = [(function.name, test) for function, _, way in lines(path) for test, _ in way]
+    return {
+        test.lineno: [
+            (f"{function}: {ast.unparse(part)}", compile(ast.Expression(part), str(path), "eval"))
+            for part in (test, *parts_of(test))
+            if all(isinstance(node, _READS) for node in ast.walk(part))
+        ]
+        for function, test in tests
+    }
+
+
+def trace() -> None:
+    """Append to FILE what is new of rows and of values of conditions, in this process and in its forks."""
+    seen: set[tuple[object, ...]] = set()
+    known = {str(path): path for path in files(OWN)}
+    conditions = cache(lambda name: _conditions(known[name]))
     out = Path(os.environ[FILE]).open("a", buffering=1)  # noqa: SIM115  (as long as the process)
 
+    def note(*words: object) -> None:
+        if words not in seen:
+            seen.add(words)
+            out.write(json.dumps(words) + "\n")
+
     def line(frame: FrameType, event: str, _: object) -> Any:
-        key = (frame.f_code.co_filename, frame.f_lineno)
-        if event == "line" and key not in seen:
-            seen.add(key)
-            out.write(f"{key[0]}:{key[1]}\n")
+        name, row = frame.f_code.co_filename, frame.f_lineno
+        if event == "line":
+            note(name, row)
+            for text, code in conditions(name).get(row, ()):
+                try:
+                    value = eval(code, frame.f_globals, frame.f_locals)
+                except Exception:  # the condition's other parts guard it
+                    continue
+                if isinstance(value, (bool, int, str, type(None))):
+                    note(name, row, text, bool(value))
         return line
 
     sys.settrace(lambda frame, *_: line if frame.f_code.co_filename in known else None)
 
 
-def lines_of(newest: bool, root: Path) -> dict[str, set[int]]:
-    """Serve each kind of request with drafts and without, and return the lines that ran by file."""
+def served(release: str) -> _Trace:
+    """Serve each kind of request on one GPU and on two, and return what ran."""
     from e2e.test_virtual_node import CHUNKED, NUMPY, QUESTIONS, mixed_answers  # they start SGLang
 
     from .virtual_servers import virtual_server
 
-    ran: dict[str, set[int]] = {}
     with tempfile.TemporaryDirectory() as name:
-        file = Path(name) / "lines"
-        given = {"module": "support.hip_branches", FILE: str(file), "TORCH_COMPILE_DISABLE": "1", **NUMPY, **CHUNKED}
-        for speculate, settings in ((True, ()), (False, ("disable-custom-all-reduce=false",))):
-            more = ("tp-size=2", "cuda-graph-bs-decode=[8]", *settings)
-            with virtual_server(speculate, Path(name), *more, newest=newest, **given) as server:
+        file, newest = Path(name) / "lines", release == SGLANG_NEWEST
+        given = {"module": "support.hip_branches", FILE: str(file), "TORCH_COMPILE_DISABLE": "1", **NUMPY}
+        for ranks, more in (("tp-size=1", {}), ("tp-size=2", CHUNKED)):
+            settings = (ranks, "cuda-graph-bs-decode=[8]", "context-length=32768")  # long enough for agent's launches
+            with virtual_server(True, Path(name), *settings, newest=newest, **given, **more) as server:
                 mixed_answers(server, QUESTIONS[:1], 8)
-        for text in set(file.read_text().split()):
-            path, number = text.rsplit(":", 1)
-            ran.setdefault(path, set()).add(int(number))
-    return ran
+        return summed([json.loads(line) for line in file.read_text().splitlines()], ROOTS[release])
 
 
-def report(newest: bool) -> None:
-    root = NEWEST if newest else Path(next(path for path in sys.path if (Path(path) / "sglang/srt").is_dir()))
-    ran = lines_of(newest, root)
-    print(f"\nSGLang {SGLANG_NEWEST if newest else SGLANG_PINNED}\n")
-    print("| part | lines | ran | did not, for a reason | did not |\n|---|---|---|---|---|")
-    missed: dict[tuple[str, str], set[int]] = {}
-    for part, paths in files(root).items():
-        every, done, excused = set[tuple[str, int]](), set[tuple[str, int]](), set[tuple[str, int]]()
-        for path in paths:
-            known, source = ran.get(str(path), set()), path.read_text().splitlines()
-            for branch in branches(path):
-                if not branch.around & known:
-                    continue
-                left = branch.lines - known
-                every |= {(path.name, number) for number in branch.lines}
-                done |= {(path.name, number) for number in branch.lines & known}
-                if left:
-                    text = f"{branch.condition} {' '.join(source[min(left) - 1 : max(left)])}"
-                    why = next((why for pattern, why in REASONS.items() if re.search(pattern, text, re.I)), "")
-                    excused |= {(path.name, number) for number in left} if why else set()
-                    place = f"{path.name} {branch.function}: {branch.condition}"
-                    missed.setdefault((why, place), set()).update(left)
-        if every:
-            excused -= done
-            print(f"| {part} | {len(every)} | {len(done)} | {len(excused)} | {len(every - done - excused)} |")
-    for (why, place), numbers in sorted(missed.items()):
-        print(f"  {why or 'NO REASON'}: {place[:150]} ({len(numbers)})")
+def summed(notes: list[list[Any]], root: Path) -> _Trace:
+    ran: dict[str, set[int]] = {}
+    values: dict[str, set[bool]] = {}
+    for name, row, *condition in notes:
+        path = str(Path(name).relative_to(root))
+        if not condition:
+            ran.setdefault(path, set()).add(row)
+        elif reason(condition[0]):
+            values.setdefault(f"{path}:{row}:{condition[0]}", set()).add(condition[1])
+    for path, rows in ran.items():
+        rows &= {row for function, *_ in lines(root / path) for row in rows_of(function)}
+    once = {key: found.pop() for key, found in sorted(values.items()) if len(found) == 1}
+    return {"ran": {path: sorted(rows) for path, rows in sorted(ran.items()) if rows}, "values": once}
+
+
+def rows_of(function: ast.FunctionDef) -> range:
+    return range(function.body[0].lineno, (function.end_lineno or 0) + 1)
+
+
+def known(test: ast.expr, values: Mapping[str, bool], place: str) -> tuple[bool | None, str]:
+    """Return the value that settings give a condition, and the part that decides it; None if they do not."""
+    text, function = place + ast.unparse(test), place.split(":")[-2]
+    if text in values and all(reason(f"{function}: {ast.unparse(part)}") for part in parts_of(test)):
+        return values[text], text
+    if isinstance(test, ast.UnaryOp):
+        value, part = known(test.operand, values, place)
+        return None if value is None else not value, part
+    found = [known(value, values, place) for value in test.values] if isinstance(test, ast.BoolOp) else []
+    ends = isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or)
+    whole = found[0] if found and all(value is not None for value, _ in found) else (None, "")
+    return next((one for one in found if one[0] is ends), whole)
+
+
+def reason(part: str) -> str:
+    """Return the setting that a part of a condition reads, or nothing."""
+    return next((why for why, pattern in SETTINGS.items() if re.search(pattern, part)), "")
+
+
+def coverage(found: _Trace, root: Path) -> dict[str, str]:
+    """Return each line as file:row, with "ran", the setting that puts it out of reach, or "missed"."""
+    out = {}
+    for path, rows in found["ran"].items():
+        for function, line, way in lines(root / path):
+            places = [f"{path}:{test.lineno}:{function.name}: " for test, _ in way]
+            decided = [
+                (*known(test, found["values"], place), side) for place, (test, side) in zip(places, way, strict=True)
+            ]
+            against = next((text for value, text, side in decided if value is (not side)), "")
+            name, ran = f"{path}:{line[0]}", not {*line}.isdisjoint(rows)
+            assert not (ran and against), f"{name} ran, and {against} says that it cannot"
+            if not {*rows_of(function)}.isdisjoint(rows):
+                out[name] = "ran" if ran else reason(against.split(":", 2)[-1]) or "missed"
+    return out
 
 
 if __name__ == "__main__":
-    if FILE in os.environ and len(sys.argv) > 1:
+    if FILE in os.environ:
         from kimi_w4a8_eagle3.sglang_plugin.run_module import run
 
-        trace(next(Path(path) for path in sys.path if (Path(path) / "sglang/srt").is_dir()))
+        trace()
         run(sys.argv[1], sys.argv[2:])
     else:
-        for newest in (False, True):
-            report(newest)
+        every = {release: served(release) for release in ROOTS}
+        for release, found in every.items():
+            table = coverage(found, ROOTS[release])
+            print(
+                release, Counter(table.values()), *(line for line, why in table.items() if why == "missed"), sep="\n  "
+            )
+        if "--save" in sys.argv:
+            SAVED.write_text(json.dumps(every) + "\n")
