@@ -4,7 +4,7 @@ The engine serves the built-in model. Other programs of the machine lengthen mos
 fastest tenth of the steps, hook by hook, and of all hooks together. The goals are for what the plugin adds to a step:
 
 - One hook replaces SGLang's own pass over the logits, which runs in its place in every second step.
-- The hooks of input-scattered attention are called in the model's pass, which on a GPU is the replay of a graph.
+- The hooks of prefills are called in the model's pass, which on a GPU is the replay of a graph in a step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kimi_w4a8_eagle3.engine.process import Program, free_port
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
 
 GOALS = {1: 40.0, 34: 80.0}  # microseconds that the plugin adds to a step, by requests in the batch
-ADDED, IN_GRAPHS = "added", "input_scattered."
+ADDED, IN_GRAPHS = "added", ("input_scattered.", "dense_fp8.")
 OWN = "SGLang's own pass over the logits"  # as in proof.timed_hooks, which imports sglang
 STEPS = 60  # verify steps of each request, at least
 

@@ -44,6 +44,7 @@ PICTURE_CACHE_BYTES = 100 << 20  # SGLANG_VLM_CACHE_SIZE_MB, which SGLang takes 
 # the variable is set.
 AITER_SCALE, AITER_SCALE_CONTEXT = 0.85, 8192
 _DENSE = ("attention", "dense MLP", "shared experts")  # kinds of weights that KIMI_DENSE_FP8 quantizes
+_FP8_BYTES = {"off": 0, "prefill": 1, "all": -1}  # that each of their elements takes more, by KIMI_DENSE_FP8
 _STORED_KV_B = 2  # kv_b, and its two halves in the layout that MLA decode absorbs
 HONOR_FRACTION = "SGLANG_AITER_HONOR_EXPLICIT_MEM_FRACTION"
 
@@ -93,9 +94,7 @@ class ModelCard:
         return cls(path.name, config, _expert_bits(config), 16)
 
 
-def target_weights(
-    card: ModelCard, tp: int, attention_tp: int | None = None, dense_fp8: bool = False
-) -> dict[str, int]:
+def target_weights(card: ModelCard, tp: int, attention_tp: int | None = None, dense_fp8: str = "off") -> dict[str, int]:
     """Return the bytes per rank, by kind, of a MoE model with MLA, such as Kimi-K2.5.
 
     dense_fp8: as KIMI_DENSE_FP8, which leaves a model alone that has one of these kinds quantized.
@@ -107,11 +106,11 @@ def target_weights(
         raise KimiError(f"config.json lacks sizes: {error}", card.name, expected="a MoE model like Kimi-K2.5") from None
     width = card.other_bits / 8
     weights = {kind: math.ceil(count * card.bits.get(kind, card.other_bits) / 8) for kind, count in parts.items()}
-    if dense_fp8 and all(card.bits.get(kind, card.other_bits) == 16 for kind in _DENSE):
-        # A byte less for each element but the norms and the absorbed halves of kv_b. The scales take 0.01 % of all.
+    if all(card.bits.get(kind, card.other_bits) == 16 for kind in _DENSE):
+        # Norms and the absorbed halves of kv_b stay. The scales take 0.01 % of all.
         products = text["num_hidden_layers"] * latent_attention(text, attention_tp or tp, text["hidden_size"])
         for kind, elements in {**parts, "attention": products}.items():
-            weights[kind] -= int(elements) if kind in _DENSE else 0
+            weights[kind] += _FP8_BYTES[dense_fp8] * int(elements) if kind in _DENSE else 0
     moe_layers = text["num_hidden_layers"] - text["first_k_dense_replace"]
     experts = moe_layers * text["n_routed_experts"]
     inter = math.ceil(text["moe_intermediate_size"] / tp)
@@ -204,7 +203,7 @@ def make_plan(
     tp = number(args, "tp-size", 1)
     page_size = number(args, "page-size", 1)
     split = attention_tp(args)
-    dense_fp8 = bool(read_gates(recipe.environment).get("KIMI_DENSE_FP8"))
+    dense_fp8 = read_gates(recipe.environment).get("KIMI_DENSE_FP8") or "off"
     weights = target_weights(target, tp, split, dense_fp8) | (draft_weights(draft, split) if draft else {})
     target_kv = kv_shape(target.config, split, _kv_bytes(args, "kv-cache-dtype"))
     draft_width = _kv_bytes(args, "speculative-draft-kv-cache-dtype")

@@ -25,15 +25,15 @@ def levers_of(recipe: Recipe) -> list[str]:
     """Return the levers that a recipe turns on."""
     gates = read_gates(recipe.environment)
     on = {**recipe.final_args, **{f"{_ENV}{name}": value for name, value in gates.given.items()}}
-    return [name for name in LEVERS if on.get(name) is True]
+    return [name for name in LEVERS if on.get(name) not in (None, False, "off")]
 
 
 def without(recipe: Recipe, lever: str, folder: Path) -> Path:
     """Write the recipe with the lever off."""
     path = folder / f"{recipe.name}-without-{lever}.toml"
     summary = f"{recipe.name} without {lever}, for a comparison."
-    table = "env" if lever.startswith(_ENV) else "args"
-    off = f"[{table}]\n{lever.removeprefix(_ENV)} = false\n"
+    table, value = ("env", '"off"') if lever.startswith(_ENV) else ("args", "false")
+    off = f"[{table}]\n{lever.removeprefix(_ENV)} = {value}\n"
     path.write_text(f'extends = "{recipe.name}"\nsummary = "{summary}"\n\n{off}')
     return path
 

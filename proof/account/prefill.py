@@ -51,7 +51,7 @@ def ways(account: Account, changes: Sequence[Lever], cluster: Cluster) -> list[S
             _DENSE,
             "FP8 weights and activations, at most",
             rows[_DENSE].ms - int8_ms,
-            "env.KIMI_DENSE_FP8=1",
+            "env.KIMI_DENSE_FP8=prefill",
         ),
         Shrinking(f"{_DENSE}, {_REDUCES}, norms", "attention input shared by ranks", *_priced(shared)),
         Shrinking("MoE: stage1, stage2", "MoE kernels of this package", *_priced(kernels)),

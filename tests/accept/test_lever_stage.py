@@ -32,7 +32,7 @@ def test_the_recipe_without_a_gate_differs_in_its_environment_alone(tmp_path: Pa
     assert levers_of(recipe) == [LEVER, FP8]
     other = load_recipe(str(without(recipe, FP8, tmp_path)))
     assert levers_of(other) == [LEVER] and other.final_args == recipe.final_args
-    assert recipe.environment.items() - other.environment.items() == {("KIMI_DENSE_FP8", "1")}
+    assert recipe.environment.items() - other.environment.items() == {("KIMI_DENSE_FP8", "prefill")}
 
 
 def test_the_gain_is_that_of_pairs_of_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

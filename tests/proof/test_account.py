@@ -165,15 +165,14 @@ def test_ranks_that_share_attentions_input_move_and_multiply_less() -> None:
     assert rows["all-reduces"] - parts["links"][0] == pytest.approx(rows["all-reduces"] * units / 4, rel=1e-6)
 
 
-@pytest.mark.parametrize(("load", "gain", "most"), [(PUBLISHED[3][0], 1.24, 1.32), (PUBLISHED[2][0], 1.12, 1.06)])
+@pytest.mark.parametrize(("load", "gain", "most"), [(PUBLISHED[3][0], 1.24, 1.335), (PUBLISHED[2][0], 1.12, 1.14)])
 def test_each_recipe_is_faster_than_the_one_before_and_slower_than_the_floor(
     load: Load, gain: float, most: float
 ) -> None:
     moe = next(lever.change for lever in changes(load) if lever.change.name == "MoE kernels of this package")
     found = plans.plans(account(load), CLUSTER, moe)
     rates = [levers.throughput(load, plan.step_ms, plan.prefill_ms)[1] for plan in found]
-    fast = rates.pop(3)  # its steps are longer, so it gains where prefills take most of the time
-    assert rates == sorted(rates) and rates[2] > gain * rates[0] and fast > most * rates[0]
+    assert rates == sorted(rates) and rates[2] > gain * rates[0] and rates[3] > most * rates[0]
     assert plans.dense_step_ms(CLUSTER) == pytest.approx(61 * 5 * 0.0071 - 1.89 / 4.0, abs=0.01)
     assert found[-1].prefill_ms == pytest.approx(136, abs=1) and found[-1].step_ms < found[0].step_ms
     (quick,) = [one for one in plans.left(account(load), CLUSTER) if one.change.name.startswith("QuickReduce")]

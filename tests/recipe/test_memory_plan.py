@@ -148,7 +148,7 @@ def test_mxfp4_experts_take_four_and_a_quarter_bits() -> None:
     assert plan_of("agent-mxfp4").weights["routed experts"] == 60 * 384 * 3 * 7168 * 256 * 17 // 32
 
 
-def test_dense_products_in_fp8_leave_room_to_the_kv_pool() -> None:
+def test_dense_products_in_fp8_take_a_byte_more_or_less() -> None:
     agent, fast = (plan_of(name, **resolve(load_recipe(name)).args) for name in ("agent", "agent-fast"))
     latents, split = 7168 * 2112, (1536 * 64 * 192 + 512 * 64 * 256 + 64 * 128 * 7168) // 8
     less = {
@@ -156,14 +156,15 @@ def test_dense_products_in_fp8_leave_room_to_the_kv_pool() -> None:
         "shared experts": 60 * 3 * 7168 * 2048 // 8,
         "dense MLP": 3 * 7168 * 18432 // 8,
     }
-    smaller = {kind: agent.weights[kind] - size for kind, size in fast.weights.items()}
-    assert {kind: size for kind, size in smaller.items() if size} == less
-    assert fast.tokens - agent.tokens == pytest.approx(sum(less.values()) / agent.sizing.cell_bytes, abs=2)
+    both, alone = fast.weights, target_weights(KIMI, 8, dense_fp8="all")
+    assert {kind: size - agent.weights[kind] for kind, size in both.items() if size != agent.weights[kind]} == less
+    assert {kind: agent.weights[kind] - size for kind, size in alone.items() if size != agent.weights[kind]} == less
+    assert agent.tokens - fast.tokens == pytest.approx(sum(less.values()) / agent.sizing.cell_bytes, abs=2)
 
 
 def test_a_target_with_quantized_shared_experts_keeps_its_bytes() -> None:
     card = replace(KIMI, bits={"shared experts": 4.25})
-    assert target_weights(card, 8, dense_fp8=True) == target_weights(card, 8)
+    assert target_weights(card, 8, dense_fp8="all") == target_weights(card, 8)
 
 
 def test_an_fp8_draft_takes_half_the_bytes_of_its_layer() -> None:

@@ -8,6 +8,7 @@ PROGRAM = """
 import json, os
 from types import SimpleNamespace
 import torch
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 from kimi_w4a8_eagle3.sglang_plugin import hooks
 from kimi_w4a8_eagle3.sglang_plugin.model import dense_fp8
@@ -45,7 +46,7 @@ def target():
     layers = torch.nn.ModuleList([layer(True), layer(False)])
     return module(model=module(embed_tokens=linear(8, 64), layers=layers), lm_head=linear(8, 64))
 
-def served(change=lambda model: None, gate="1", draft=False, rank=0, model=target):
+def served(change=lambda model: None, gate="all", draft=False, rank=0, model=target):
     global generator
     generator = torch.Generator().manual_seed(0)
     os.environ.pop("KIMI_DENSE_FP8", None)
@@ -71,6 +72,10 @@ def errors(model):
         if isinstance(getattr(fp8, "quant_method", None), dense_fp8.Fp8Linear):
             stored = plain.get_submodule(name)
             x = torch.randn(5, fp8.weight.shape[1]).bfloat16()
+            both = in_prefill.get_submodule(name)
+            for mode, alike in (("TARGET_VERIFY", stored), ("DECODE", stored), ("EXTEND", fp8)):
+                dense_fp8.note_pass(None, None, None, SimpleNamespace(forward_mode=ForwardMode[mode]))
+                assert torch.equal(both.quant_method.apply(both, x), alike.quant_method.apply(alike, x))
             want = stored.quant_method.apply(stored, x).float()
             got = fp8.quant_method.apply(fp8, x).float()
             size = x.float().abs() @ stored.weight.float().abs().t()
@@ -82,6 +87,7 @@ def errors(model):
 
 plain, off = served(gate=None)
 quantized, on = served()
+in_prefill, _ = served(gate="prefill")
 shapes = [(2112, 7168), (1536, 1536), (2048, 512), (7168, 1024), (512, 7168), (7168, 256), (4608, 7168), (7168, 2304)]
 dense_fp8.is_fp8_fnuz = lambda: True
 os.environ["SGLANG_USE_AITER"] = "1"
@@ -89,7 +95,7 @@ kernels = [dense_fp8._no_kernel(*shape) for shape in shapes]
 refused = [dense_fp8._no_kernel(*shape) for shape in ((2112 - 32, 7168), (2112, 512), (7168, 128))]
 dense_fp8.is_fp8_fnuz = lambda: False
 print(json.dumps({
-    "off": off, "0": served(gate="0")[1], "on": on, "draft": served(draft=True)[1], "errors": errors(quantized),
+    "off": off, "0": served(gate="off")[1], "on": on, "draft": served(draft=True)[1], "errors": errors(quantized),
     "stored": served(stored)[1], "rank 1": served(stored, rank=1)[1], "other": served(model=lambda: linear(8, 8))[1],
     "kernels": kernels, "refused": refused, "elsewhere": dense_fp8._no_kernel(512, 7168),
 }))

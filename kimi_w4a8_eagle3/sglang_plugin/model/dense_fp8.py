@@ -1,8 +1,9 @@
 """Dense products in FP8, quantized after loading: attention's projections, shared experts and the dense layer.
 
 The checkpoint has these weights in BF16. With KIMI_DENSE_FP8 each output channel gets a scale when the model is loaded,
-and each token gets one in every product. By then SGLang has split kv_b for decode's absorbed attention, so both halves
-stay BF16. Router, output head, draft and vision tower stay as they are, and each rank quantizes its own share.
+and each token gets one in every product: of prefills, or of all passes. In a step, quantizing inputs takes longer than
+reading half of the weights saves, so "prefill" keeps both weights. kv_b's halves, which decoding absorbs, stay BF16, as
+do router, output head, draft and vision tower. Each rank quantizes its own share.
 
 It is FP8, because SGLang and AITER have this product for gfx942, and AMD tuned it for these shapes.
 """
@@ -26,6 +27,7 @@ from ...quark import fp8
 from ..hooks import Feature
 
 if TYPE_CHECKING:
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
     from sglang.srt.model_executor.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
@@ -45,8 +47,17 @@ _DENSE = re.compile(
 )
 
 
+_step = [False]  # True while the target runs another pass than a prefill; a graph keeps what its capture saw
+
+
 class Fp8Linear(LinearMethodBase):
-    """Linear method of a layer whose weight is FP8 [N, K], on a GPU in AITER's order, with `weight_scale` [N, 1]."""
+    """Linear method of a layer with `fp8_weight` [N, K], on a GPU in AITER's order, and `weight_scale` [N, 1].
+
+    in_steps: the method of all passes but prefills; None for this one.
+    """
+
+    def __init__(self, in_steps: LinearMethodBase | None) -> None:
+        self._in_steps = in_steps
 
     def create_weights(self, *_: object, **__: object) -> None:
         """Refuse: the layer was created and loaded in BF16."""
@@ -54,16 +65,26 @@ class Fp8Linear(LinearMethodBase):
 
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Multiply by AITER's kernel, on a CPU in plain torch."""
+        if self._in_steps is not None and _step[0]:
+            return self._in_steps.apply(layer, x, bias)
         if x.is_cuda:  # AITER's quantization reads rows without a stride
-            return fp8_utils.apply_fp8_ptpc_linear(x.contiguous(), layer.weight, layer.weight_scale, bias=bias)
-        out = fp8.linear(x, layer.weight, layer.weight_scale)
+            return fp8_utils.apply_fp8_ptpc_linear(x.contiguous(), layer.fp8_weight, layer.weight_scale, bias=bias)
+        out = fp8.linear(x, layer.fp8_weight, layer.weight_scale)
         return out if bias is None else out + bias
+
+
+@FEATURE.before("sglang.srt.models.deepseek_v2.DeepseekV2ForCausalLM.forward")
+def note_pass(_: Any, input_ids: Any, positions: Any, forward_batch: ForwardBatch, *__: Any, **___: Any) -> None:
+    """Tell the target's layers whether the pass is a prefill."""
+    mode = forward_batch.forward_mode
+    _step[0] = not mode.is_extend() or mode.is_target_verify()
 
 
 @FEATURE.after("sglang.srt.model_executor.model_runner.ModelRunner.load_model")
 def quantize_target(_: None, runner: ModelRunner) -> None:
     """Quantize the target's dense layers, or say why the engine serves without it."""
-    if runner.is_draft_worker or not read_gates(os.environ).get("KIMI_DENSE_FP8"):
+    passes = read_gates(os.environ).get("KIMI_DENSE_FP8")
+    if runner.is_draft_worker or passes in (None, "off"):
         return
     target = getattr(runner.model, "language_model", runner.model)
     layers = {name: layer for name, layer in target.named_modules() if _DENSE.fullmatch(name)}
@@ -71,12 +92,13 @@ def quantize_target(_: None, runner: ModelRunner) -> None:
     if reason := reason_against(layers):
         FEATURE.leave_out(reason, speaks)
         return
-    before = sum(layer.weight.nbytes for layer in layers.values())
     for layer in layers.values():
-        quantize(layer)
+        quantize(layer, everywhere=passes == "all")
     if speaks:
-        saved = before - sum(layer.weight.nbytes for layer in layers.values())
-        logger.info("%d dense layers of each rank are FP8, which saves %.2f GiB", len(layers), saved / 2**30)
+        size = sum(layer.fp8_weight.nbytes for layer in layers.values()) / 2**30
+        logger.info(
+            "%d dense layers of each rank have %.2f GiB of FP8 weights for passes: %s", len(layers), size, passes
+        )
 
 
 def reason_against(layers: dict[str, Any]) -> str | None:
@@ -101,13 +123,15 @@ def _no_kernel(n: int, k: int) -> str | None:
     return None
 
 
-def quantize(layer: Any) -> None:
-    """Replace a layer's BF16 weight [N, K] by FP8 with a scale for each output channel."""
+def quantize(layer: Any, everywhere: bool) -> None:
+    """Add FP8 with a scale for each output channel to a layer's BF16 weight [N, K], or replace that everywhere."""
     codes, scale = fp8.quantize_rows(layer.weight.data)
     if codes.is_cuda:
         from aiter.ops.shuffle import shuffle_weight  # not installed on a CPU
 
         codes = shuffle_weight(codes, (16, 16))
-    layer.weight = torch.nn.Parameter(codes, requires_grad=False)
+    layer.fp8_weight = torch.nn.Parameter(codes, requires_grad=False)
     layer.weight_scale = torch.nn.Parameter(scale, requires_grad=False)
-    layer.quant_method = Fp8Linear()
+    layer.quant_method = Fp8Linear(None if everywhere else layer.quant_method)
+    if everywhere:
+        layer.weight = layer.fp8_weight
