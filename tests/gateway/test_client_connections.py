@@ -47,7 +47,7 @@ def answer(
         reader, writer = await asyncio.open_connection("127.0.0.1", server.servers[0].sockets[0].getsockname()[1])
         found = b""
         for piece in chain(pieces, more):
-            if reader.at_eof():
+            if reader.at_eof() or reader.exception():
                 break
             writer.write(piece)
             await (asyncio.sleep(0.05) if piece else reader.readuntil(b"ok"))
