@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
+
 _ID = re.compile(r"(functions\.)?(.*?)(:\d+)?", re.DOTALL)
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "string": str, "boolean": bool, "integer": int, "number": (int, float), "array": list, "object": dict,
@@ -40,6 +42,15 @@ def fitting_tool(call_id: str, arguments: str, declared: Mapping[str, Mapping[st
     if len(fitting) == 1 or len(declared) == 1:
         return (fitting or list(declared))[0]
     return _parts(call_id)[1] or call_id
+
+
+def object_in(text: str) -> dict[str, Any] | None:
+    """Return the JSON object that a text is, as an answer can hold it."""
+    try:
+        read = orjson.loads(text)
+    except ValueError:
+        return None
+    return read if isinstance(read, dict) else None
 
 
 def _parts(call_id: str) -> tuple[str, str, str]:

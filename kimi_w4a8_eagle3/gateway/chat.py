@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from . import parts
 from .answer import Arguments, Called, CallEnd, Said, Thought
 from .conversation import Conversation, Message, Text, ToolChoice
 from .errors import Refusal
-from .formats import format_of, regex
+from .formats import grammar_in
 from .generate import Delta, End, Usage
-from .parts import (
-    Part,
-    call,
-    contents,
-    function_tool,
-    last_user_turn,
-    line_for,
-    only_source,
-    picture,
-    text_of,
-    thinking_of,
-    type_of,
-    unreadable,
-)  # fmt: skip
 from .render import ANSWER
 from .requests import ChatRequest, Completing, check_number, sampling_of
 from .writer import Answerer, sse
@@ -39,26 +27,25 @@ def conversation_of(request: ChatRequest) -> Conversation:
     check_number(request.n)
     messages = messages_of(request.messages)
     effort = request.reasoning_effort or (request.reasoning or {}).get("effort")
-    thinking, template = thinking_of(request.chat_template_kwargs, request.thinking, request.enable_thinking)
-    effort = template.pop("reasoning_effort", None) or effort
-    thinking = thinking and effort != "none"
+    thinking = parts.thinking_of(request, effort)
     if request.continue_final_message:
-        _check_continued(messages, thinking)
+        _check_continued(messages, thinking["thinking"])
     if request.top_logprobs is not None and not request.logprobs:
         raise Refusal("top_logprobs needs logprobs: true", param="top_logprobs")
-    tools = [_tool(tool, number) for number, tool in enumerate(request.tools or ()) if _is_clients(tool)]
+    tools = [
+        parts.function_tool(tool.get("function"), f"tools.{number}.function")
+        for number, tool in enumerate(request.tools or ())
+        if parts.is_clients(tool, f"tools.{number}", "function", "custom")
+    ]
     return Conversation(
         messages=messages,
         sampling=sampling_of(request, request.max_completion_tokens or request.max_tokens, request.stop),
         tools=tools,
         choice=choice_of(request.tool_choice, [tool.name for tool in tools]),
         parallel=request.parallel_tool_calls,
-        thinking=thinking,
-        effort=effort if isinstance(effort, str) else None,
-        template=template,
+        **thinking,
         continued=request.continue_final_message and messages[-1].role == "assistant",
-        format=format_of(request.response_format, "response_format")
-        or (regex(request.regex) if request.regex is not None else None),
+        format=grammar_in(request),
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         cache_salt=request.cache_salt,
     )
@@ -69,7 +56,7 @@ def messages_of(given: list[Any]) -> list[Message]:
     if not given:
         raise Refusal("there is no message to answer", param="messages")
     roles = [message.get("role") if isinstance(message, dict) else None for message in given]
-    past = last_user_turn([str(role) for role in roles])
+    past = parts.last_user_turn([str(role) for role in roles])
     messages = [_message(message, at, at < past) for at, message in enumerate(given)]
     check_results(messages)
     return messages
@@ -87,20 +74,25 @@ def check_results(messages: list[Message]) -> None:
             )
 
 
-def choice_of(given: str | dict[str, Any] | None, tools: list[str]) -> ToolChoice:
-    """Return the tool choice in OpenAI's form."""
+def choice_of(
+    given: str | dict[str, Any] | None,
+    tools: list[str],
+    shown: Callable[[dict[str, Any], str], str] = lambda _, name: name,
+) -> ToolChoice:
+    """Return the tool choice in OpenAI's form. shown: returns the name that the model sees for a forced tool."""
     if isinstance(given, dict):
         if given.get("type") == "allowed_tools":
             raise Refusal("tool_choice cannot name allowed_tools: send only these tools", param="tool_choice")
         function = given.get("function", given)
-        name = function.get("name") if isinstance(function, dict) else None
+        name = given.get("name") or (function.get("name") if isinstance(function, dict) else None)
         if not isinstance(name, str):
-            raise Refusal("tool_choice must name a function", param="tool_choice")
-        return named_choice(name, tools)
+            why = "the body is not what this endpoint reads (tool_choice names no function)"
+            raise Refusal(why, param="tool_choice")
+        return named_choice(shown(given, name), tools)
     if given not in (None, "auto", "none", "required"):
         raise Refusal(f"tool_choice is {given!r:.40}; auto, none, required or a function is read", param="tool_choice")
     if given == "required" and not tools:
-        raise Refusal("tool_choice is required, and there are no tools", param="tool_choice")
+        raise Refusal("tool_choice is required, and there are no tools that the client runs", param="tool_choice")
     return ToolChoice(given or "auto")  # type: ignore[arg-type]  # compared above
 
 
@@ -109,18 +101,6 @@ def named_choice(name: str, tools: list[str]) -> ToolChoice:
     if name not in tools:
         raise Refusal(f"tool_choice names {name!r:.80}, which is not among the tools", param="tool_choice")
     return ToolChoice("required", name)
-
-
-def _is_clients(tool: Any) -> bool:
-    """Return False for a tool that the server would have to run, such as a web search."""
-    kind = tool.get("type") if isinstance(tool, dict) else None
-    return kind in (None, "function", "custom") or not isinstance(kind, str)
-
-
-def _tool(tool: Any, number: int) -> Any:
-    if not isinstance(tool, dict):
-        raise Refusal(f"tools.{number}: Input should be an object", param="tools")
-    return function_tool(tool.get("function"), f"tools.{number}.function")
 
 
 def _message(given: Any, at: int, past: bool) -> Message:
@@ -132,7 +112,7 @@ def _message(given: Any, at: int, past: bool) -> Message:
     if role == "user" and given.get("content") is None:
         raise Refusal(f"messages.{at}.content is missing", param="messages")
     past = past or role != "user"
-    message = Message(role, contents(given.get("content"), lambda part: _part(part, past)))  # type: ignore[arg-type]
+    message = Message(role, parts.contents(given.get("content"), lambda part: _part(part, past)))  # type: ignore[arg-type]
     if isinstance(given.get("name"), str):
         message.name = given["name"]
     if role == "assistant":
@@ -142,25 +122,23 @@ def _message(given: Any, at: int, past: bool) -> Message:
             function = one.get("function") if isinstance(one, dict) else None
             if not isinstance(function, dict):
                 raise Refusal("a tool call must have a function", param="messages")
-            message.calls.append(call({**function, "id": one.get("id")}, function.get("arguments") or ""))
+            message.calls.append(parts.call({**function, "id": one.get("id")}, function.get("arguments") or ""))
     if role == "tool":
         message.call_id = str(given.get("tool_call_id") or "")
     return message
 
 
-def _part(part: Any, past: bool) -> Part | None:
-    match type_of(part):
+def _part(part: Any, past: bool) -> parts.Part | None:
+    match parts.type_of(part):
         case "text" | "input_text":
-            return Text(text_of(part))
+            return Text(parts.text_of(part))
         case "refusal":
-            return Text(text_of(part, "refusal"))
+            return Text(parts.text_of(part, "refusal"))
         case "image_url" | "input_image":
-            return picture(only_source(part, part.get("image_url")))
+            return parts.picture(parts.only_source(part, part.get("image_url")))
         case "item_reference":
             raise Refusal("this server stores no items, so an item_reference has none: send the items themselves")
-    if past:
-        return Text(f"{line_for(part)}\n")
-    return unreadable(part, past)
+    return parts.unreadable(part, past)
 
 
 def _check_continued(messages: list[Message], thinking: bool) -> None:
@@ -209,16 +187,41 @@ class _Choice:
     end: End | None = None
 
 
-class ChatWriter:
+class CompletionsWriter:
+    """Ends of the answers of both completions. kind: of a stream's chunks. prefix: of the id."""
+
+    def __init__(self, server: Answerer, request: Completing, kind: str, prefix: str) -> None:
+        self._server, self._kind = server, kind
+        self.id = f"{prefix}-{secrets.token_hex(16)}"
+        self._head = {"id": self.id, "created": int(time.time()), "model": server.model}
+        self._with_usage = bool((request.stream_options or {}).get("include_usage"))
+        self._with_details = request.return_spec_tokens_details
+        self._usage = Usage()
+        self._first: End | None = None  # of the first choice
+
+    def finish(self) -> bytes:
+        """Return the events that end a stream."""
+        end = b"data: [DONE]\n\n"
+        return sse(self._whole(self._kind, [])) + end if self._with_usage else end
+
+    def failed(self, body: bytes, message: str, code: str) -> bytes:
+        """Return the events that end a stream with an error."""
+        return b"data: %b\n\ndata: [DONE]\n\n" % body
+
+    def _whole(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        answer = {**self._head, "object": kind, "choices": choices, "usage": usage_of(self._usage)}
+        if self._with_details:
+            answer["sglext"] = {"spec_tokens_details": spec_details(self._first)}
+        return answer
+
+
+class ChatWriter(CompletionsWriter):
     """Writes chat completions. prompt: its token ids, for a client that asked for them."""
 
     def __init__(self, server: Answerer, request: ChatRequest, past_calls: int, prompt: list[int]) -> None:
-        self._server, self._request, self._past, self._prompt = server, request, past_calls, prompt
-        self.id = f"chatcmpl-{secrets.token_hex(16)}"
-        self._head = {"id": self.id, "created": int(time.time()), "model": server.model}
+        super().__init__(server, request, "chat.completion.chunk", "chatcmpl")
+        self._request, self._past, self._prompt = request, past_calls, prompt
         self._choices = [_Choice() for _ in range(request.n)]
-        self._with_usage = bool((request.stream_options or {}).get("include_usage"))
-        self._usage = Usage()
 
     def begin(self) -> bytes:
         return b"".join(self._chunk(at, {"role": "assistant", "content": ""}) for at in range(len(self._choices)))
@@ -233,6 +236,7 @@ class ChatWriter:
             chunks += [self._chunk(delta.index, change, carry=True) for change in self._changes(choice, piece)]
         if delta.end is not None:
             choice.end = delta.end
+            self._first = self._choices[0].end
             add_usage(self._usage, delta.end.usage)
             chunks += [self._chunk(delta.index, change) for change in self._thought(choice, None)]
             chunks.append(self._chunk(delta.index, {}, delta.end.reason, carry=True))
@@ -279,28 +283,15 @@ class ChatWriter:
         state = self._choices[index]
         if carry and state.pending:
             choice["logprobs"], state.pending = {"content": state.pending}, []
-        chunk = {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
+        chunk = {**self._head, "object": self._kind, "choices": [choice]}
         if self._with_usage:
             chunk["usage"] = None
         return sse(chunk)
 
-    def finish(self) -> bytes:
-        end = b"data: [DONE]\n\n"
-        if not self._with_usage:
-            return end
-        last = {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": usage_of(self._usage)}
-        return sse(last | self._extension()) + end
-
     def whole(self) -> dict[str, Any]:
-        choices = [self._whole(at, choice) for at, choice in enumerate(self._choices)]
-        answer = {**self._head, "object": "chat.completion", "choices": choices, "usage": usage_of(self._usage)}
-        return answer | self._extension()
+        return self._whole("chat.completion", [self._choice(at, choice) for at, choice in enumerate(self._choices)])
 
-    def _extension(self) -> dict[str, Any]:
-        asked = self._request.return_spec_tokens_details
-        return {"sglext": {"spec_tokens_details": spec_details(self._choices[0].end)}} if asked else {}
-
-    def _whole(self, index: int, choice: _Choice) -> dict[str, Any]:
+    def _choice(self, index: int, choice: _Choice) -> dict[str, Any]:
         text, thinking = "".join(choice.content), "".join(choice.thinking)
         message: dict[str, Any] = {"role": "assistant", "content": text or (None if choice.calls else "")}
         message["reasoning_content"] = thinking or None
@@ -309,9 +300,6 @@ class ChatWriter:
         made: dict[str, Any] = {"index": index, "message": message, "finish_reason": choice.end.reason}
         made["logprobs"] = {"content": choice.logprobs} if self._request.logprobs else None
         return made | token_ids(self._request, self._prompt, choice.ids, choice.end)
-
-    def failed(self, body: bytes, message: str, code: str) -> bytes:
-        return b"data: %b\n\ndata: [DONE]\n\n" % body
 
 
 def token_ids(request: Completing, prompt: list[int], ids: list[int], end: End) -> dict[str, Any]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
 from .bodies import is_tokens, require_room
-from .chat import add_usage, spec_details, token_ids, usage_of
+from .chat import CompletionsWriter, add_usage, token_ids
 from .conversation import Grammar
 from .errors import CONTEXT_EXCEEDED, Refusal
-from .formats import format_of, json_schema, regex
-from .generate import End, Usage, each, sampling_params
+from .formats import grammar_in
+from .generate import End, Usage, each, logprobs_of, sampling_params
 from .limits import MAX_LOGPROBS
 from .render import Renderer
 from .requests import CompletionRequest, check_number, sampling_of
@@ -57,10 +55,7 @@ def bodies_of(request: CompletionRequest, prompts: list[list[int]]) -> list[dict
     """Return the bodies for /generate: n for each prompt."""
     sampling = sampling_of(request, tokens_of(request), request.stop)
     params = sampling_params(sampling) | ({"stop": list(sampling.stops)} if sampling.stops else {})
-    grammar = format_of(request.response_format, "response_format")
-    grammar = grammar or (regex(request.regex) if request.regex is not None else None)
-    grammar = grammar or (json_schema(request.json_schema, "json_schema") if request.json_schema is not None else None)
-    if grammar is not None:
+    if grammar := grammar_in(request):
         params[grammar.kind] = grammar.text
     logprobs: dict[str, Any] = {}
     if request.logprobs is not None:
@@ -83,18 +78,16 @@ class _Choice:
     end: End | None = None
 
 
-class CompletionWriter:
+class CompletionWriter(CompletionsWriter):
     """Writes text completions."""
 
     def __init__(
         self, server: Answerer, request: CompletionRequest, renderer: Renderer, prompts: list[list[int]]
     ) -> None:
-        self._server, self._request, self._renderer = server, request, renderer
-        self._head = {
-            "id": f"cmpl-{secrets.token_hex(16)}", "object": "text_completion", "created": int(time.time()),
-            "model": server.model,
-        }  # fmt: skip
+        super().__init__(server, request, "text_completion", "cmpl")
+        self._request, self._renderer = request, renderer
         self._choices = [_Choice(prompt) for prompt in prompts for _ in range(request.n)]
+        self._prompts = sum(map(len, prompts))
         self._echoed: set[int] = set()
 
     def part(self, index: int, part: dict[str, Any]) -> bytes:
@@ -115,20 +108,21 @@ class CompletionWriter:
         if reason is not None:
             usage = Usage(meta["prompt_tokens"], meta["completion_tokens"], 0, meta.get("cached_tokens") or 0)
             choice.end = End(reason["type"], usage, meta=meta)
+            self._first = self._choices[0].end
+            add_usage(self._usage, usage)
+            self._usage.prompt = self._prompts
         made = {"index": index, "text": new, "logprobs": logprobs, "finish_reason": reason and reason["type"]}
-        return sse({**self._head, "choices": [made], "usage": None})
+        return sse({**self._head, "object": self._kind, "choices": [made], "usage": None})
 
     def _logprobs(self, choice: _Choice, meta: dict[str, Any], first: bool) -> dict[str, list[Any]]:
         new: dict[str, list[Any]] = {name: [] for name in choice.logprobs}
         kinds = (["input"] if self._request.echo and first else []) + ["output"]
         for kind in kinds:
-            drawn = meta.get(f"{kind}_token_logprobs") or []
-            tops = meta.get(f"{kind}_top_logprobs") or [None] * len(drawn)
-            for (logprob, token, *_), top in zip(drawn, tops, strict=True):
-                text = self._text(token)
+            for drawn in logprobs_of(meta, kind):
+                text = self._text(drawn.token)
                 new["tokens"].append(text)
-                new["token_logprobs"].append(logprob)
-                new["top_logprobs"].append({self._text(other): value for value, other, *_ in top} if top else None)
+                new["token_logprobs"].append(drawn.logprob)
+                new["top_logprobs"].append({self._text(token): value for token, value in drawn.top} or None)
                 new["text_offset"].append(choice.offset)
                 choice.offset += len(text)
         for name, values in new.items():
@@ -138,20 +132,9 @@ class CompletionWriter:
     def _text(self, token: int) -> str:
         return self._server.token_bytes(token).decode(errors="replace")
 
-    def finish(self) -> bytes:
-        """Return the events that end a stream."""
-        end = b"data: [DONE]\n\n"
-        if not (self._request.stream_options or {}).get("include_usage"):
-            return end
-        return sse({**self._head, "choices": [], "usage": usage_of(self._usage()), **self._extension()}) + end
-
     def begin(self) -> bytes:
         """Return nothing: a completion has no event before its text."""
         return b""
-
-    def failed(self, body: bytes, message: str, code: str) -> bytes:
-        """Return the events that end a stream with an error."""
-        return b"data: %b\n\ndata: [DONE]\n\n" % body
 
     def whole(self) -> dict[str, Any]:
         """Return the answer, once all parts were written."""
@@ -162,20 +145,7 @@ class CompletionWriter:
             made = {"index": index, "text": "".join(choice.text), "logprobs": logprobs}
             made |= {"finish_reason": choice.end.reason}
             choices.append(made | token_ids(self._request, choice.prompt, choice.ids, choice.end))
-        return {**self._head, "choices": choices, "usage": usage_of(self._usage()), **self._extension()}
-
-    def _extension(self) -> dict[str, Any]:
-        asked = self._request.return_spec_tokens_details
-        return {"sglext": {"spec_tokens_details": spec_details(self._choices[0].end)}} if asked else {}
-
-    def _usage(self) -> Usage:
-        total = Usage()
-        prompt = sum(len(choice.prompt) for choice in self._choices[:: self._request.n])
-        for choice in self._choices:
-            if choice.end is not None:
-                add_usage(total, choice.end.usage)
-        total.prompt = prompt
-        return total
+        return self._whole(self._kind, choices)
 
 
 def bound_echo(request: CompletionRequest, prompts: list[list[int]]) -> None:
@@ -188,7 +158,7 @@ def bound_echo(request: CompletionRequest, prompts: list[list[int]]) -> None:
         raise Refusal(f"{why}; this request asks for {asked}", param="logprobs")
 
 
-def grammar_in(body: dict[str, Any]) -> Grammar | None:
+def grammar_of(body: dict[str, Any]) -> Grammar | None:
     """Return the grammar in a body for /generate."""
     params = body["sampling_params"]
     kind = next((kind for kind in ("json_schema", "regex", "structural_tag") if kind in params), None)

@@ -6,18 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from . import chat, completions, messages, responses
+from . import chat, completions, messages, requests, responses
 from .errors import Vendor
-from .requests import (
-    Body,
-    ChatRequest,
-    CompletionRequest,
-    CountRequest,
-    DetokenizeRequest,
-    MessagesRequest,
-    ResponsesRequest,
-    TokenizeRequest,
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -30,23 +20,23 @@ class Endpoint:
     path: str
     methods: tuple[str, ...] = ("POST",)
     who: Literal["everyone", "clients"] = "clients"
-    body: type[Body] | None = None
+    body: type[requests.Body] | None = None
     vendor: Vendor = "openai"
     ping: bytes = b": ping\n\n"
 
 
 _GET = ("GET", "HEAD")
 _ROWS = (
-    Endpoint(chat.PATH, body=ChatRequest),
-    Endpoint(responses.PATH, body=ResponsesRequest),
+    Endpoint(chat.PATH, body=requests.ChatRequest),
+    Endpoint(responses.PATH, body=requests.ResponsesRequest),
     Endpoint(
-        messages.PATH, body=MessagesRequest, vendor="anthropic",
+        messages.PATH, body=requests.MessagesRequest, vendor="anthropic",
         ping=b'event: ping\ndata: {"type": "ping"}\n\n',
     ),
-    Endpoint(messages.COUNT_PATH, body=CountRequest, vendor="anthropic"),
-    Endpoint(completions.PATH, body=CompletionRequest),
-    *(Endpoint(path, body=TokenizeRequest) for path in ("/tokenize", "/v1/tokenize")),
-    *(Endpoint(path, body=DetokenizeRequest) for path in ("/detokenize", "/v1/detokenize")),
+    Endpoint(messages.COUNT_PATH, body=requests.CountRequest, vendor="anthropic"),
+    Endpoint(completions.PATH, body=requests.CompletionRequest),
+    *(Endpoint(path, body=requests.TokenizeRequest) for path in ("/tokenize", "/v1/tokenize")),
+    *(Endpoint(path, body=requests.DetokenizeRequest) for path in ("/detokenize", "/v1/detokenize")),
     Endpoint("/v1/models", _GET),
     Endpoint("/metrics", _GET),
     Endpoint("/server_info", _GET, who="everyone"),

@@ -91,10 +91,8 @@ class Exchange:
         if endpoint.body is None:
             await self._fixed(endpoint)
             return
-        if self._service is None:
-            self._ready()
-            raise Refusal("the server starts", status=503)
         self._ready()
+        assert self._service is not None
         if b"content-encoding" in headers:
             raise Refusal("compressed bodies are not supported", status=415)
         work = await self._work(self._service, endpoint, headers, client)

@@ -33,9 +33,14 @@ def format_of(given: dict[str, Any] | None, name: str) -> Grammar | None:
     raise Refusal(f"{name} has the type {kind!r:.40}; text, json_object and json_schema are read", param=name)
 
 
-def json_schema(text: str, name: str) -> Grammar:
-    """Return the grammar of a schema that is sent as JSON text."""
-    return schema_grammar(_parsed(text, name), name)
+def grammar_in(request: Any) -> Grammar | None:
+    """Return the grammar that the fields of a completion ask for."""
+    if given := format_of(request.response_format, "response_format"):
+        return given
+    if request.regex is not None:
+        return Grammar("regex", checked_text(request.regex, "regex"))
+    schema = getattr(request, "json_schema", None)
+    return None if schema is None else schema_grammar(_parsed(schema, "json_schema"), "json_schema")
 
 
 def structural_tag(text: str, name: str) -> Grammar:
@@ -50,11 +55,6 @@ def structural_tag(text: str, name: str) -> Grammar:
         elif isinstance(part, list):
             waiting += part
     return Grammar("structural_tag", checked_text(text, name))
-
-
-def regex(pattern: str, name: str = "regex") -> Grammar:
-    """Return the grammar of a pattern."""
-    return Grammar("regex", checked_text(pattern, name))
 
 
 def _parsed(text: str, name: str) -> Any:

@@ -103,7 +103,7 @@ class Generator:
                 thinking.count(ids)
                 reason = meta["finish_reason"]
                 pieces = answer.read(part["text"], ended=reason is not None)
-                logprobs = _logprobs(meta) if conversation.logprobs is not None else []
+                logprobs = logprobs_of(meta) if conversation.logprobs is not None else []
                 kept = len(ids) if answer.stops.found is None else self._kept(ids, part["text"], answer.stops.behind)
                 delta = Delta(index, pieces, ids[:kept], logprobs[:kept])
                 if reason is not None or answer.stops.found is not None:
@@ -214,9 +214,10 @@ def _int64(seed: int) -> int:
     return (seed + _INT64) % (2 * _INT64) - _INT64
 
 
-def _logprobs(meta: dict[str, Any]) -> list[TokenLogprob]:
-    drawn = meta.get("output_token_logprobs") or []
-    tops = meta.get("output_top_logprobs") or [None] * len(drawn)
+def logprobs_of(meta: dict[str, Any], kind: str = "output") -> list[TokenLogprob]:
+    """Return the logprobs of the tokens that are new, or of kind "input" those of the prompt."""
+    drawn = meta.get(f"{kind}_token_logprobs") or []
+    tops = meta.get(f"{kind}_top_logprobs") or [None] * len(drawn)
     return [
         TokenLogprob(token, logprob, [(other, value) for value, other, *_ in top or ()])
         for (logprob, token, *_), top in zip(drawn, tops, strict=True)

@@ -7,28 +7,14 @@ from typing import Any
 
 import orjson
 
+from . import parts
 from .answer import Arguments, Called, CallEnd, Said, Thought
+from .calls import object_in
 from .chat import check_results, named_choice
 from .conversation import Conversation, Message, Sampling, Text, Tool, ToolChoice
 from .errors import Refusal
 from .formats import format_of
 from .generate import Delta, End
-from .parts import (
-    Part,
-    call,
-    contents,
-    failed,
-    flat,
-    function_tool,
-    last_user_turn,
-    line_for,
-    only_source,
-    picture,
-    text_of,
-    thinking_of,
-    type_of,
-    unreadable,
-)  # fmt: skip
 from .requests import CountRequest, MessagesRequest, sampling_of
 from .sealed import Seal
 from .writer import Answerer, named
@@ -40,18 +26,19 @@ _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"
 def conversation_of(request: MessagesRequest | CountRequest, seal: Seal) -> Conversation:
     """Return the conversation that a request asks to continue, or to count."""
     messages = _system(request.system) + _messages(request.messages, seal)
-    tools = [_tool(tool, number) for number, tool in enumerate(request.tools or ()) if _is_clients(tool)]
-    thinking, _ = thinking_of(None, request.thinking, request.enable_thinking)
+    tools = [
+        _tool(tool, f"tools.{number}")
+        for number, tool in enumerate(request.tools or ())
+        if parts.is_clients(tool, f"tools.{number}", "custom")
+    ]
     config = request.output_config or {}
-    effort = config.get("effort")
     conversation = Conversation(
         messages=messages,
         sampling=Sampling(),
         tools=tools,
         choice=_choice(request.tool_choice, [tool.name for tool in tools]),
         parallel=not (request.tool_choice or {}).get("disable_parallel_tool_use", False),
-        thinking=thinking,
-        effort="max" if effort == "xhigh" else effort if isinstance(effort, str) else None,
+        **parts.thinking_of(request, "max" if config.get("effort") == "xhigh" else config.get("effort")),
         format=format_of(config.get("format"), "output_config.format"),
     )
     if isinstance(request, MessagesRequest):
@@ -61,7 +48,7 @@ def conversation_of(request: MessagesRequest | CountRequest, seal: Seal) -> Conv
 
 def _system(given: str | list[Any] | None) -> list[Message]:
     if isinstance(given, list):
-        texts = [text_of(block) for block in given if type_of(block) == "text" and block.get("text")]
+        texts = [parts.text_of(block) for block in given if parts.type_of(block) == "text" and block.get("text")]
         given = "\n".join(texts)
     return [Message("system", given)] if given and given.strip() else []
 
@@ -73,7 +60,7 @@ def _messages(given: list[Any], seal: Seal) -> list[Message]:
     if roles[-1] == "assistant":
         why = "this model does not support assistant message prefill: the conversation must end with a user message"
         raise Refusal(why, param="messages")
-    past = last_user_turn(roles)
+    past = parts.last_user_turn(roles)
     messages: list[Message] = []
     for at, message in enumerate(given):
         if roles[at] not in ("user", "assistant", "system"):
@@ -91,68 +78,68 @@ def _messages(given: list[Any], seal: Seal) -> list[Message]:
 
 def _said(blocks: Any, seal: Seal) -> Message:
     """Return an assistant's turn."""
-    message, parts, thinking = Message("assistant"), list[Part](), list[str]()
+    message, said, thinking = Message("assistant"), list[parts.Part](), list[str]()
     for block in blocks if isinstance(blocks, list) else ():
-        match type_of(block):
+        match parts.type_of(block):
             case "thinking":
                 text = block.get("thinking") or seal.open(block.get("signature"))
                 thinking += [text] if isinstance(text, str) else []
             case "redacted_thinking":
-                thinking.append(line_for(block))
+                thinking.append(parts.line_for(block))
             case "tool_use":
-                message.calls.append(call(block, orjson.dumps(block.get("input") or {}).decode()))
+                message.calls.append(parts.call(block, orjson.dumps(block.get("input") or {}).decode()))
             case "text":
-                parts.append(Text(text_of(block)))
+                said.append(Text(parts.text_of(block)))
             case "tool_result":
                 raise Refusal("a tool_result belongs into the user's message", param="messages")
             case _:
-                parts.append(unreadable(block, past=True))
-    message.thinking, message.content = "\n".join(thinking), flat(parts) if parts else ""
+                said.append(parts.unreadable(block, past=True))
+    message.thinking, message.content = "\n".join(thinking), parts.flat(said) if said else ""
     return message
 
 
 def _turn(role: str, blocks: Any, past: bool) -> list[Message]:
     """Return a user's turn: the results of tools are messages of their own, in their place."""
     messages: list[Message] = []
-    parts: list[Part] = []
+    said: list[parts.Part] = []
 
     def close() -> None:
-        if parts:
-            messages.append(Message(role, flat(list(parts))))  # type: ignore[arg-type]  # the caller compared it
-            parts.clear()
+        if said:
+            messages.append(Message(role, parts.flat(list(said))))  # type: ignore[arg-type]  # the caller compared it
+            said.clear()
 
     for block in blocks if isinstance(blocks, list) else [blocks]:
-        if type_of(block) != "tool_result":
-            parts.append(_part(block, past))
+        if parts.type_of(block) != "tool_result":
+            said.append(_part(block, past))
             continue
         close()
-        content = contents(block.get("content"), lambda part: _part(part, True))
+        content = parts.contents(block.get("content"), lambda part: _part(part, True))
         if not isinstance(content, str) and all(isinstance(part, Text) for part in content):
             content = "\n".join(part.text for part in content if isinstance(part, Text))
-        content = failed(content) if block.get("is_error") is True else flat(content)
+        content = parts.failed(content) if block.get("is_error") is True else parts.flat(content)
         messages.append(Message("tool", content, call_id=str(block.get("tool_use_id") or block.get("id") or "")))
     close()
     return messages
 
 
-def _part(block: Any, past: bool) -> Part:
+def _part(block: Any, past: bool) -> parts.Part:
     source = block.get("source") if isinstance(block, dict) else None
-    match type_of(block):
+    match parts.type_of(block):
         case "text":
-            return Text(text_of(block))
+            return Text(parts.text_of(block))
         case "image":
             if isinstance(source, dict) and source.get("type") == "base64" and set(source) <= {
                 "type", "media_type", "data",
             }:  # fmt: skip
-                return picture(f"data:{source.get('media_type')};base64,{source.get('data')}")
-            return picture(only_source(block, source))
+                return parts.picture(f"data:{source.get('media_type')};base64,{source.get('data')}")
+            return parts.picture(parts.only_source(block, source))
         case "document" if isinstance(source, dict) and source.get("type") == "text":
             return Text(f"{source.get('data')}\n")
         case "search_result":
             return Text(_search_result(block))
         case "tool_reference":
             return Text(str(block.get("tool_name") or block.get("name") or ""))
-    return unreadable(block, past)
+    return parts.unreadable(block, past)
 
 
 def _search_result(block: dict[str, Any]) -> str:
@@ -162,18 +149,11 @@ def _search_result(block: dict[str, Any]) -> str:
     return "\n".join([*lines, *(["Content: " + "\n".join(found)] if found else [])])
 
 
-def _is_clients(tool: Any) -> bool:
-    kind = tool.get("type") if isinstance(tool, dict) else None
-    return kind in (None, "custom") or not isinstance(kind, str)
-
-
-def _tool(tool: Any, number: int) -> Tool:
-    if not isinstance(tool, dict):
-        raise Refusal(f"tools.{number}: Input should be an object", param="tools")
+def _tool(tool: dict[str, Any], place: str) -> Tool:
     if tool.get("type") not in (None, "custom"):
         raise Refusal("the body is not what this endpoint reads (the type of a tool)", param="tools")
     declared = {**tool, "parameters": tool.get("input_schema"), "description": tool.get("description") or ""}
-    return function_tool(declared, f"tools.{number}")
+    return parts.function_tool(declared, place)
 
 
 def _choice(given: dict[str, Any] | None, tools: list[str]) -> ToolChoice:
@@ -260,7 +240,8 @@ class MessagesWriter:
             case "text":
                 block["text"] = text
             case "tool_use":
-                block["input"] = _object(text, f"{block['name']} {text}")
+                given = object_in(text)
+                block["input"] = f"{block['name']} {text}" if given is None else given
         self._open = None
         return events + named({"type": "content_block_stop", "index": len(self._blocks) - 1})
 
@@ -303,12 +284,3 @@ class MessagesWriter:
 
     def failed(self, body: bytes, message: str, code: str) -> bytes:
         return b"event: error\ndata: %b\n\n" % body
-
-
-def _object(text: str, otherwise: str) -> dict[str, Any] | str:
-    """Return the object of a call's input, or a text for arguments that an answer cannot hold."""
-    try:
-        read = orjson.loads(text)
-    except ValueError:
-        return otherwise
-    return read if isinstance(read, dict) else otherwise

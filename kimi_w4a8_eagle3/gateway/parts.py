@@ -139,6 +139,14 @@ def _both(first: Content, second: Content) -> Content:
     return [part for parts in lists for part in parts]
 
 
+def is_clients(tool: Any, place: str, *kinds: str) -> bool:
+    """Return False for a tool that the server would have to run, such as a web search; raise Refusal for no object."""
+    if not isinstance(tool, dict):
+        raise Refusal(f"{place}: Input should be an object", param="tools")
+    kind = tool.get("type")
+    return kind in (None, *kinds) or not isinstance(kind, str)
+
+
 def function_tool(function: Any, name: str) -> Tool:
     """Return a declared function; raise Refusal for what is none."""
     if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
@@ -159,14 +167,12 @@ def call(given: Any, arguments: Any) -> Call:
     return Call(str(given.get("id") or ""), name, arguments)
 
 
-def thinking_of(
-    template: dict[str, Any] | None, thinking: bool | dict[str, Any] | None, switch: bool | None
-) -> tuple[bool, dict[str, Any]]:
-    """Return whether the answer thinks, and the other switches of the template.
+def thinking_of(request: Any, effort: Any) -> dict[str, Any]:
+    """Return the fields of a conversation that say whether the answer thinks, with which effort and switches.
 
     Moonshot and Anthropic switch by `thinking`, Alibaba by `enable_thinking`. SGLang's chat_template_kwargs win.
     """
-    template = dict(template or {})
+    template, thinking = dict(getattr(request, "chat_template_kwargs", None) or {}), request.thinking
     for name, value in template.items():
         if name not in TEMPLATE_SWITCHES or isinstance(value, dict | list):
             allowed = ", ".join(sorted(TEMPLATE_SWITCHES))
@@ -174,5 +180,8 @@ def thinking_of(
     if isinstance(thinking, dict):
         kind = thinking.get("type")
         thinking = kind != "disabled" if isinstance(kind, str) else None
-    asked = (template.pop("thinking", None), template.pop("enable_thinking", None), thinking, switch)
-    return next((value for value in asked if isinstance(value, bool)), True), template
+    asked = (template.pop("thinking", None), template.pop("enable_thinking", None), thinking, request.enable_thinking)
+    thinks = next((value for value in asked if isinstance(value, bool)), True)
+    effort = template.pop("reasoning_effort", None) or effort
+    shown = effort if isinstance(effort, str) else None
+    return {"thinking": thinks and effort != "none", "effort": shown, "template": template}

@@ -29,19 +29,6 @@ MAX_PICTURES = 256
 _USUAL_S, _PIXEL_S = 0.2, 1e-7
 
 
-def check_sources(sources: list[tuple[str, Any]]) -> int:
-    """Return the characters of all pictures, given as (field, source); raise Refusal for one that is elsewhere."""
-    for name, source in sources:
-        if not (isinstance(source, str) and source.startswith("data:") and "," in source):
-            raise Refusal(
-                "the server fetches no media, neither from the network nor from files; send a data: URL", param=name
-            )
-    if len(sources) > MAX_PICTURES:
-        name = sources[0][0]
-        raise Refusal(f"{name} holds {len(sources)} pictures; at most {MAX_PICTURES} are read", param=name)
-    return sum(len(source) - source.index(",") for _, source in sources)
-
-
 @dataclass(frozen=True)
 class Pads:
     """Tokens that the engine puts in place of a picture, by the checkpoint's own numbers.
@@ -77,6 +64,8 @@ class Pads:
 
 def check_pictures(sources: list[str]) -> list[tuple[int, int]]:
     """Decode all pictures and return their sizes; raise Refusal for one that the engine should not decode."""
+    if len(sources) > MAX_PICTURES:
+        raise Refusal(f"messages holds {len(sources)} pictures; at most {MAX_PICTURES} are read", param="messages")
     start = time.process_time()
     pictures = [_opened(source) for source in sources]
     pixels = sum(picture.width * picture.height for picture in pictures)

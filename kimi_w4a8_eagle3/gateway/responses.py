@@ -7,27 +7,12 @@ from typing import Any
 
 import orjson
 
+from . import parts
 from .calls import flat_name
-from .chat import check_results, named_choice
+from .chat import check_results, choice_of
 from .conversation import Call, Conversation, Message, Text, Tool, ToolChoice
 from .errors import Refusal
 from .formats import format_of
-from .parts import (
-    Part,
-    call,
-    contents,
-    flat,
-    function_tool,
-    join_turns,
-    last_user_turn,
-    line_for,
-    only_source,
-    picture,
-    text_of,
-    thinking_of,
-    type_of,
-    unreadable,
-)  # fmt: skip
 from .requests import ResponsesRequest, sampling_of
 from .sealed import Seal
 
@@ -63,8 +48,6 @@ def conversation_of(request: ResponsesRequest, seal: Seal) -> tuple[Conversation
         raise Refusal(_NOT_STORED, param="previous_response_id")
     tools, declared = _tools(request.tools or [])
     effort = (request.reasoning or {}).get("effort")
-    thinking, template = thinking_of(request.chat_template_kwargs, request.thinking, request.enable_thinking)
-    effort = template.pop("reasoning_effort", None) or effort
     shown = _LOGPROBS in request.include
     if request.top_logprobs and not shown:
         raise Refusal(f'top_logprobs needs "include": ["{_LOGPROBS}"]', param="top_logprobs")
@@ -74,9 +57,7 @@ def conversation_of(request: ResponsesRequest, seal: Seal) -> tuple[Conversation
         tools=tools,
         choice=_choice(request.tool_choice, declared),
         parallel=request.parallel_tool_calls and request.max_tool_calls != 1,
-        thinking=thinking and effort != "none",
-        effort=effort if isinstance(effort, str) else None,
-        template=template,
+        **parts.thinking_of(request, effort),
         format=format_of((request.text or {}).get("format"), "text.format"),
         logprobs=(request.top_logprobs or 0) if shown else None,
         cache_salt=request.cache_salt,
@@ -94,22 +75,20 @@ def _tools(given: list[Any]) -> tuple[list[Tool], dict[str, Declared]]:
 
     groups = []
     for number, tool in enumerate(given):
-        if not isinstance(tool, dict):
-            raise Refusal(f"tools.{number}: Input should be an object", param="tools")
-        kind, place = tool.get("type") or "function", f"tools.{number}"
-        if not isinstance(kind, str):
+        parts.is_clients(tool, place := f"tools.{number}")
+        if not isinstance(kind := tool.get("type") or "function", str):
             raise Refusal(f"{place}.type must be a text", param="tools")
         if kind == "function":
-            add(made := function_tool(tool, place), Declared(made.name))
+            add(made := parts.function_tool(tool, place), Declared(made.name))
         elif kind == "custom":
-            made = function_tool({**tool, "parameters": _CUSTOM, "description": _custom_description(tool)}, place)
+            made = parts.function_tool({**tool, "parameters": _CUSTOM, "description": _custom_description(tool)}, place)
             add(made, Declared(made.name, custom=True))
         elif kind == "namespace" and isinstance(tool.get("name"), str):
             groups.append((tool["name"], tool.get("tools") or [], place))
     for namespace, members, place in groups:
         for member in members:
             if isinstance(member, dict) and member.get("name") and (member.get("type") or "function") == "function":
-                made = function_tool(member, place)
+                made = parts.function_tool(member, place)
                 shown = flat_name(namespace, made.name)
                 add(Tool(shown, made.description, made.parameters, made.strict), Declared(made.name, namespace))
     return tools, declared
@@ -127,24 +106,14 @@ def _custom_description(tool: dict[str, Any]) -> str | None:
 
 def _choice(given: str | dict[str, Any] | None, declared: dict[str, Declared]) -> ToolChoice:
     """Return the choice. A member of a group is named with its namespace, or by a name that no other tool has."""
-    if isinstance(given, dict):
-        if given.get("type") == "allowed_tools":
-            raise Refusal("tool_choice cannot name allowed_tools: send only these tools", param="tool_choice")
-        function = given.get("function", given)
-        name = given.get("name") or (function.get("name") if isinstance(function, dict) else None)
-        if not isinstance(name, str):
-            raise Refusal(
-                "the body is not what this endpoint reads (tool_choice names no function)", param="tool_choice"
-            )
-        if given.get("namespace"):
-            return named_choice(flat_name(str(given["namespace"]), name), list(declared))
-        members = [shown for shown, of in declared.items() if of.name == name]
-        return named_choice(name if name in declared or len(members) != 1 else members[0], list(declared))
-    if given not in (None, "auto", "none", "required"):
-        raise Refusal(f"tool_choice is {given!r:.40}", param="tool_choice")
-    if given == "required" and not declared:
-        raise Refusal("tool_choice is required, and there are no tools that the client runs", param="tool_choice")
-    return ToolChoice(given or "auto")  # type: ignore[arg-type]  # compared above
+
+    def shown(choice: dict[str, Any], name: str) -> str:
+        if choice.get("namespace"):
+            return flat_name(str(choice["namespace"]), name)
+        members = [flat for flat, of in declared.items() if of.name == name]
+        return name if name in declared or len(members) != 1 else members[0]
+
+    return choice_of(given, list(declared), shown)
 
 
 def _messages(request: ResponsesRequest, seal: Seal) -> list[Message]:
@@ -154,11 +123,11 @@ def _messages(request: ResponsesRequest, seal: Seal) -> list[Message]:
     if not request.input:
         raise Refusal("there is no message to answer", param="input")
     roles = [str(item.get("role") or item.get("type")) if isinstance(item, dict) else "" for item in request.input]
-    past = last_user_turn(roles)
+    past = parts.last_user_turn(roles)
     for at, item in enumerate(request.input):
         if (message := _item(item, at < past, seal)) is not None:
             messages.append(message)
-    messages = join_turns(messages)
+    messages = parts.join_turns(messages)
     check_results(messages)
     return messages
 
@@ -171,8 +140,8 @@ def _item(item: Any, past: bool, seal: Seal) -> Message | None:
     match kind:
         case "message" if item.get("role") in _ROLES:
             role = _ROLES[item["role"]]
-            content = contents(item.get("content"), lambda part: _part(part, past or role != "user"))
-            return Message(role, flat(content))  # type: ignore[arg-type]  # of _ROLES
+            content = parts.contents(item.get("content"), lambda part: _part(part, past or role != "user"))
+            return Message(role, parts.flat(content))  # type: ignore[arg-type]  # of _ROLES
         case "function_call":
             name = item.get("name")
             if isinstance(item.get("namespace"), str) and isinstance(name, str):
@@ -180,12 +149,12 @@ def _item(item: Any, past: bool, seal: Seal) -> Message | None:
             arguments = item.get("arguments")
             arguments = orjson.dumps(arguments).decode() if isinstance(arguments, dict) else arguments
             given = {"id": item.get("call_id") or item.get("id"), "name": name}
-            return Message("assistant", calls=[call(given, arguments or "{}")])
+            return Message("assistant", calls=[parts.call(given, arguments or "{}")])
         case "custom_tool_call":
             made = orjson.dumps({INPUT: item.get("input") or ""}).decode()
             return Message("assistant", calls=[Call(str(item.get("call_id")), str(item.get("name")), made)])
         case "function_call_output" | "custom_tool_call_output":
-            content = contents(item.get("output"), lambda part: _part(part, True), "output")
+            content = parts.contents(item.get("output"), lambda part: _part(part, True), "output")
             if not isinstance(content, str) and all(isinstance(part, Text) for part in content):
                 content = "".join(part.text for part in content if isinstance(part, Text))
             return Message("tool", content, call_id=str(item.get("call_id") or ""))
@@ -197,27 +166,27 @@ def _item(item: Any, past: bool, seal: Seal) -> Message | None:
             raise Refusal(_NO_REFERENCES, param="input")
     if not isinstance(kind, str) or "role" in item or kind == "message":
         raise Refusal(f"content of type {item.get('type')!r:.40} is not supported", param="input")
-    return Message("assistant", line_for(item))  # a call that a server, or a tool of OpenAI's, ran
+    return Message("assistant", parts.line_for(item))  # a call that a server, or a tool of OpenAI's, ran
 
 
-def _texts(parts: Any) -> list[str]:
+def _texts(given: Any) -> list[str]:
     return [
         part["text"]
-        for part in parts or ()
+        for part in given or ()
         if isinstance(part, dict) and isinstance(part.get("text"), str) and part["text"]
     ]
 
 
-def _part(part: Any, past: bool) -> Part | None:
-    match type_of(part):
+def _part(part: Any, past: bool) -> parts.Part | None:
+    match parts.type_of(part):
         case "input_text" | "output_text" | "text" | "summary_text" | "reasoning_text":
-            return Text(text_of(part))
+            return Text(parts.text_of(part))
         case "refusal":
-            return Text(text_of(part, "refusal"))
+            return Text(parts.text_of(part, "refusal"))
         case "input_image" | "image_url":
             if isinstance(part.get("content"), (dict, list)):
                 raise Refusal("a picture holds no other parts", param="input")
-            return picture(only_source(part, part.get("image_url")))
+            return parts.picture(parts.only_source(part, part.get("image_url")))
         case "item_reference":
             raise Refusal(_NO_REFERENCES, param="input")
-    return unreadable(part, past)
+    return parts.unreadable(part, past)

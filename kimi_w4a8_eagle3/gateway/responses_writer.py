@@ -7,9 +7,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-
 from .answer import Arguments, Called, CallEnd, Said, Thought
+from .calls import object_in
 from .generate import Delta, End
 from .requests import ResponsesRequest
 from .responses import INPUT, Declared
@@ -202,11 +201,7 @@ class ResponsesWriter:
 
 def _input(arguments: str) -> str:
     """Return the input of a custom tool; a model that wrote bare text still makes a usable call."""
-    try:
-        read = orjson.loads(arguments)
-    except ValueError:
-        return arguments
-    found = read.get(INPUT) if isinstance(read, dict) else None
+    found = (object_in(arguments) or {}).get(INPUT)
     return found if isinstance(found, str) else arguments
 
 

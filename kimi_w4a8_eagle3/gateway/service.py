@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import chat, completions, messages, metrics, responses
+from . import chat, completions, messages, metrics, requests, responses
 from .bodies import characters, parse, require_room
 from .collect import Collecting
 from .conversation import Conversation
@@ -24,18 +24,6 @@ from .limits import bound_logprobs, candidates_of
 from .parts import without_pictures
 from .pictures import Pads
 from .render import ANSWER, Prompt, Renderer
-from .requests import (
-    Body,
-    ChatRequest,
-    Completing,
-    CompletionRequest,
-    CountRequest,
-    DetokenizeRequest,
-    ResponsesRequest,
-    TokenizeRequest,
-    check_ids,
-    read,
-)  # fmt: skip
 from .responses_writer import ResponsesWriter
 from .sealed import Seal
 from .trials import Trials
@@ -95,19 +83,19 @@ class Service:
         body, dropped = parse(raw), list[str]()
         text = characters(body)  # before anything else is computed
         assert endpoint.body is not None
-        request = read(endpoint.body, body, endpoint.path, dropped)
+        request = requests.read(endpoint.body, body, endpoint.path, dropped)
         metrics.count_dropped(dropped)
         self._check_model(request)
-        if isinstance(request, Completing):
-            check_ids(request, self._renderer.vocabulary)
+        if isinstance(request, requests.Completing):
+            requests.check_ids(request, self._renderer.vocabulary)
         match request:
-            case CompletionRequest():
+            case requests.CompletionRequest():
                 require_room(text, max(room.total, completions.MAX_BATCH_TOKENS // 4))
                 return self._text(request)
-            case TokenizeRequest():
+            case requests.TokenizeRequest():
                 require_room(text, room.total)
                 return Work(whole=self._tokens(request))
-            case DetokenizeRequest():
+            case requests.DetokenizeRequest():
                 return Work(whole=self._detokenize(request))
         conversation, declared = self._conversation(request)
         if self._pads is None:
@@ -125,7 +113,7 @@ class Service:
 
     def _fit(self, work: Work, conversation: Conversation, prompt: Prompt) -> None:
         """Count the request's tokens, give the answer the room that is left, and make its writer."""
-        if isinstance(work.request, CountRequest):
+        if isinstance(work.request, requests.CountRequest):
             work.whole = {"input_tokens": prompt.tokens}
             return
         sampling = conversation.sampling
@@ -142,22 +130,22 @@ class Service:
 
     def _conversation(self, request: Any) -> tuple[Conversation, dict[str, responses.Declared]]:
         match request:
-            case ChatRequest():
+            case requests.ChatRequest():
                 return chat.conversation_of(request), {}
-            case ResponsesRequest():
+            case requests.ResponsesRequest():
                 return responses.conversation_of(request, self._seal)
         return messages.conversation_of(request, self._seal), {}
 
     def _writer(self, work: Work, conversation: Conversation, prompt: Prompt) -> Writer:
         match work.request:
-            case ChatRequest():
+            case requests.ChatRequest():
                 past = sum(len(message.calls) for message in conversation.messages)
                 return chat.ChatWriter(self._answerer, work.request, past, prompt.ids)
-            case ResponsesRequest():
+            case requests.ResponsesRequest():
                 return ResponsesWriter(self._answerer, self._seal, work.request, work.declared)
         return messages.MessagesWriter(self._answerer, self._seal, prompt.tokens)
 
-    def _text(self, request: CompletionRequest) -> Work:
+    def _text(self, request: requests.CompletionRequest) -> Work:
         room = self._facts.room
         prompts = completions.prompts_of(request, self._renderer, room.total)
         tokens = completions.tokens_of(request)
@@ -170,21 +158,21 @@ class Service:
         bodies = completions.bodies_of(request, prompts)
         return Work(writer=writer, streamed=request.stream, candidates=candidates, bodies=bodies)
 
-    def _check_model(self, request: Body) -> None:
+    def _check_model(self, request: requests.Body) -> None:
         asked = request.model
         if not self._check or asked in ("default", self._model) or asked.partition(":")[0] == self._model:
             return
         if asked:
             why = f"The model {asked!r} does not exist; this server serves {self._model!r}"
             raise Refusal(why, 404, "model", "model_not_found")
-        if not isinstance(request, TokenizeRequest | DetokenizeRequest):
+        if not isinstance(request, requests.TokenizeRequest | requests.DetokenizeRequest):
             raise Refusal(f"you must provide a model parameter, such as {self._model!r}", param="model")
 
-    def _tokens(self, request: TokenizeRequest) -> dict[str, Any]:
+    def _tokens(self, request: requests.TokenizeRequest) -> dict[str, Any]:
         most = {"max_model_len": self._facts.room.total}
         if request.messages is not None:
             fields = request.model_dump(exclude={"prompt", "stream"}, exclude_none=True)
-            ids = self._renderer.render(chat.conversation_of(ChatRequest(**fields))).ids
+            ids = self._renderer.render(chat.conversation_of(requests.ChatRequest(**fields))).ids
         elif isinstance(request.prompt, str):
             ids = self._renderer.encode(request.prompt, special=True)
         else:
@@ -192,7 +180,7 @@ class Service:
             return {"tokens": lists, "count": [len(one) for one in lists], **most}
         return {"tokens": ids, "count": len(ids), **most}
 
-    def _detokenize(self, request: DetokenizeRequest) -> dict[str, Any]:
+    def _detokenize(self, request: requests.DetokenizeRequest) -> dict[str, Any]:
         nested = bool(request.tokens) and isinstance(request.tokens[0], list)
         lists = request.tokens if nested else [request.tokens]
         most = self._renderer.vocabulary
@@ -211,7 +199,7 @@ class Service:
             self._fit(work, work.conversation, work.prompt)
         if work.conversation is not None and work.conversation.grammar is not None:
             work.conversation.grammar = await self._trials.grammar(work.conversation.grammar)
-        if work.bodies and (grammar := completions.grammar_in(work.bodies[0])) is not None:
+        if work.bodies and (grammar := completions.grammar_of(work.bodies[0])) is not None:
             tried = await self._trials.grammar(grammar)
             for body in work.bodies:
                 body["sampling_params"][tried.kind] = tried.text

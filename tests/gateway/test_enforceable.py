@@ -14,8 +14,9 @@ from kimi_w4a8_eagle3.gateway import enforceable
 from kimi_w4a8_eagle3.gateway.conversation import Tool
 from kimi_w4a8_eagle3.gateway.enforceable import require_enforceable
 from kimi_w4a8_eagle3.gateway.errors import Refusal
-from kimi_w4a8_eagle3.gateway.formats import format_of, json_schema
+from kimi_w4a8_eagle3.gateway.formats import format_of, grammar_in
 from kimi_w4a8_eagle3.gateway.grammar import MAX_SCHEMAS, check_tools
+from kimi_w4a8_eagle3.gateway.requests import CompletionRequest
 
 
 def wanted(schema: Any, **more: Any) -> dict[str, Any]:
@@ -137,4 +138,4 @@ def test_a_schema_in_a_text_is_read_too_and_nests_no_deeper_than_a_body() -> Non
     ignored = '{"type": "integer", "multipleOf": 2}'
     for text, why in ((ignored, "multipleOf would be ignored"), (deep, "nests more than 48")):
         with pytest.raises(Refusal, match=why):
-            json_schema(text, "json_schema")
+            grammar_in(CompletionRequest(prompt="", json_schema=text))
