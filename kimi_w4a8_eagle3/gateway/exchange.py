@@ -52,7 +52,7 @@ class Exchange:
         self._max_body = max_body_bytes
         self._scope, self._receive, self._send = scope, receive, send
         self._path: str = scope["path"].removeprefix(scope.get("root_path", ""))
-        self._begun = False  # headers were sent
+        self._begun = self._ended = False  # headers, or the last byte, were sent
         self._opening, self._wrote_s = asyncio.Lock(), 0.0
         self._request_id = f"req_{id(self):x}{time.monotonic_ns():x}".encode()
 
@@ -170,13 +170,13 @@ class Exchange:
         working, watching = asyncio.ensure_future(work), asyncio.ensure_future(self._watch())
         try:
             await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-            if not working.done():
+            if not (working.done() or self._ended):
                 raise Gone
+            await working
         finally:
             for task in (working, watching):
                 task.cancel()
             await asyncio.gather(working, watching, return_exceptions=True)
-        await working
 
     async def _watch(self) -> None:
         """Return when the client has left. An empty message says that it sends no more, but may still read."""
@@ -268,5 +268,5 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *own, *origin]})
 
     async def _write(self, body: bytes, more: bool = True) -> None:
-        self._wrote_s = time.monotonic()
+        self._wrote_s, self._ended = time.monotonic(), not more
         await self._send({"type": "http.response.body", "body": body, "more_body": more})

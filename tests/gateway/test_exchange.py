@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.gateway_app import MODEL, App, ScriptedEngine, Wire, events_of, until
 
-from kimi_w4a8_eagle3.gateway import exchange
+from kimi_w4a8_eagle3.gateway import exchange, metrics
 from kimi_w4a8_eagle3.gateway.engine import EngineGone
 from kimi_w4a8_eagle3.gateway.errors import Refusal
 from kimi_w4a8_eagle3.gateway.limits import Running
@@ -38,6 +38,17 @@ def test_all_answers_of_a_client_that_leaves_are_aborted(path: str, body: dict[s
     assert sorted(engine.aborted) == sorted(asked["rid"] for asked in engine.seen)
     if "seed" in body:
         assert [asked["sampling_params"]["sampling_seed"] for asked in engine.seen] == [5, 6, 7]
+
+
+@pytest.mark.parametrize("body", [BODY, STREAM, {**STREAM, "n": 3}])
+def test_an_answer_that_was_sent_to_its_end_is_counted_as_answered(body: dict[str, Any]) -> None:
+    async def ask() -> None:
+        await Wire(App(ScriptedEngine()), CHAT, body).task
+
+    counted = metrics.REQUESTS.labels(CHAT, "200")._value
+    before = counted.get()
+    asyncio.run(ask())
+    assert counted.get() == before + 1
 
 
 def test_a_client_that_half_closes_gets_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,6 +181,8 @@ class Wire:
 
     async def send(self, message: dict[str, Any]) -> None:
         self.sent.append(message)
+        if message["type"] == "http.response.body" and not message.get("more_body"):
+            self.leave()  # so says uvicorn behind the last byte
 
     def leave(self) -> None:
         self.arriving.put_nowait({"type": "http.disconnect"})
