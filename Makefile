@@ -63,7 +63,7 @@ $(STAMP): $(DEMO)
 	@PYTHON="$(PYTHON)" requirements/install.sh test $(VENV)
 	@touch $@
 
-# Two servers behind smg under load: one engine is killed, both restart one by one, and Kubernetes' API names them (docs/runbook.md).
+# Two servers behind smg under load: one engine is killed, and both restart one by one (docs/runbook.md).
 scale-demo: $(STAMP)
 	$(BIN)/python -m pytest tests/e2e/test_smg.py
 

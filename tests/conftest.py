@@ -70,7 +70,6 @@ TOGETHER = {
         "tests/speed/",
         "tests/commands/test_rules.py",
         "tests/gateway/test_costly_grammars.py",
-        "tests/recipe/test_two_sockets.py",
         "tests/e2e/test_newest_release.py",
         "tests/recipe/test_recipes_parsed_by_sglang.py",
     ),

@@ -18,16 +18,11 @@ from support.waiting import gone, until
 
 from kimi_w4a8_eagle3.engine.process import Program
 from kimi_w4a8_eagle3.recipe.launch import load_recipe
-from kimi_w4a8_laptop import fork_server
-from kimi_w4a8_laptop.fork_server import ForkedProcess, can_fork, fork, prepare, setting
+from kimi_w4a8_laptop.fork_server import ForkedProcess, can_fork, fork
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 ENVIRONMENT = load_recipe("tiny").env
-
-
-def fork_servers() -> set[psutil.Process]:
-    return {process for process in psutil.Process().children() if fork_server.FORK_SERVER in process.cmdline()}
 
 
 class Portraits:
@@ -59,15 +54,6 @@ def portraits(tmp_path: Path) -> Portraits:
     return Portraits(tmp_path)
 
 
-@pytest.fixture
-def bare(portraits: Portraits, monkeypatch: pytest.MonkeyPatch) -> Iterator[Portraits]:
-    """Forked by servers that have imported nothing, beside the one of the other tests."""
-    monkeypatch.setattr(fork_server, "_servers", {})
-    monkeypatch.setattr(fork_server, "FORK_SERVER", "support.bare_fork_server")
-    yield portraits
-    fork_server.close()
-
-
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     yield
@@ -97,34 +83,6 @@ def test_a_fork_equals_a_new_process(portraits: Portraits) -> None:
     assert {name: forked["environ"].get(name) for name in given} == given
 
 
-@pytest.mark.parametrize(
-    ("handler", "ignored", "caught"), [(signal.SIG_IGN, True, False), (signal.default_int_handler, False, True)]
-)
-def test_a_fork_ignores_sigint_where_its_supervisor_does(
-    portraits: Portraits, handler: object, ignored: bool, caught: bool
-) -> None:
-    """Whatever the supervisor did when the fork server began; the background jobs of a script ignore it."""
-    before = signal.signal(signal.SIGINT, handler)  # type: ignore[arg-type]
-    try:
-        portraits.fork("end", "0").wait(280)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    _, ignores, catches = portraits.read()["portrait"]["signals"]  # type: ignore[misc]
-    bit = 1 << (signal.SIGINT - 1)
-    assert (bool(int(ignores, 16) & bit), bool(catches & bit)) == (ignored, caught)
-
-
-def test_a_late_variable_of_one_engine_does_not_reach_the_next(portraits: Portraits) -> None:
-    portraits.fork("end", "0", KIMI_MAX_MASK_MS="7").wait(280)
-    assert portraits.read()["environ"]["KIMI_MAX_MASK_MS"] == "7"
-    before = fork_servers()
-    portraits.fork("end", "0").wait(280)
-    assert "KIMI_MAX_MASK_MS" not in portraits.read()["environ"]
-    portraits.fork("end", "0", ONEDNN_MAX_CPU_ISA="SSE41").wait(280)
-    assert portraits.read()["onednn_bf16"] is False  # oneDNN asks when it is used first
-    assert fork_servers() == before
-
-
 def test_exit_codes_and_signals_are_seen(portraits: Portraits) -> None:
     assert portraits.fork("end", "3").wait(280) == 3
     for end, code in ((ForkedProcess.terminate, -signal.SIGTERM), (ForkedProcess.kill, -signal.SIGKILL)):
@@ -138,52 +96,12 @@ def test_exit_codes_and_signals_are_seen(portraits: Portraits) -> None:
         end(process)  # its number may be another process's by now
 
 
-def test_a_killed_fork_server_takes_no_engine_along_and_is_replaced(bare: Portraits) -> None:
-    process = bare.fork("wait")
-    bare.read()
-    killed = psutil.Process(fork_server._servers[setting(bare.environ)].pid)
-    before = fork_servers()
-    killed.kill()
-    assert gone(killed)
-    assert bare.fork("end", "5").wait(280) == 5
-    assert killed in before - fork_servers() and len(fork_servers()) == len(before)
-    assert process.poll() is None
-    process.kill()
-    assert process.wait(280) == -signal.SIGKILL
-
-
-def test_a_variable_that_could_be_read_early_gets_a_fork_server_of_its_own(bare: Portraits) -> None:
-    bare.fork("end", "0").wait(280)
-    before = fork_servers()
-    early = {"SGLANG_LOGGING_CONFIG_PATH": "/none"}
-    prepare({**bare.environ, **early}, bare.folder / "log")
-    until(lambda: fork_servers() - before)
-    prepared = fork_servers() - before
-    assert bare.fork("end", "0", **early).wait(280) == 0
-    assert bare.read()["environ"]["SGLANG_LOGGING_CONFIG_PATH"] == "/none"
-    both = fork_servers()
-    assert both - before == prepared and len(both) == 2
-    assert bare.fork("end", "0").wait(280) == 0
-    assert fork_servers() == both  # the first one waited
-
-
 def test_what_is_not_forked() -> None:
     launch = tiny_launch()
     environ = {**os.environ, **launch.env}
     assert can_fork(launch.command, environ)
     assert not can_fork(launch.command, {**environ, "OMP_NUM_THREADS": "2"})
     assert not can_fork(launch.argv, environ)  # a command line, as on a GPU
-
-
-def test_a_fork_server_that_cannot_start_says_so_in_the_log(portraits: Portraits) -> None:
-    log = portraits.folder / "log"
-    before = fork_servers()
-    environ = {**portraits.environ, "OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2"}  # OpenBLAS starts a thread
-    with log.open("ab") as output:
-        assert fork(portraits.program("end", "0"), environ, output.fileno()) is None
-    assert "importing SGLang started a thread" in log.read_text()
-    assert "the engine starts without the fork server" in log.read_text()
-    assert fork_servers() <= before
 
 
 def test_kill_9_of_a_supervisor_whose_fork_server_imports_leaves_nothing(tmp_path: Path) -> None:

@@ -5,18 +5,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
-import yaml
-from support.kubernetes_api import cluster, pod
-from support.repository import ROOT
 from support.supervisor import ForkedEngine
 from support.waiting import until
 
-from kimi_w4a8_eagle3.engine.process import free_port
-from proof.load.behind_smg import CONTROL_KEY, Smg, behind_smg, renew_one_by_one, smg
+from proof.load.behind_smg import CONTROL_KEY, Smg, behind_smg, renew_one_by_one
 from proof.load.load import ClientLoad, forbidden
 from proof.load.load_questions import Question, known_questions
 from proof.load.load_request import ClientOutcome
@@ -86,31 +81,3 @@ def test_strangers_change_nothing_and_mistakes_close_nothing(both: Both) -> None
     body = {"model": "kimi-k2.5-tiny", "prompt": "Tom has", "max_tokens": 2}
     assert httpx.post(f"{front.base_url}/v1/completions", json=body, timeout=60).status_code == 200
     assert front.healthy() == before == {server.base_url for server in servers}
-
-
-def test_in_kubernetes_smg_finds_the_pods_that_are_ready(tmp_path: Path) -> None:
-    """With the arguments and the Role of launch/k8s; all pods have the same port, so each has an address of its own."""
-    objects = {one["kind"]: one for one in yaml.safe_load_all((ROOT / "launch/k8s/base/smg.yaml").read_text())}
-    args = objects["Deployment"]["spec"]["template"]["spec"]["containers"][0]["args"]
-    discovery = args[args.index("--service-discovery") :]
-    labels = dict(word.split("=", 1) for word in discovery if "=" in word)
-    port = free_port()
-    discovery[discovery.index("--service-discovery-port") + 1] = str(port)
-    engines = [ForkedEngine(tmp_path / host, host=host, port=port) for host in ("127.0.0.1", "127.0.0.2")]
-    first, second = (engine.base_url for engine in engines)
-    with cluster("kimi", objects["Role"]["rules"]) as found, engines[0], engines[1]:
-        for engine in engines:
-            engine.wait_ready()
-        found.set(pod("kimi-0", "127.0.0.1", labels))
-        found.set(pod("kimi-1", "127.0.0.2", labels, ready=False))
-        found.set(pod("other", "127.0.0.3", {"app": "other"}))
-        env = {"KUBECONFIG": str(found.kubeconfig(tmp_path))}
-        with smg(tmp_path, discovery, env) as front:
-            front.wait_healthy(lambda urls: urls == {first})
-            found.set(pod("kimi-1", "127.0.0.2", labels))
-            front.wait_healthy(lambda urls: urls == {first, second})
-            found.delete("kimi-0")
-            front.wait_healthy(lambda urls: urls == {second})
-            body = {"model": "kimi-k2.5-tiny", "prompt": "Tom has", "max_tokens": 2}
-            assert httpx.post(f"{front.base_url}/v1/completions", json=body, timeout=60).status_code == 200
-        assert found.refused == []
