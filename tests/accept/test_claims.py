@@ -119,19 +119,3 @@ def test_the_page_has_every_row_and_the_bundle_everything(tmp_path: Path) -> Non
     assert "<b>a GPU" not in html and "http" not in html and not (folder / "lead.svg").read_text().count("<b>")
     with tarfile.open(write_bundle(folder)) as archive:
         assert sorted(archive.getnames()) == ["run", "run/lead.svg", "run/report.html"]
-
-
-def test_a_page_says_its_scope_and_what_was_not_judged_and_is_green_only_if_all_passed() -> None:
-    stages = {"start": StageResult("up"), "con40": StageResult("speed not judged: no GPU\n1 ms", Verdict.MEASURED)}
-    identity = {"scope": "quick run of tiny", "machine": "AMD EPYC, no GPU"}
-    shown = page(AcceptResult(identity, stages, started="2026-11-26T20:00:00+00:00"))
-    assert [words.text for words in shown.verdicts] == [
-        "quick run of tiny on AMD EPYC, no GPU, 2026-11-26T20:00:00+00:00",
-        "con40: not judged: speed not judged: no GPU",
-    ]
-    settles, left = shown.sections[-2:]
-    assert left.closed and len(settles.tables[0].rows) + len(left.tables[0].rows) == len(CLAIMS)
-    assert shown.tone == "" and shown.title == "ACCEPTED: 1 of 2 stages passed, 1 not judged"
-    assert page(AcceptResult(identity, {"start": StageResult("up")})).tone == "better"
-    slow = page(AcceptResult(identity, {**stages, "con2": StageResult("300 tok/s", Verdict.SLOW)}))
-    assert slow.tone == "worse" and slow.verdicts[1].text == "con2: slow: 300 tok/s"

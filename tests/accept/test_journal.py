@@ -11,19 +11,16 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.supervision.serve import Terminated
 from kimi_w4a8_lab.accept import journal
 from kimi_w4a8_lab.accept.claims import page
 from kimi_w4a8_lab.accept.journal import AcceptResult, Figure, Skipped, Stage, StageResult, open_run, run_stages
-from kimi_w4a8_lab.base.run_folder import RESULT, RunFolder
+from kimi_w4a8_lab.base.run_folder import RESULT
 from kimi_w4a8_lab.base.verdict import Verdict
 
 FIGURE = Figure(name="speed", value=5.1, unit="TB/s", predicted=6.0)
-DONE_ONE = {"start": StageResult("up")}
 KILLED = """
 import os, sys
 from pathlib import Path
@@ -177,11 +174,3 @@ def test_a_damaged_run_is_one_message(tmp_path: Path, content: str, what: str) -
     with pytest.raises(KimiError, match=f"result.json cannot be read: .*{what}") as caught:
         open_run(tmp_path, {"sizes": "all"}, restart=False)
     assert "--restart" in caught.value.remedy
-
-
-def test_the_scope_of_a_run_names_its_recipes_and_their_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "run_stages", lambda stages, kept, _: kept.save(replace(kept.result, stages=DONE_ONE)))
-    assert CliRunner().invoke(app, ["accept", "-r", "agent", "--quick", "--runs", str(tmp_path)]).exit_code == 0
-    found = RunFolder[AcceptResult].open(next(tmp_path.glob("*/")), AcceptResult).result
-    assert found.identity["scope"] == "quick run of agent (amd/Kimi-K2.5-W4A8)"
-    assert "agent (amd/Kimi-K2.5-W4A8) on " in page(found).verdicts[0].text

@@ -12,7 +12,6 @@ import pytest
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.machine.hardware import Device, Machine
-from kimi_w4a8_lab.accept import speed_verdict
 from kimi_w4a8_lab.accept.speed_verdict import judge, speed_figures, why_not_judged
 from kimi_w4a8_lab.base.verdict import Verdict
 from kimi_w4a8_lab.predict.machine_model import PRECISIONS
@@ -74,21 +73,6 @@ def test_every_published_figure_is_fast_enough(side: str, point: str) -> None:
 def test_a_figure_that_is_no_number_is_never_a_pass(value: float) -> None:
     with pytest.raises(KimiError, match="nothing was measured"):
         judged({TPOT: value})
-
-
-def test_a_published_figure_without_a_prediction_judges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speed_verdict, "of_workload", lambda *_: None)
-    assert judged({TPOT: 27.0, RATE: 895.0}, "eagle3-opt")[0] is Verdict.PASS
-    verdict, found = judged({TPOT: 27.0, RATE: 300.0}, "eagle3-opt")
-    assert verdict is Verdict.SLOW and "output throughput 300 tok/s, limit 774.2" in found
-    monkeypatch.setattr(speed_verdict, "of_workload", lambda *_: math.nan)
-    assert judged({TPOT: 270.0}, "agent")[0] is Verdict.MEASURED
-
-
-@pytest.mark.parametrize(("side", "point"), [("agent", "chat"), ("throughput", "con40")])
-def test_without_prediction_and_published_figure_nothing_is_judged(side: str, point: str) -> None:
-    verdict, found = judged({}, side, point)
-    assert verdict is Verdict.MEASURED and "no prediction and no published figure" in found
 
 
 @pytest.mark.parametrize(

@@ -53,16 +53,6 @@ def test_the_statistic_is_critical_at_the_limits_of_the_paired_interval():
         assert significance.paired_z(*counts, interval.high) == pytest.approx(-1.6449, abs=1e-3)
 
 
-@pytest.mark.parametrize(("n", "discordance", "margin"), [(40, 0.1, 0.1), (60, 0.2, 0.05), (90, 0.02, 0.05)])
-def test_power_adds_up_the_chances_of_all_outcomes_that_pass(n, discordance, margin):
-    critical = scipy.stats.norm.ppf(0.95)
-    outcomes = [(new, base) for new in range(n + 1) for base in range(n + 1 - new)]
-    shares = [discordance / 2, discordance / 2, 1 - discordance]
-    chance = scipy.stats.multinomial(n, shares).pmf([(new, base, n - new - base) for new, base in outcomes])
-    passes = [significance.paired_z(new, base, n, -margin) >= critical for new, base in outcomes]
-    assert significance.noninferiority_power(n, discordance, margin) == pytest.approx(chance @ passes, abs=1e-8)
-
-
 @pytest.mark.parametrize(("discordance", "margin"), [(0.03, 0.01), (1 / 301, 0.02), (0.2, 0.01), (0.02, 0.001)])
 def test_the_problems_needed_give_the_power_asked_for(discordance, margin):
     needed = significance.problems_needed(discordance, margin)

@@ -201,27 +201,6 @@ def test_each_fault_is_found_by_the_check_that_looks_for_it(data, tmp_path):
     assert result["verdict"]["state"] == "fail" and len(result["verdict"]["reasons"]) == 2 + 5
 
 
-@pytest.mark.parametrize(("cut", "passed"), [(2, True), (14, True), (15, False)])
-def test_a_forced_call_that_is_cut_is_counted_and_most_of_them_fail_the_group(cut, passed):
-    """A grammar cannot make a model end; a server whose calls never end has a fault."""
-    probes = [p for p in vendor_checks.probes("m", 64) if p.ends and p.group.endswith("whole")] * 2
-    message = {"tool_calls": [{"function": {"name": "submit", "arguments": '{"a'}}]}
-    answers = [
-        replace(_ANSWER, finish_reason="length", response={"choices": [{"message": message}]})
-        if n < cut
-        else replace(_ANSWER, response={"choices": [{"message": called(probe)}]})
-        for n, probe in enumerate(probes)
-    ]
-    [check] = vendor_checks.check_probes(list(zip(probes, answers, strict=True)))
-    assert check.passed == passed and check.found == f"{28 - cut} of {28 - cut}, and {cut} cut at the token limit"
-
-
-def called(probe):
-    """The message of a call that fits the probe's schema."""
-    index = Server().schemas.index(probe.body["tools"][0]["function"]["parameters"])
-    return {"tool_calls": [{"function": {"name": "submit", "arguments": json.dumps(VALID[index])}}]}
-
-
 def test_an_interrupted_run_asks_nothing_twice(data, tmp_path, finished):
     server, expected = Server(), finished[1]
     asked = expected["requests"]["asked"]
@@ -242,19 +221,6 @@ def test_an_interrupted_run_asks_nothing_twice(data, tmp_path, finished):
     assert asked - 12 <= len(server.asked) <= asked - 12 + refused and result["requests"]["reused"] >= 12 - refused
     keys = ("outcomes", "checks", "verdict")
     assert {key: result[key] for key in keys} == {key: expected[key] for key in keys}
-
-
-def test_prompt_counts_are_compared_one_by_one():
-    body = {"messages": [{"role": "user", "content": "x" * 9}]}
-    answers = [replace(_ANSWER, response={"usage": {"prompt_tokens": n}}) for n in (9, 9, 8)]
-    check = vendor_checks.check_counts(
-        [(body, answer) for answer in answers], lambda b: len(b["messages"][0]["content"])
-    )
-    assert not check.passed and check.found == "2 of 3; the first difference: 8 instead of 9"
-    assert vendor_checks.check_counts([(body, answers[0])], lambda b: 9).passed
-
-
-_ANSWER = vendor_checks.Answer("k", "", "stop", 1, 1, 0.0)
 
 
 def test_requests_of_every_known_form(tmp_path):

@@ -13,7 +13,6 @@ from support.scripted_server import scripted_server, whole
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.cli import app, load, run, verbs
-from kimi_w4a8_eagle3.commands import warm
 from kimi_w4a8_eagle3.engine.process import free_port
 from kimi_w4a8_eagle3.recipe.schema import load_recipe, recipe_names
 from kimi_w4a8_laptop import tiny
@@ -78,15 +77,6 @@ def test_the_names_of_recipes_are_whole(columns, monkeypatch, capsys):
     assert set(recipe_names()) <= {row[1].strip() for row in cells if len(row) > 1}
 
 
-@pytest.mark.parametrize(
-    "words", ["doctor eagle3", "plan agent --gpu mi325x", "plan agent --gpu mi300x,mi325x", "gates"]
-)
-def test_no_line_is_wider_than_the_terminal_and_none_is_colored(words):
-    lines = at_80_columns(*words.split()).splitlines()
-    wrong = [line for line in lines if "\x1b" in line or (len(line) > 80 and " " in line.strip())]
-    assert len(lines) > 5 and wrong == []
-
-
 def test_a_misspelt_command_gets_the_nearest():
     result = CliRunner().invoke(app, ["serv"])
     assert result.exit_code == 2 and "Did you mean 'serve'?" in result.output
@@ -117,18 +107,6 @@ def test_ctrl_c_is_one_line():
         words = ["check", str(tiny.target_path()), "--record", "answers.json", "--base-url", server.base_url]
         result = CliRunner().invoke(app, words)
     assert result.exit_code == 130 and result.stderr.strip() == "kimi-w4a8: stopped by Ctrl-C"
-
-
-def test_compiling_shows_a_sign_of_life_while_no_kernel_is_finished(capsys):
-    said = ""
-
-    def slow():
-        nonlocal said
-        while "compiling: 0 of 2 kernels after " not in said:
-            said += capsys.readouterr().err
-        yield from ("first", "second")
-
-    assert list(warm.shown(slow(), 2, every_s=0.01)) == ["first", "second"]
 
 
 LONG = "x" * 300  # no file system has it; as for a folder that one cannot enter, a question for the file is an OSError

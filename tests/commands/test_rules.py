@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.cli import PROGRAM, app, load, run, verbs
-from kimi_w4a8_lab.commands.groups import expanded
 
 # An option means the same thing everywhere: its other name, and the type of its value.
 ONE_MEANING = {
@@ -139,32 +136,3 @@ def test_a_recipe_is_named_in_place_or_by_option() -> None:
     given = (["serve", "tiny", "--dry-run"], ["serve", "-r", "tiny", "--dry-run"])
     in_place, by_option = (CliRunner().invoke(app, words) for words in given)
     assert in_place.stdout == by_option.stdout != "" and in_place.exit_code == by_option.exit_code == 0
-
-
-@dataclass(frozen=True)
-class Group:
-    number: int = typer.Option(1, "--number", min=1)
-    words: list[str] = typer.Option([], "--word")
-
-
-def test_fields_of_a_dataclass_of_options_are_options_in_its_place() -> None:
-    app, seen = typer.Typer(), []
-
-    @app.command()
-    @expanded
-    def command(
-        name: str,
-        first: bool = typer.Option(False, "--first"),
-        *,
-        group: Group,
-        last: str = typer.Option("z", "--last"),
-    ) -> None:
-        seen.append((name, first, group, last))
-
-    runner = CliRunner(env={"TERM": "dumb"})
-    assert runner.invoke(app, ["x", "--word", "a", "--number", "5", "--word", "b"]).exit_code == 0
-    assert runner.invoke(app, ["y", "--first", "--last", "q"]).exit_code == 0
-    assert seen == [("x", False, Group(5, ["a", "b"]), "z"), ("y", True, Group(1, []), "q")]
-    assert runner.invoke(app, ["x", "--number", "0"]).exit_code == 2
-    shown = re.findall(r"--(first|no-first|number|word|last)\b", runner.invoke(app, ["--help"]).output)
-    assert list(dict.fromkeys(shown)) == ["first", "number", "word", "last"]

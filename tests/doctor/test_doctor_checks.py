@@ -274,22 +274,6 @@ def test_a_checkpoint_that_is_half_here(tmp_path):
     assert "3.0 kB to fetch" in check(machine, "disk").found
 
 
-def test_a_cache_without_a_list_of_the_files_needs_no_space_for_its_files(tmp_path):
-    machine = mi325x(tmp_path)
-    folder = cached(machine, "amd/Kimi-K2.5-W4A8", "main", {"w": 4})
-    (folder.parents[1] / "trees" / f"{folder.name}.json").unlink()
-    with (folder / "w").open("wb") as weights:
-        weights.truncate(534 * 10**9)
-    assert check(machine, "model").severity.value == "warn"
-    assert "6.0 GB to fetch" in check(machine, "disk").found
-
-
-def test_a_full_disk_does_not_matter_when_all_is_here(tmp_path):
-    machine = mi325x(tmp_path, spaces={"cache": 5 * 10**9})
-    fetch_pretended(machine)
-    assert check(machine, "disk").severity.value == "ok"
-
-
 def test_a_check_that_breaks_does_not_hide_the_others(tmp_path):
     machine = mi325x(tmp_path)
     fetch_pretended(machine)

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load_file
 from support.kimi_checkpoint import edit_json, edit_tensor
 
@@ -84,19 +83,6 @@ def test_a_stopped_training_continues_as_if_unbroken(
         train(small(proposed), rows(), states_of, target_tensor(TARGET), other, checkpoint=checkpoint)
 
 
-def test_only_what_the_first_draft_guesses_is_kept() -> None:
-    before, after, wanted = torch.randn(2, 9), torch.randn(2, 9), torch.tensor([0, 0])
-    before[:, 0] = torch.tensor([9.0, -9.0])  # the first row is guessed, the second is not
-    apart = F.kl_div(after[:1].log_softmax(-1), before[:1].softmax(-1), reduction="sum")
-    torch.testing.assert_close(training._distance(before, after, wanted), apart / 2)
-    drafts, known = [small() for _ in range(3)], (rows()[:2], states_of, target_tensor(TARGET))
-    train(drafts[0], *known, replace(SETTINGS, epochs=16))
-    for draft, keep in zip(drafts[1:], (0.0, 10.0), strict=True):
-        draft.load_state_dict(drafts[0].state_dict())
-        train(draft, *known, replace(SETTINGS, keep=keep, epochs=4))
-    assert not torch.equal(drafts[1].fc.weight, drafts[2].fc.weight)
-
-
 @pytest.mark.slow
 def test_a_draft_goes_back_until_no_kind_loses_too_much(tmp_path: Path) -> None:
     made = [replace(row, kind=kind) for kind, row in zip("aabb", rows(), strict=True)]
@@ -114,12 +100,6 @@ def test_a_draft_goes_back_until_no_kind_loses_too_much(tmp_path: Path) -> None:
     assert judge.kept(first, second, made, 4.0) == (1.0, before, after)
     with pytest.raises(KimiError, match="already loses"):
         judge.kept(first, second, made, -4.0)
-
-
-def test_a_reduced_head_proposes_its_own_tokens_and_learns_no_others() -> None:
-    draft = small(PROPOSED)
-    assert draft.rows(torch.tensor([0, 1, 2, 638])).tolist() == [0, -100, 1, 319]
-    assert set((draft.guesses(torch.randn(50, 128)) % 2).tolist()) == {0}
 
 
 def test_the_command_trains_on_no_more_of_a_key_than_its_share(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -100,10 +99,6 @@ def test_a_stage_must_be_named(machine: Machine, stage: str) -> None:
     assert done.returncode == 1 and "requirements/install.sh demo|test" in done.stderr
 
 
-def test_an_unknown_build_of_torch(machine: Machine) -> None:
-    assert machine.refusal(TORCH_BACKEND="rocm") == "install: TORCH_BACKEND is rocm: cpu or cuda was expected"
-
-
 @pytest.mark.slow
 def test_no_network(machine: Machine) -> None:
     done = machine.install(PIP_INDEX_URL=AWAY, PIP_RETRIES="0", PIP_USER="1", PIP_REQUIRE_VIRTUALENV="1")
@@ -133,29 +128,6 @@ def test_an_unfit_python_and_no_download_of_another(
         f"install: python3 is Python {version}, and uv cannot get Python 3.12: "
         "install Python 3.11, 3.12 or 3.13 and name it: make PYTHON=python3.12"
     )
-
-
-@pytest.mark.slow
-def test_a_fit_python_beside_an_unfit_one_is_taken(machine: Machine, with_uv: Callable[[str], None]) -> None:
-    with_uv("3.10")
-    machine.python("3.13")
-    done = machine.install(UV_OFFLINE="1", UV_PYTHON_DOWNLOADS="never", UV_NO_CACHE="1")
-    assert "install: python3 is 3.10, so python3.13 is taken" in done.stdout.splitlines()
-    assert "uv cannot get Python" not in done.stderr and (machine.venv / "bin/python").exists()
-
-
-@pytest.mark.slow
-def test_another_python_is_taken_before_torch_is_there(
-    machine: Machine, with_uv: Callable[[str], None], wheels: Callable[..., dict[str, str]]
-) -> None:
-    """The environment of the first answer, with Ctrl-C at the question about CUDA, is not kept for the other Python."""
-    with_uv("3.10")
-    (machine.venv / "from-the-first").touch()
-    machine.python("3.12")
-    machine.python("3.13")
-    other = next(name for name in ("python3.12", "python3.13") if not name.endswith(f".{sys.version_info[1]}"))
-    machine.install(PYTHON=other, UV_OFFLINE="1", UV_PYTHON_DOWNLOADS="never", **wheels(**{"": "nvidia-cublas"}))
-    assert not (machine.venv / "from-the-first").exists()
 
 
 @pytest.fixture
@@ -225,24 +197,3 @@ def test_the_places_that_name_the_versions_of_python_agree() -> None:
     listed = f"{', '.join(PYTHONS[1:-1])} or {PYTHONS[-1]}"
     for name in ("README.md", "docs/laptop.md", "requirements/install.sh"):
         assert f"Python {listed}" in (ROOT / name).read_text(), name
-
-
-def test_ci_takes_nothing_along() -> None:
-    """Python's, OpenMP's and the terminal's variables stay outside."""
-    script = (ROOT / ".ci/run").read_text()
-    function = script[script.index("kept=(") : script.index("\ndone\n") + 6]
-    variables = {"PYTHONPATH": "x", "OMP_NUM_THREADS": "1", "TERM": "xterm", "PIP_INDEX_URL": "a b", "HTTPS_PROXY": "p"}
-    done = subprocess.run(
-        ["bash", "-c", f'work=/w\n{function}printf "%s\\n" "${{kept[@]}}"'],
-        env={"PATH": os.environ["PATH"], **variables},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.split("\n")[:-1] == [
-        "PATH=/w/bin",
-        "LANG=C.UTF-8",
-        "CI=true",
-        "HTTPS_PROXY=p",
-        "PIP_INDEX_URL=a b",
-    ]

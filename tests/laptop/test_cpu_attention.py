@@ -1,7 +1,5 @@
 """Paged attention against a softmax per request, query and head."""
 
-from inspect import signature, unwrap
-
 import pytest
 import torch
 from support.cpu_attention import decode, extend
@@ -80,38 +78,6 @@ def test_extend_is_causal_over_prefix_and_new_tokens(lengths, new, max_scores, q
             row += 1
 
 
-def test_where_the_keys_are_is_looked_up_once_a_pass_and_again_when_a_request_moves(monkeypatch):
-    """All layers of a pass share a table, which may be written between two passes of the same lengths."""
-    k, v, table, pool = paged(2, [9, 20], 2, 8, 8, latent=False)
-    q, seq_lens, new = torch.randn(2, 4, 8), torch.tensor([9, 20]), torch.tensor([1, 1])
-    looked: list[int] = []
-    parts = attention._parts
-    monkeypatch.setattr(attention, "_parts", lambda *args: looked.append(1) or parts(*args))
-
-    def attends_to_its_keys() -> int:
-        out = torch.empty(2, 4, 8)
-        extend(q, torch.empty(2, 2, 8), torch.empty(2, 2, 8), k, v, table, pool, seq_lens, new, out)
-        for b, length in enumerate([9, 20]):
-            slots = table[pool[b], :length].long()
-            torch.testing.assert_close(out[b], naive(q[b], k[slots], v[slots], 0.3), rtol=1e-4, atol=1e-5)
-        return len(looked)
-
-    with torch.inference_mode():
-        assert [attends_to_its_keys(), attends_to_its_keys()] == [1, 1]
-        table[pool[0], 3] = POOL_SLOTS - 1
-        assert attends_to_its_keys() == 2
-        pool.copy_(pool.flip(0))
-        table[pool[0], :9], table[pool[1], :20] = torch.arange(9), torch.arange(20)
-        assert attends_to_its_keys() == 3
-
-
-def test_plain_keys_are_an_error_where_the_cache_holds_latents():
-    k, v, table, pool = paged(1, [6], 1, 12, 8, latent=True)
-    q, kv, out = torch.randn(2, 4, 6), torch.randn(2, 4, 6), torch.empty(2, 4, 6)
-    with pytest.raises(RuntimeError, match="latents"):
-        extend(q, kv, kv, k, v, table, pool, torch.tensor([6]), torch.tensor([2]), out)
-
-
 def test_a_broken_request_spoils_no_other():
     """Shorter requests are padded with their own keys, because a weight of zero does not hide a NaN."""
     k, v, table, pool = paged(2, [3, 17], 2, 8, 8, latent=False)
@@ -122,32 +88,6 @@ def test_a_broken_request_spoils_no_other():
     lengths = torch.tensor([3, 17])
     extend(q, None, None, k, v, table, pool, lengths, torch.tensor([1, 1]), out)
     assert bool(out[0].isfinite().all()) and bool(out[1].isnan().all())
-
-
-@pytest.mark.parametrize(("elements", "groups"), [(4 * 2 * 4 * 16, [[0, 1]]), (4 * 2 * 4 * 16 - 1, [[0], [1]])])
-def test_requests_share_a_score_block_that_holds_the_longest_of_them(elements, groups, monkeypatch):
-    monkeypatch.setattr(attention, "_MAX_SCORES", elements)
-    assert attention._buckets([4, 4], [9, 16], 4) == groups
-
-
-UNUSED = {
-    "logit cap": {"logit_cap": 30.0},
-    "sliding window": {"sliding_window": 128},
-    "cross attention": {"is_cross_attn": True},
-    "attention sinks": {"sinks": torch.ones(1)},
-    "draft trees": {"tree_mask": torch.ones(1)},
-    "an encoder": {"is_causal": False},
-}
-
-
-@pytest.mark.parametrize("name", UNUSED)
-@pytest.mark.parametrize("operator", [attention.decode_attention_cpu, attention.extend_attention_cpu])
-def test_what_the_models_do_not_use_is_refused(operator, name):
-    used = {"logit_cap": 0.0, "is_cross_attn": False, "sliding_window": 0, "is_causal": True} | UNUSED[name]
-    parameters = signature(operator).parameters
-    if UNUSED[name].keys() <= parameters.keys():
-        with pytest.raises(NotImplementedError, match=f"does not support {name}$"):
-            unwrap(operator)(**{parameter: used.get(parameter) for parameter in parameters})
 
 
 def test_an_fp8_cache_is_rounded_when_it_is_written_and_read_as_it_is():

@@ -102,15 +102,3 @@ def test_a_result_has_a_page_with_all_servers_and_differences(
     assert f"{state.upper()}: Lossless speculation, bit for bit" in text
     assert "PASS means: tokens and logprobs are equal bit for bit, with no rule for ties." in text
     assert ">EAGLE3</td>" in text and ("Answers that differ" in text) == bool(differences)
-
-
-def test_the_sides_of_a_recipe_are_all_four_and_the_first_is_the_plainest():
-    sides = exact.sides_of_recipe(lambda draft, words: Target(recipe="tiny" if draft else "tiny:plain", settings=words))
-    assert [(s.speculates, s.caches, s.retracts) for s in sides] == [
-        (d, c, True) for d in (False, True) for c in (False, True)
-    ]
-    for side in sides:
-        launch = side.target.launch
-        assert (launch.draft is not None) == side.speculates
-        assert ("--disable-radix-cache" in launch.argv) != side.caches
-        assert launch.env["SGLANG_TEST_RETRACT"] == "1"

@@ -67,17 +67,3 @@ def test_gpu_panels_read_the_exporter_with_and_without_its_prefix(prefix: str, t
     file.write_text(yaml.safe_dump({"evaluation_interval": "1m", "tests": [test]}))
     result = subprocess.run(["promtool", "test", "rules", file], capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stdout + result.stderr
-
-
-def test_provisioning_and_compose_fit_each_other() -> None:
-    compose = yaml.safe_load((GRAFANA.parent / "monitoring.compose.yaml").read_text())
-    grafana = compose["services"]["grafana"]
-    mounted = dict(volume.split(":")[:2] for volume in grafana["volumes"] if volume.startswith("./"))
-    assert all((GRAFANA.parent / source).is_dir() for source in mounted)
-    (provider,) = yaml.safe_load((GRAFANA / "provisioning/dashboards/kimi.yaml").read_text())["providers"]
-    assert provider["options"]["path"] == mounted["./grafana/dashboards"]
-    (source,) = yaml.safe_load((GRAFANA / "provisioning/datasources/prometheus.yaml").read_text())["datasources"]
-    assert source["url"].removeprefix("$") in grafana["environment"]
-    prometheus = yaml.safe_load((GRAFANA.parent / "prometheus/prometheus.yml").read_text())
-    assert source["jsonData"]["timeInterval"] == prometheus["global"]["scrape_interval"]
-    assert prometheus["scrape_configs"][0]["static_configs"][0]["targets"][0].endswith(":9528")

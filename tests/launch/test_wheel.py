@@ -70,26 +70,6 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def test_both_images_copy_what_a_wheel_is_built_from() -> None:
-    assert set(copied("launch/docker/cpu.Dockerfile")) - set(copied("Dockerfile")) == {
-        "kimi_w4a8_laptop",
-        "README.md",
-        "requirements/constraints.txt",
-        "requirements/serve-cpu.txt",
-    }
-
-
-def test_a_source_distribution_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
-    tracked = subprocess.run(["git", "ls-files"], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
-    checkout = sources(tmp_path, [name for name in tracked.split() if not name.endswith(".safetensors")])
-    packed = build(checkout, "build_sdist", tmp_path / "dist")
-    shutil.unpack_archive(packed, tmp_path / "unpacked")
-    (source,) = (tmp_path / "unpacked").iterdir()
-    rebuilt = build(source, "build_wheel", tmp_path / "wheel")
-    with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(rebuilt) as two:
-        assert sorted(one.namelist()) == sorted(two.namelist())
-
-
 def test_the_wheel_holds_recipes_cards_its_version_and_types_and_nothing_that_only_proves(
     wheel: Path, installed: Path
 ) -> None:

@@ -77,16 +77,6 @@ def test_what_others_reported_is_warned_of(name: str, given: dict[str, object], 
     assert name in ids(**given) and name not in ids(**other)
 
 
-@given(rocm=st.tuples(st.integers(5, 8), st.integers(0, 4)))
-def test_conditions_hold_together_or_not_at_all(rocm: tuple[int, int]) -> None:
-    args, text = {"attention-backend": "aiter", "tp-size": 8}, ".".join(map(str, rocm))
-    found = ids(args=args, installed={"rocm": text})
-    assert ("rocm-old" in found) == (rocm < (7, 0))
-    assert ("dmabuf-ipc" in found) == (rocm >= (7, 2))
-    assert "dmabuf-ipc" not in ids(args=args, env={"HSA_ENABLE_IPC_MODE_LEGACY": "1"}, installed={"rocm": text})
-    assert "dmabuf-ipc" not in ids(args={**args, "tp-size": 1}, installed={"rocm": text})
-
-
 @pytest.mark.parametrize("version", ["", "main", "unknown"])
 def test_what_is_not_here_or_cannot_be_read_has_no_known_fault(version: str) -> None:
     assert ids(installed={"sglang": version}) == ids()

@@ -155,11 +155,6 @@ def test_a_recipe_that_runs_code_of_its_own_is_named(tmp_path: Path) -> None:
     assert not any("trusted as code" in note.found for name in SERVED for note in render(load_recipe(name)).notes)
 
 
-def test_a_folder_below_the_home_is_given_to_the_engine_whole() -> None:
-    found = render(load_recipe("eagle3"), ["model.repo=~/kimi", "draft.repo=~/draft"], machine=NO_GPU)
-    assert (found.model, found.draft) == (str(Path.home() / "kimi"), str(Path.home() / "draft"))
-
-
 @pytest.mark.parametrize("value", ["1e5", "0123", "2.10", '{"a": 1}', "1_000"])
 def test_a_value_reaches_the_engine_as_it_was_typed(value: str) -> None:
     launch = render(load_recipe("w4a8"), [f"revision={value}"], ["--served-model-name", value], machine=NO_GPU)
@@ -177,13 +172,6 @@ def test_numa_list_is_left_out_when_it_cannot_be_right() -> None:
     launch = render(load_recipe("w4a8"), ["tp-size=4"], machine=NO_GPU)
     assert "--numa-node" not in launch.argv
     assert any(note.found.startswith("--numa-node left out") for note in launch.notes)
-
-
-def test_recipes_with_drafts_say_what_happens_to_temperature() -> None:
-    for name, told in (("eagle3", 1), ("agent", 1), ("w4a8", 0)):
-        launch = render(load_recipe(name), machine=NO_GPU)
-        assert sum("temperature" in note.found for note in launch.notes) == told
-        assert "--speculative-use-rejection-sampling" not in launch.argv
 
 
 def test_a_moving_revision_is_warned_about_and_a_pinned_one_passed() -> None:
@@ -250,15 +238,6 @@ def test_shell_text_can_be_pasted(name: str) -> None:
     lines = text.splitlines()
     assert lines[0].startswith("export ") and "python -m sglang.launch_server \\" in lines
     assert any("--served-model-name 'a b'" in line for line in lines)
-
-
-def test_a_gate_that_this_package_does_not_honour_is_warned_about() -> None:
-    w4a16 = load_recipe("w4a16")
-    triton = w4a16.model_copy(update={"env": {**w4a16.env, "KIMI_MOE_BACKEND": "triton"}})
-    notes = render(triton, machine=MI325X).notes
-    assert any("FLYDSL_W4A16_HYBRID=w2_bf16 has no effect" in note.found for note in notes)
-    assert not any("has no effect" in note.found for note in render(w4a16, machine=MI325X).notes)
-    assert not any("has no effect" in note.found for note in render(load_recipe("eagle3-opt"), machine=MI325X).notes)
 
 
 def test_a_cpu_recipe_needs_lscpu_which_sglang_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,18 +2,17 @@
 
 import pytest
 from support.every_page import Copies
-from support.repetitions import repetition
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.engine.metrics import Acceptance
-from kimi_w4a8_lab.report import against_published, speedup
+from kimi_w4a8_lab.report import against_published
 from kimi_w4a8_lab.report.analysis import Analysis
 from kimi_w4a8_lab.report.changes import Direction, require_hits
 from kimi_w4a8_lab.report.measured import acceptance, verdicts
 from kimi_w4a8_lab.speed.measure import TurnFigures
 from kimi_w4a8_lab.speed.repetition import measure, repeated_share
-from kimi_w4a8_lab.speed.runs import Cell, Run
-from kimi_w4a8_lab.speed.statistics import METRICS, Interval, Repetition
+from kimi_w4a8_lab.speed.runs import Run
+from kimi_w4a8_lab.speed.statistics import METRICS, Interval
 
 
 def test_repeated_text_differs_from_prose() -> None:
@@ -23,38 +22,6 @@ def test_repeated_text_differs_from_prose() -> None:
     assert repeated_share(sentence, after=sentence) == 1.0
     assert measure([sentence * 20], ["something new"]).warning is not None
     assert measure([sentence], ["something new"]).warning is None
-
-
-def test_chunks_are_put_together_again() -> None:
-    made = repetition([1.0])
-    assert made.details is not None
-    details = made.details.model_copy(update={"itls": [[0.004, 0.004, 0.004, 0.010, 0.002, 0.002]]})
-    assert speedup.step_gaps_ms(Repetition(made.load, details)) == pytest.approx([12.0, 10.0, 4.0])
-
-
-def test_the_published_curves_pass_through_their_points_and_break_even() -> None:
-    for curve in speedup.from_published():
-        assert curve.at(curve.accept_length) == pytest.approx(curve.measured)
-        assert curve.at(curve.break_even) == pytest.approx(1.0)
-    con2, con40 = speedup.from_published()
-    assert con2.measured == pytest.approx(16.94 / 5.40)
-    assert 1 < con2.break_even < con40.break_even < 2
-
-
-@pytest.mark.parametrize(("tpot_ms", "stall_ms"), [(8.0, 3.0), (5.0, 0.0), (4.0, 0.0)], ids=["above", "at", "below"])
-def test_stall_is_the_time_outside_steps_and_never_negative(null_run: Run, tpot_ms: float, stall_ms: float) -> None:
-    """Steps of 10 ms that commit two tokens explain 5 ms a token."""
-
-    def cell(reps: Repetition) -> Cell:
-        measured = null_run.result.measurements[0].model_copy(update={"load": reps.load})
-        return Cell.of([(Run(null_run.folder, {}, {measured.raw: reps}), measured)])
-
-    fast = repetition([tpot_ms])
-    assert fast.details is not None
-    chunks = fast.details.model_copy(update={"itls": [[0.005, 0.005, 0.00501, 0.00501]]})
-    curve = speedup._curve("x", cell(repetition([16.0])), cell(Repetition(fast.load, chunks)), 2.0)
-    assert curve.stall_ms == pytest.approx(stall_ms, abs=0.01)
-    assert curve.at(2.0) == pytest.approx(16.0 / tpot_ms) == curve.measured
 
 
 def test_sides_are_compared_with_the_first(copies: Copies) -> None:

@@ -1,7 +1,6 @@
 """The report: one page without outside files, from runs of this machine or another; and the A/B order."""
 
 import io
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -12,18 +11,17 @@ from support.every_page import Copies, Shown
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.run_dir import RECORD
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.engine.process import free_port
 from kimi_w4a8_lab.base.server_under_test import Target
 from kimi_w4a8_lab.report import measured
 from kimi_w4a8_lab.report.analysis import Analysis
 from kimi_w4a8_lab.report.measured import page, verdicts
-from kimi_w4a8_lab.report.page import Table, write_page
+from kimi_w4a8_lab.report.page import write_page
 from kimi_w4a8_lab.report.tables import conclude
-from kimi_w4a8_lab.speed.bench import Plan, begun
+from kimi_w4a8_lab.speed.bench import Plan
 from kimi_w4a8_lab.speed.runs import Run, read_run
-from kimi_w4a8_lab.speed.statistics import METRICS, Interval
+from kimi_w4a8_lab.speed.statistics import Interval
 from kimi_w4a8_lab.speed.workloads import load_workload
 
 PANELS = ("tpot_median_ms", "output_throughput_tok_s", "tpot_p99_ms", "itl_median_ms", "ttft_median_ms")
@@ -67,18 +65,6 @@ def test_a_side_alone_is_shown_beside_published_and_predicted_figures(copies: Co
     other = page(Analysis([run])).sections[0].tables[0].filled()
     assert "published" in other.columns and "predicted" not in other.columns
     assert tpot["figure"] == "TPOT median" and tpot["published"] == "27.79 ms" and tpot["predicted"].endswith(" ms")
-
-
-def test_a_page_without_matplotlib_has_its_tables_and_names_what_is_missing(
-    copies: Copies, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measured, "find_spec", lambda _: None)
-    shown = page(Analysis([copies("a", "w4a8")]))
-    assert shown.chart is None and "'.[bench]'" in shown.notes[-1] and shown.sections[0].filled
-
-
-def test_empty_columns_are_not_shown() -> None:
-    assert Table(("a", "b"), [("x", ""), ("y", "")]).filled().columns == ["a"]
 
 
 def test_a_run_read_elsewhere_without_its_raw_files_still_reports(copies: Copies, tmp_path: Path) -> None:
@@ -135,36 +121,11 @@ def test_sides_take_turns_and_both_measure_every_repetition(
     assert [(side.name, numbers) for side, numbers in plan(repeats, rounds).blocks()] == order
 
 
-def test_plain_is_the_recipe_without_speculation() -> None:
-    eagle3, plain = (Target(recipe=name).launch for name in ("tiny", "tiny:plain"))
-    assert eagle3 and eagle3.num_draft_tokens == 4
-    assert plain and plain.num_draft_tokens is None
-    assert Target(recipe="tiny").plain() == Target(recipe="tiny:plain")
-
-
-def test_the_record_of_a_run_has_the_command_of_each_server(tmp_path: Path) -> None:
-    run = begun(tmp_path, Plan([Target(recipe="tiny")], [load_workload("tiny-con2")]))
-    server = json.loads((run.folder / RECORD).read_text())["servers"]["tiny"]
-    assert "sglang.launch_server" in server["argv"] and server["env"]["SGLANG_USE_CPU_ENGINE"] == "1"
-
-
 def test_bad_plans_are_refused() -> None:
     with pytest.raises(KimiError, match="1 repetition"):
         plan(1, 2)
     with pytest.raises(KimiError, match="two sides have the name tiny"):
         Plan((Target(recipe="tiny"), Target(recipe="tiny")), [], 1, 1)
-
-
-def test_the_command_line_compares_and_predicts(copies: Copies) -> None:
-    folders = [str(copies("a", "w4a8", 2.0).folder), str(copies("b", "eagle3").folder)]
-    assert CliRunner().invoke(app, ["report", *folders]).exit_code == 0
-    assert "<h1" in (html := Path(folders[1], "report/report.html").read_text()) and "TPOT median" in html
-    shown = CliRunner().invoke(app, ["bench", "compare", *folders]).output
-    assert {title for metric in METRICS.values() if (title := f"c=2: {metric.title} ") not in shown} == set()
-    given = (["bench", "predict", "-c", "2"], ["bench", "predict", "--calibration"])
-    predicted, calibrated = (CliRunner().invoke(app, words).output for words in given)
-    assert predicted.index("best") < predicted.index("fitted:") and "calibrated" in calibrated
-    assert "calibrated" not in predicted
 
 
 def test_a_comparison_ends_with_its_verdict_and_three_lines(copies: Copies, tmp_path: Path) -> None:
@@ -197,8 +158,3 @@ def test_a_comparison_of_engines_ends_in_a_page_of_its_result(words: str, tmp_pa
         rates = [one["load"]["output_throughput"] for one in shown.stored["measurements"] if one["side"] == side]
         measured = float(shown.rows["output throughput", side][2].partition(" ")[0])
         assert len(rates) == 2 and measured == pytest.approx(sum(rates) / 2, rel=1e-3)
-
-
-def test_a_workload_name_is_short_for_run() -> None:
-    result = CliRunner().invoke(app, ["bench", "con2"])
-    assert isinstance(result.exception, KimiError) and "no server was named" in str(result.exception)

@@ -100,22 +100,6 @@ def test_missing_and_malformed_sharegpt_files(content: str | None, message: str,
         Texts(str(path)).prepare(load_workload("con2"))
 
 
-def test_too_few_texts_are_refused_because_the_generator_would_send_fewer(tmp_path: Path) -> None:
-    path = tmp_path / "s.json"
-    path.write_text(json.dumps([{"conversations": [{"value": "q"}, {"value": "a"}]}] * 9))
-    with pytest.raises(KimiError, match="9 usable texts, but the workload sends 10") as caught:
-        Texts(str(path)).prepare(load_workload("con2"))
-    assert caught.value.remedy == "use a larger file, or add --num-prompts 9"
-    Texts(str(path)).prepare(with_changes(load_workload("con2"), num_prompts=9))
-
-
-def test_text_of_the_users_becomes_a_sharegpt_file_for_random(tmp_path: Path) -> None:
-    path = tmp_path / "t.txt"
-    path.write_text("\n\n".join(f"paragraph {i}" for i in range(10)))
-    rows = json.loads(str(Texts(prompts=str(path)).prepare(load_workload("con2"))))
-    assert rows[3]["conversations"][0]["value"] == "paragraph 3" and len(rows[3]["conversations"]) == 2
-
-
 def test_a_bad_prompts_file_is_found_before_a_server_is_asked_and_leaves_no_run(tmp_path: Path) -> None:
     path, nowhere, message = tmp_path / "mine.json", Target("http://127.0.0.1:9"), "not valid JSON"
     said: list[str] = []

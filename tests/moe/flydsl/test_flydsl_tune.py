@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -113,25 +112,6 @@ def test_each_stage_is_timed_with_its_own_launches() -> None:
         ["Stage1Config"],
         ["ByTokenConfig"],
     ]
-
-
-def test_few_tokens_are_also_measured_with_kernels_that_sort() -> None:
-    variants = flydsl_space(KIMI[8]).variants
-    small, none = variants(None, 64), variants(None, 65)
-    assert {(tiles.stage1[0], tiles.by_token) for tiles in small} == set(product((16, 32), (False, True))) and not none
-    everything = set(every_kernel(KIMI[8]))
-    assert all(set(FlydslBackend().configs_of(KIMI[8], tiles).values()) <= everything for tiles in small)
-    # of each pair the cheapest, as a whole
-    measure = {FlydslTiles(4, (16, 256), (256, 256), True): (1.0, 1.0)}
-    best = next(tune.search(KIMI[8], [2], flydsl_space(KIMI[8]), lambda tiles, tokens: measure.get(tiles, (2.0, 2.0))))
-    assert best.tiles in measure and best.stage1_us + best.stage2_us == 2
-
-
-def test_a_batch_beyond_the_buffers_is_no_candidate() -> None:
-    backend = Recording()
-    measure = flydsl_measure(SMALL, backend, CPU, backend.timer)
-    assert measure(FlydslTiles(16, (32, 256), (256, 256)), 1 << 21) == (None, None)
-    assert not backend.timed
 
 
 @pytest.fixture

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from interpreter_asm import kernel
 
 from proof.gfx942 import Gfx942Device, MachineError, Memory, parse_kernel, parse_kernels
-from proof.gfx942.parser import parse_instruction
 
 # The shape of LLVM's output: comments, debug directives, preload prologue, a second kernel.
 TEXT = Path(__file__).with_name("parsed.s").read_text()
@@ -25,24 +23,6 @@ def test_descriptor_and_metadata():
     assert second.vgprs == 8 and second.args == []
 
 
-def test_choosing_a_kernel():
-    assert parse_kernel(TEXT, "second").name == "second"
-    with pytest.raises(MachineError, match="no single kernel"):
-        parse_kernel(TEXT)
-    with pytest.raises(MachineError, match="no kernel"):
-        parse_kernel("s_endpgm")
-
-
-def test_instruction_parts():
-    instruction = parse_instruction("v_mov_b32_dpp v1, |v2| quad_perm:[1,0,3,2] row_mask:0xf bound_ctrl:1")
-    assert (instruction.opcode, instruction.encoding) == ("v_mov_b32", "dpp")
-    assert instruction.operands == ("v1", "|v2|")
-    assert instruction.modifiers == {"quad_perm": "[1,0,3,2]", "row_mask": "0xf", "bound_ctrl": "1"}
-    store = parse_instruction("buffer_store_dwordx4 v[0:3], v4, s[8:11], 0 offen offset:16 sc0")
-    assert store.operands == ("v[0:3]", "v4", "s[8:11]", "0")
-    assert store.modifiers == {"offen": "", "offset": "16", "sc0": ""}
-
-
 def test_launch_with_preloaded_and_value_arguments():
     """Thread and workgroup numbers and values arrive where the descriptor and the metadata say."""
     memory = Memory()
@@ -54,15 +34,3 @@ def test_launch_with_preloaded_and_value_arguments():
 def test_launch_checks_the_workgroup_size():
     with pytest.raises(MachineError, match="workgroups of"):
         Gfx942Device(Memory()).launch(parse_kernel(TEXT, "first"), (1, 1, 1), (64, 1, 1), [0, 0, 0, 0])
-
-
-def test_too_much_lds():
-    with pytest.raises(MachineError, match="LDS"):
-        Gfx942Device(Memory()).launch(kernel("", args=0, lds=1000), (1, 1, 1), (64, 1, 1), [], lds_bytes=65536)
-
-
-def test_user_registers_that_are_not_modelled():
-    code = kernel("", args=0)
-    code.descriptor["user_sgpr_dispatch_ptr"] = 1
-    with pytest.raises(MachineError, match="dispatch_ptr"):
-        Gfx942Device(Memory()).launch(code, (1, 1, 1), (64, 1, 1), [])
