@@ -108,7 +108,11 @@ def test_plain_takes_the_draft_away_and_nothing_else(tmp_path: Path) -> None:
     pool = plain.args["max-total-tokens"]
     assert kept | {"max-total-tokens": pool} == plain.args and len(gone) > 5
     assert pool > drafts.args["max-total-tokens"]  # where the draft's weights and KV were
-    assert plain.args["context-length"] == 131072 and plain.args["disable-radix-cache"] is False and plain.env == drafts.env
+    assert (
+        plain.args["context-length"] == 131072
+        and plain.args["disable-radix-cache"] is False
+        and plain.env == drafts.env
+    )
     assert (plain.name, plain.draft, plain.recipe.draft) == ("agent:plain", None, None)
     assert any("options.speculation is 'off': the draft" in note.found for note in plain.notes)
     assert render(load_recipe("agent"), ["options.speculation=off"], machine=MI325X).args == plain.args
