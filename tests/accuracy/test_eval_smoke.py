@@ -1,32 +1,16 @@
 """Smoke checks on answers, and the HTML of a run."""
 
-import json
 import re
 import sys
 
 import pytest
-from support.every_page import accuracy_result
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.finding import checked
 from kimi_w4a8_eagle3.cli import app
-from kimi_w4a8_lab.accept.journal import AcceptResult, StageResult
 from kimi_w4a8_lab.accuracy import smoke
 from kimi_w4a8_lab.accuracy.problems import problems
 from kimi_w4a8_lab.accuracy.recorder import Answer
-from kimi_w4a8_lab.accuracy.results import (
-    Accuracy,
-    Conclusion,
-    Judgement,
-    Reference,
-    SmokeResult,
-)
-from kimi_w4a8_lab.accuracy.significance import ShareInterval
-from kimi_w4a8_lab.base.run_folder import RESULT, RunFolder
-from kimi_w4a8_lab.base.verdict import Verdict
-from kimi_w4a8_lab.report import evaluation
-from kimi_w4a8_lab.report.page import Page, Section, Words, joined, write_page
 
 PROBLEMS = problems(10, seed=21)
 
@@ -93,51 +77,6 @@ def test_a_recipe_without_a_draft_is_asked_for_no_accepted_drafts(words, drafts,
     assert str(result.exception) == f"{drafts} 0.5"
 
 
-def test_the_page_escapes_answers_and_loads_no_outside_file(tmp_path):
-    nasty, apart = "<script>alert(1)</script>", ShareInterval(-0.03, -0.05, 0.01)
-    reference = Reference("w4a8", "strict-match", 0.9333, 1319, "S", apart)
-    verdict = Judgement(
-        Verdict.FAIL, ["worse"], references=[reference],
-        accuracies=[Accuracy("strict-match", 9, 10, ShareInterval(0.9, 0.85, 0.95))],
-        differing=[["3", nasty, "4", "strict-match: new", nasty, ""]],
-    )  # fmt: skip
-    result = accuracy_result(verdict, "eagle3", task="GSM8K", judged_against="w4a8")
-    record = {"started": "2026-11-22T12:00:00", "versions": {"sglang": "0.5.23"}, "git_commit": "0123456789abcdef"}
-    (tmp_path / "run.json").write_text(json.dumps(record))
-    page = write_page(evaluation.page(tmp_path, result), tmp_path).read_text()
-    assert "<title>FAIL: GSM8K, eagle3</title>" in page and 'name="viewport"' in page
-    assert " of kimi. PASS means: " in page and "2026-11-22T12:00:00, sglang 0.5.23, commit 0123456789ab</p>" in page
-    assert "<script" not in page and "&lt;script&gt;" in page and "http" not in page
-    assert "90.00% [85.00%, 95.00%]" in page and "-3.00 [-5.00, +1.00] points" in page
-    assert "interval of the difference to what was reported lies above -3 points" in page
-
-
-def store(folder, result):
-    run = RunFolder(folder, {})
-    run.note()
-    run.save(result)
-
-
-def smoke_result(passed=True):
-    checks = [checked("requests answered", "3 of 4", "all", passed)]
-    verdict = Conclusion(Verdict.PASS if passed else Verdict.FAIL, [])
-    return SmokeResult(
-        configuration="eagle3", model="m", verdict=verdict, requests={}, checks=checks, solved=3, wanted=0.6,
-        problems=[{}] * 4,
-    )  # fmt: skip
-
-
-def test_kimi_report_shows_evaluations_alone_and_at_the_end_of_a_benchmark_page(tmp_path):
-    store(tmp_path, smoke_result(passed=False))
-    done = CliRunner().invoke(app, ["report", str(tmp_path), "--output", str(tmp_path / "out")])
-    assert done.exit_code == 0, done.output
-    assert "3 of 4" in (tmp_path / "out" / "report.html").read_text()
-    speed = Page("speed", [Words("fast")], sections=[Section("speed", listings=[("a", "b")])])
-    both = joined([speed, evaluation.page(tmp_path, smoke_result())])
-    text = write_page(both, tmp_path / "both").read_text()
-    assert text.index("<h1>speed") < text.index("fast") < text.index("<h2>speed") < text.index("<h2>Checks")
-
-
 @pytest.mark.parametrize(
     ("content", "missing"),
     [
@@ -167,15 +106,3 @@ def test_report_leaves_nothing_where_there_is_no_run(tmp_path):
     done = CliRunner().invoke(app, ["report", str(tmp_path / "TYPO")])
     assert isinstance(done.exception, KimiError) and "no run is here" in done.exception.what
     assert list(tmp_path.iterdir()) == []
-
-
-def test_kimi_report_shows_an_acceptance_run(tmp_path):
-    stages = {name: StageResult("ready") for name in ("doctor", "smoke")}
-    store(tmp_path, AcceptResult({"sglang": "1.2"}, stages))
-    done = CliRunner().invoke(app, ["report", str(tmp_path), "--output", str(tmp_path / "out")])
-    assert done.exit_code == 0, done.output
-    assert '<h1 class="better">ACCEPTED: 2 of 2 stages passed' in (tmp_path / "out" / "report.html").read_text()
-    (tmp_path / RESULT).write_text((tmp_path / RESULT).read_text()[:-9])
-    done = CliRunner().invoke(app, ["report", str(tmp_path), "--output", str(tmp_path / "out")])
-    text = (tmp_path / "out" / "report.html").read_text()
-    assert done.exit_code == 1 and "result.json cannot be read" in text and "ACCEPTED" not in text

@@ -249,15 +249,6 @@ def test_an_error_names_the_line_that_is_not_a_request(tmp_path, line):
         vendor_checks.counter(str(tmp_path))
 
 
-def test_the_built_in_requests_end_as_they_say():
-    requests = tool_requests.load(None, 6)
-    assert [request.expected for request in requests] == ["tool_calls", "stop"] * 3
-    for asked, answered in zip(requests[::2], requests[1::2], strict=True):
-        assert len(asked.body["messages"]) == 1 and answered.body["messages"][0] == asked.body["messages"][0]
-        results = [message["content"] for message in answered.body["messages"] if message["role"] == "tool"]
-        assert results and all(result.lstrip("-").isdigit() for result in results)
-
-
 def test_a_schema_is_never_fetched_and_a_broken_one_is_named():
     def problem(schema):
         call = {"function": {"name": "weather", "arguments": "{}"}}

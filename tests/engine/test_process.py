@@ -14,7 +14,6 @@ import pytest
 from support.waiting import until
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.engine import process
 from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
 
 # A server like the real one in what matters here: it spawns a child in its own way, then answers /health.
@@ -104,21 +103,6 @@ def test_the_engine_ends_when_its_starter_is_killed(tmp_path):
         engine = int(starting.stdout.readline())
         starting.kill()
     assert gone(engine)
-
-
-def test_a_free_port_leaves_room_for_those_of_dp_attention(monkeypatch):
-    class Drawn:
-        def randrange(self, first: int, end: int) -> int:
-            lowest_of_connections = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-            assert end <= max(lowest_of_connections, 20_000) - 247
-            return next(draws)
-
-    free = free_port()
-    with socket.create_server(("127.0.0.1", free_port())) as taken:
-        port = taken.getsockname()[1]
-        draws = iter([port, port - 233, port - 246, free])
-        monkeypatch.setattr(process, "SystemRandom", Drawn)
-        assert free_port() == free
 
 
 def test_a_taken_port_is_named_with_its_owner(tmp_path):

@@ -1,18 +1,13 @@
 """The comparison without a rule for ties, on recorded answers; real servers are in tests/e2e."""
 
 import math
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
-from kimi_w4a8_lab.accuracy.results import RESULTS, ExactResult
 from kimi_w4a8_lab.accuracy.tokens import Tokens
-from kimi_w4a8_lab.base.run_folder import RunFolder
 from kimi_w4a8_lab.base.server_under_test import Target
 from kimi_w4a8_lab.base.verdict import Verdict
-from kimi_w4a8_lab.report import evaluation
-from kimi_w4a8_lab.report.page import write_page
 from kimi_w4a8_laptop import exact
 
 ASKED = [exact.ExactRequest("chat", (1, 2), {})]
@@ -88,17 +83,3 @@ def test_what_did_not_happen_was_not_compared():
 def test_a_difference_fails_whatever_else_is_missing(retracted):
     report = judged([only(replace(ANSWER, ids=(7, 6, 9)))], retracted=retracted)
     assert report.state == "fail" and any("found (6, 9)" in reason for reason in report.reasons)
-
-
-@pytest.mark.parametrize(("state", "differences"), [("pass", []), ("fail", [only(replace(ANSWER, text="abcd"))])])
-def test_a_result_has_a_page_with_all_servers_and_differences(
-    tmp_path: Path, state: str, differences: list[exact.Difference]
-) -> None:
-    asked = [asdict(request) for request in ASKED]
-    made = ExactResult(configuration="x", model="m", verdict=judged(differences), asked=asked, expected=["abc"])
-    (kept := RunFolder.begin("eval-exact", tmp_path)).save(made)
-    found = RunFolder.open(kept.folder, *RESULTS).result
-    text = write_page(evaluation.page(kept.folder, found), kept.folder).read_text()
-    assert f"{state.upper()}: Lossless speculation, bit for bit" in text
-    assert "PASS means: tokens and logprobs are equal bit for bit, with no rule for ties." in text
-    assert ">EAGLE3</td>" in text and ("Answers that differ" in text) == bool(differences)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import FrozenInstanceError
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -106,18 +105,6 @@ def test_a_backend_that_does_not_import_is_passed_over_with_its_reason(
     assert f"not flydsl: it does not import (no module flydsl.language); not triton: {reason}" in caplog.text
 
 
-def test_the_choice_is_logged_once_with_the_reasons(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(dispatch, "_logged", set())
-    with caplog.at_level(logging.INFO, logger=dispatch.__name__):
-        dispatch.select_backend(SHAPE, CPU, {})
-        dispatch.select_backend(SHAPE, CPU, {})
-    assert len(caplog.records) == 1
-    message = caplog.records[0].getMessage()
-    assert "reference" in message and "not flydsl: needs a gfx942 GPU" in message and "not triton" in message
-
-
 def test_the_operator_runs_the_backend_and_traces_under_fake_tensors() -> None:
     backend = ReferenceBackend()
     layer = MoeLayer(backend, random_layer(SHAPE, CPU))
@@ -171,19 +158,3 @@ def test_arguments_of_a_backend_are_checked() -> None:
     }.items():
         with pytest.raises(KimiError, match=name):
             check_call(call[0], prepared, prepared.layout, *call[1:])
-
-
-@pytest.mark.parametrize(
-    ("device", "hip", "arch"), [("cuda", "7.2", "gfx942"), ("cuda", None, "sm_90"), ("cpu", "7.2", None)]
-)
-def test_the_architecture_of_a_device(
-    monkeypatch: pytest.MonkeyPatch, device: str, hip: str | None, arch: str | None
-) -> None:
-    monkeypatch.setattr(torch.version, "hip", hip)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    properties = SimpleNamespace(gcnArchName="gfx942:sramecc+:xnack-")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    assert dispatch.gpu_arch(torch.device(device)) == arch
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert dispatch.gpu_arch(torch.device(device)) is None

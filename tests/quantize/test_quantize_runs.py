@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import time
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -20,7 +18,6 @@ from support.quantizing import quantize
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.quark.safetensors_header import INDEX_NAME, read_checkpoint
 from kimi_w4a8_lab.quantize import by_shard
-from kimi_w4a8_lab.quantize import quantize as quantize_module
 from kimi_w4a8_lab.quantize.by_shard import quantize_by_shard
 from kimi_w4a8_lab.quantize.quantize import quantize_w4a8
 from kimi_w4a8_laptop import tiny
@@ -86,14 +83,6 @@ def fake(source: Path, result: Path) -> None:
     config = json.loads((source / "config.json").read_text()) | {"quantization_config": {"exclude": [shard.stem]}}
     (result / "config.json").write_text(json.dumps(config))
     (result / INDEX_NAME).write_text(json.dumps({"weight_map": dict.fromkeys(load_file(shard), shard.name)}))
-
-
-def test_exclude_lists_and_indexes_of_the_shards_are_joined(tmp_path: Path) -> None:
-    checkpoint = read_checkpoint(tiny.target_bf16_path())
-    quantize_by_shard(checkpoint, tmp_path / "out", fake, JOB, lambda *_: None)
-    config = json.loads((tmp_path / "out/config.json").read_text())
-    assert config["quantization_config"]["exclude"] == [file.stem for file in checkpoint.files]
-    assert read_checkpoint(tmp_path / "out").problems == []
 
 
 def test_a_full_disk_is_found_before_anything_is_quantized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,22 +177,3 @@ def test_quark_missing_or_too_old(
     result = quantize("fp8-draft", tiny.draft_path(), tmp_path / "out")
     assert message in str(result.exception) and "pip install" in str(result.exception)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_lock_of_a_killed_build_is_removed_and_one_of_a_running_build_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    monkeypatch.setenv("PATH", os.environ["PATH"])  # to which importing Quark adds
-    lock = tmp_path / "quark" / "lock"
-    lock.parent.mkdir()
-    lock.touch()
-    with pytest.raises(KimiError) as young:
-        quantize_module.import_quark()
-    assert young.value.where == str(lock) and young.value.remedy.startswith(f"rm {lock}")
-    os.utime(lock, (time.time() - 3600, time.time() - 3600))
-    with lock.open():
-        quantize_module.import_quark()
-        assert lock.exists()
-    quantize_module.import_quark()
-    assert not lock.exists()
