@@ -23,7 +23,7 @@ SUMS = {
     "kimi_w4a8_lab": 11_300,
     "kimi_w4a8_laptop": 4_500,
     "launch": 1_000,
-    "proof": 10_050,
+    "proof": 10_230,
     "tests": 33_000,
 }
 RESERVE = 1.03
