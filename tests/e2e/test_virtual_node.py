@@ -31,6 +31,7 @@ from kimi_w4a8_laptop.virtual import library
 
 pytestmark = [
     pytest.mark.server,
+    pytest.mark.timeout(2400),  # beside other work: a layout takes minutes
     pytest.mark.skipif(library.compiler() is None, reason="the virtual device is compiled with g++"),
 ]
 LONG = pytest.mark.skipif("KIMI_VIRTUAL_TESTS" not in os.environ, reason="make virtual-mi325x runs it")
@@ -67,7 +68,7 @@ class Layout(NamedTuple):
 
 
 LAYOUTS = {
-    "one GPU": Layout(6, 40, BOTH_SIDES),
+    "one GPU": Layout(3, 40, BOTH_SIDES),
     "interpreted": Layout(1, settings=("cuda-graph-bs-decode=[8]",), given=CHUNKED),
     "newest release": Layout(3, 40, BOTH_SIDES, newest=True),
     "DP attention 2": Layout(
