@@ -1,4 +1,4 @@
-"""Measure `kimi-w4a8 serve tiny` alone and beside eight hostile clients: its CPU, and what an honest client waits.
+"""Measure `kimi-w4a8 serve tiny` alone and beside hostile clients: its CPU, and what an honest client waits.
 
     python -m proof.hostile [--seconds 20]
 
@@ -14,10 +14,11 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from math import exp, log, sqrt
 from pathlib import Path
-from statistics import quantiles
+from statistics import mean, quantiles, stdev
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -35,12 +36,13 @@ from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
 from kimi_w4a8_eagle3.supervision.serve import signals_raise
 from proof.load.served import ServedEngine
 
-from .clients import ATTACKS, CHAT, HOSTILE_KEY, LONG, NO_KEY, SHORT, hostile
+from .clients import ATTACKS, CHAT, HOSTILE_KEY, LONG, NO_KEY, ONLY_COMPUTES, SHORT, hostile
 
 HTTP = "engine's HTTP process"
 LAG = "kimi_event_loop_lag_seconds_"
 HONEST = bearer("key-of-an-honest-client")
 _AT_A_TIME = 10
+_PAIRS, _STUDENT = 6, 2.571  # of Student's distribution with five degrees of freedom: 95 %
 _TIMEOUT_S = 120.0
 
 
@@ -72,16 +74,23 @@ class Measured:
         each = 1000 * (late["sum"] - lag["sum"]) / (late["count"] - lag["count"])
         return {"wait p50, ms": cuts[49], "wait p99, ms": cuts[98], **cores, "engine's loop, mean lag, ms": each}
 
-    def cost(self, body: dict[str, Any], times: int) -> tuple[dict[str, float], float]:
-        """Ask `times` requests, ten at a time; return the CPU ms of each role for one, and its events."""
+    def cost(
+        self, body: dict[str, Any], times: int, most: int = _AT_A_TIME, alone: bool = False
+    ) -> tuple[dict[str, float], float]:
+        """Ask `times` requests, `most` at a time; return the CPU ms of each role for one, and its events.
+
+        alone: ask the engine's own chat endpoint.
+        """
+        named = json.loads((self._server.run / "engine.json").read_text())
+        url, headers = (named["url"], bearer(named["secret"])) if alone else (self._server.base_url, HONEST)
 
         async def one(http: httpx.AsyncClient, places: asyncio.Semaphore) -> int:
             async with places:
                 return (await http.post(CHAT, json=body)).raise_for_status().text.count("data: ")
 
         async def all_of_them() -> list[int]:
-            places = asyncio.Semaphore(_AT_A_TIME)
-            async with httpx.AsyncClient(base_url=self._server.base_url, headers=HONEST, timeout=_TIMEOUT_S) as http:
+            places, limits = asyncio.Semaphore(most), httpx.Limits(max_connections=most)
+            async with httpx.AsyncClient(base_url=url, headers=headers, timeout=_TIMEOUT_S, limits=limits) as http:
                 return await asyncio.gather(*(one(http, places) for _ in range(times)))
 
         before, events = self.cpu_s(), asyncio.run(all_of_them())
@@ -148,7 +157,44 @@ def costs(measured: Measured, times: int) -> Sequence[tuple[str, float, float]]:
     )
 
 
-def main(seconds: float = typer.Option(20.0, min=1.0, help="Seconds of each of the two phases.")) -> None:
+def beside(port: int, measured: Measured, seconds: float) -> Table:
+    """Return what an honest client waits alone and beside hostile clients: by kind, and all."""
+    kinds = {name: [name] for name in ATTACKS if name not in NO_KEY}
+    phases: dict[str, list[str]] = {
+        "alone": [],
+        ONLY_COMPUTES: [ONLY_COMPUTES],
+        "without a key": list(NO_KEY),
+        **kinds,
+        "all": list(ATTACKS),
+    }
+    found: dict[str, dict[str, float]] = {}
+    for phase, names in phases.items():
+        with hostile(port, names, seconds + 2) if names else nullcontext():
+            time.sleep(1.0)  # until all have begun
+            found[phase] = measured.phase(seconds)
+    columns = found["alone"]
+    table = Table("hostile clients", *columns, title="an honest client, one short request at a time (goal: p99 1.5x)")
+    for phase, values in found.items():
+        table.add_row(phase, *(f"{values[name]:.2f}" for name in columns))
+    return table
+
+
+def pairs(measured: Measured, times: int) -> Table:
+    """Return tokens per CPU second of all processes, 40 streams at a time, by the gateway and by the engine alone."""
+    table = Table("pair", "gateway, tok/CPU s", "engine alone, tok/CPU s", f"{HTTP}, ms a stream", "alone, ms a stream")
+    ratios = []
+    for number in range(_PAIRS):
+        ways = [measured.cost(LONG, times, 40, alone)[0] for alone in (False, True)]
+        through, alone = (1000 * LONG["max_tokens"] / sum(way.values()) for way in ways)
+        ratios.append(log(through / alone))
+        table.add_row(str(number + 1), f"{through:.0f}", f"{alone:.0f}", *(f"{way[HTTP]:.2f}" for way in ways))
+    half = _STUDENT * stdev(ratios) / sqrt(_PAIRS)
+    low, middle, high = (exp(mean(ratios) + sign * half) for sign in (-1, 0, 1))
+    table.title = f"40 streams at a time: {middle:.3f}x ({low:.3f} to {high:.3f}) of the engine alone"
+    return table
+
+
+def main(seconds: float = typer.Option(20.0, min=1.0, help="Seconds of each phase.")) -> None:
     """Print what requests cost, and what hostile clients do."""
     console = table_console()
     with signals_raise(), TemporaryDirectory(prefix="kh-") as folder:
@@ -159,18 +205,12 @@ def main(seconds: float = typer.Option(20.0, min=1.0, help="Seconds of each of t
             server.wait_ready()
             measured = Measured(server)
             measured.cost(LONG, _AT_A_TIME)  # warms up
-            table = Table("", "alone", "beside eight", "goal", title="an honest client, one short request at a time")
-            spent = costs(measured, int(15 * seconds))
-            alone = measured.phase(seconds)
-            with hostile(server.port, list(ATTACKS), seconds + 2):
-                time.sleep(1.0)  # until all have begun
-                beside = measured.phase(seconds)
-            for name, value in alone.items():
-                goal = f"{1.5 * value:.0f}" if "p99" in name else f"{value:.1f}" if "lag" in name else ""
-                table.add_row(name, f"{value:.2f}", f"{beside[name]:.2f}", goal)
-            for name, value, most in spent:
-                table.add_row(name, f"{value:.2f}", "", f"{most:g}")
-            console.print(table)
+            costs_table = Table("", "measured", "goal", title="what requests cost")
+            for name, value, most in costs(measured, int(15 * seconds)):
+                costs_table.add_row(name, f"{value:.2f}", f"{most:g}")
+            console.print(costs_table)
+            console.print(pairs(measured, int(10 * seconds)))
+            console.print(beside(server.port, measured, seconds))
             console.print(attacks(server.run / "engine.json", keys, max(1.0, seconds / 5)))
     console.print(f"{os.cpu_count()} cores, load average of the last minute {os.getloadavg()[0]:.1f}")
 
