@@ -89,18 +89,10 @@ ATTACKS: dict[str, Attack] = {
 }
 
 
-async def _compute(port: int) -> int:
-    await asyncio.sleep(0)
-    return sum(range(10_000)) * 0
-
-
-ONLY_COMPUTES = "no request: a loop of Python"  # what any program of this machine costs others
-
-
 async def _attack(port: int, name: str, done: Counter[str], end: float) -> None:
     while time.monotonic() < end:
         with suppress(OSError, asyncio.TimeoutError):
-            done[name] += await asyncio.wait_for(ATTACKS.get(name, _compute)(port), _TIMEOUT_S)
+            done[name] += await asyncio.wait_for(ATTACKS[name](port), _TIMEOUT_S)
 
 
 def _run(port: int, names: Sequence[str], seconds: float, result: Connection) -> None:
