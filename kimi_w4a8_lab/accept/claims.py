@@ -30,6 +30,7 @@ class Claim:
 
 _WORDS = {verdict: Words(word, TONES.get(verdict, "soft")) for verdict, word in WORDS.items()}
 CLAIMS = [Claim(**row) for row in json.loads(Path(__file__).with_name("claims.json").read_text())]
+_SHOWN = ("scope", "machine", "sizes")  # of the run's identity, above its other parts or in the scope
 _FIGURES = ("stage", "figure", "measured", "predicted", "published", "limit")
 _CLAIMED = ("what", "not proved without a GPU", "now", "found")
 
@@ -60,7 +61,8 @@ def page(run: AcceptResult) -> Page:
     for verdict in (*REFUSED, *DONE[1:]):
         for name in run.names(verdict):
             first = run.stages[name].found.partition("\n")[0]
-            words.append(Words(f"{name}: {WORDS[verdict]}: {first}", _WORDS[verdict].tone))
+            if first not in run.headline:
+                words.append(Words(f"{name}: {WORDS[verdict]}: {first}", _WORDS[verdict].tone))
     for claim in CLAIMS:
         verdict, found = settled(claim, run.stages)
         row: list[str | Words] = [claim.what.replace("`", ""), claim.left_open.replace("`", ""), _WORDS[verdict], found]
@@ -71,7 +73,7 @@ def page(run: AcceptResult) -> Page:
         Section("What this run settles", tables=[Table(_CLAIMED, claims)]),
         Section(f"What this run leaves open: {len(left)} claims", tables=[Table(_CLAIMED, left)], closed=True),
     ]
-    about = ", ".join(f"{name} {value}" for name, value in run.identity.items())
+    about = ", ".join(f"{name} {value}" for name, value in run.identity.items() if name not in _SHOWN)
     tone: Tone = "worse" if run.refused else "better" if run.accepted and not run.names(*DONE[1:]) else ""
     return Page(run.headline, words, about, _chart(run), sections=sections, tone=tone)
 

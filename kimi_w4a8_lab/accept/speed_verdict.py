@@ -29,10 +29,10 @@ _LOOK_FIRST = {  # the first row whose figures are all slow
 
 def why_not_judged(machine: Machine, prompts: int | None) -> str:
     """Return the reason why speed cannot be judged on this machine or with so few prompts, "" if it can."""
-    count, gpu = len(machine.devices), machine.gpu.name if machine.gpu else "unknown"
-    if count < 8 or gpu != "mi325x":
+    count, gpu = len(machine.devices), machine.gpu.name.upper() if machine.gpu else "unknown"
+    if count < 8 or gpu != "MI325X":
         here = f"{count} x {gpu}" if count else "no GPU"
-        return f"this machine has {here}; the model and the published figures are of 8 x mi325x"
+        return f"this machine has {here}; the model and the published figures are of 8 x MI325X"
     return "" if prompts is None else f"a quick run sends only {prompts} prompts"
 
 
@@ -66,7 +66,7 @@ def _limited(metric: Metric, value: float, *expected: tuple[float | None, float]
 def judge(figures: Sequence[Figure], why_not: str) -> tuple[Verdict, str]:
     """Return PASS, SLOW with the first thing to look at, or MEASURED with the reason, for figures with limits."""
     if why_not or all(figure.limit is None for figure in figures if figure.name != _LENGTH.title):
-        return Verdict.MEASURED, f"speed not judged: {why_not or 'there is no prediction and no published figure'}"
+        return Verdict.MEASURED, why_not or "there is no prediction and no published figure"
     slow = {figure.name: f"{figure}, limit {figure.limit:.4g}" for figure in figures if figure.slow}
     if not slow:
         return Verdict.PASS, "as fast as expected"
