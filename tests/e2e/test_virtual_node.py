@@ -188,7 +188,7 @@ def test_ranks_that_share_attentions_input_answer_as_without(tmp_path: Path) -> 
     for switch in ("false", "true"):
         given = (*settings, f"enable-attn-tp-input-scattered={switch}")
         with virtual_server(True, tmp_path / switch, *given, **NUMPY) as server:
-            found.append(answers(server.base_url, [body | {"max_tokens": 12} for body in asked], 2))
+            found.append(answers(server.address, [body | {"max_tokens": 12} for body in asked], 2))
         log = (tmp_path / switch / "server.log").read_text()
         assert ("each rank of 2 computes its share" in log) is (switch == "true")
     assert found[0] == found[1]
