@@ -283,7 +283,7 @@ def require_free_port(host: str, port: int) -> None:
             probe.bind((host or "0.0.0.0", port))
         except OSError as error:
             raise KimiError(
-                f"port {port} on {host} cannot be used: {error.strerror}{_owner(port)}",
+                f"port {port} on {host} cannot be used: {error.strerror}{_owner(host, port)}",
                 where="the server's address",
                 expected="a port that nothing listens on",
                 remedy="stop that process, or choose another port with --port",
@@ -310,11 +310,13 @@ def last_line(path: Path) -> str:
     return next((line for line in reversed(tail_lines(path, _TAIL_LINES)) if line.strip()), "")
 
 
-def _owner(port: int) -> str:
+def _owner(host: str, port: int) -> str:
+    """Return who listens on the port, at this address rather than at another one of the machine."""
     try:
-        for connection in psutil.net_connections(kind="tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr[1:2] == (port,) and connection.pid:
-                return f" (used by process {connection.pid}, {psutil.Process(connection.pid).name()})"
+        listening = [one for one in psutil.net_connections(kind="tcp") if one.status == psutil.CONN_LISTEN and one.pid]
+        owners = [one for one in listening if one.laddr[1:2] == (port,)]
+        for one in sorted(owners, key=lambda one: getattr(one.laddr, "ip", "") not in (host, "0.0.0.0", "::"))[:1]:
+            return f" (used by process {one.pid}, {psutil.Process(one.pid).name()})"
     except (psutil.Error, OSError):
         return ""
     return ""

@@ -105,9 +105,13 @@ def test_the_engine_ends_when_its_starter_is_killed(tmp_path):
     assert gone(engine)
 
 
-def test_a_taken_port_is_named_with_its_owner(tmp_path):
+def test_a_taken_port_is_named_with_its_owner(tmp_path, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
+        found = psutil.net_connections(kind="tcp")
+        ours = next(one for one in found if one.laddr[1:2] == (port,) and one.pid == os.getpid())
+        other = ours._replace(laddr=type(ours.laddr)("127.0.0.2", port), pid=os.getppid())  # listed first
+        monkeypatch.setattr(psutil, "net_connections", lambda kind: [other, *found])
         with pytest.raises(KimiError, match=rf"port {port} .*process {os.getpid()}"):
             server(tmp_path, "pass", port).start()
 
