@@ -153,6 +153,7 @@ def prefill(runner: Any, reqs: list[Req], scattered: bool) -> dict[str, torch.Te
 
         def forward(self, forward_batch: ForwardBatch) -> Any:
             forward_batch.capture_hidden_mode = CaptureHiddenMode.FULL
+            forward_batch.sampling_info.kimi_penalties = None  # which a TpModelWorker attaches
             output = runner.forward(forward_batch)
             found.update(states=output.logits_output.hidden_states, logits=output.logits_output.next_token_logits)
             return output
