@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kimi_w4a8_laptop import virtual
+from kimi_w4a8_laptop.contract_check import CONTRACTS
 from kimi_w4a8_laptop.virtual import library
 
 TESTS = Path(__file__).parents[1]
@@ -98,6 +99,28 @@ NOTICED = {
     "more experts of a token than there are": "topk_ids is torch.int32 [4, 2], expected at most the experts",
     "two tokens on a page of one": "mla_decode_fwd: the stand-in does not compute with kv_last_page_lens=",
     "a wait for an event that was never recorded": "race: aten::sum reads aten::add",
+    "a row short of the drafts": "predicts is torch.int32 [3], expected a token for each draft",
+    "three drafts in links of four": "draft_token_num is 3, expected the drafts of a request",
+    "a draft too many (0.5.23)": "selected_index is torch.int64 [2, 4], expected one less than drafts",
+    "no branch (0.5.23)": "sglang_jit.build_tree_kernel_efficient: topk is 0, expected at least 1",
+    "no depth (0.5.23)": "sglang_jit.build_tree_kernel_efficient: depth is 0, expected at least 1",
+    "an unknown mode of the mask (0.5.23)": "tree_mask_mode is 3, expected 0, 1 or 2",
+    "a position beyond the table": "positions is torch.int64 [2] [0, 2], expected rows of cos_sin_cache",
+    "a row of a verify that no request has": "qo_indptr is torch.int32 [3] [0, 4, 8], expected the last bound at the",
+    "bounds of a prefill that fall": "mla_prefill_fwd: qo_indptr is torch.int32 [3] [0, 9, 8], expected 0, and then no",
+    "a prefill that is longer than it says": "max_seqlen_q is 3, expected at least the longest sequence of qo_indptr",
+    "values of 264": "v is torch.bfloat16 [2, 2, 264], expected heads of at most 256, a multiple of 8",
+    "bounds of queries that fall": "cu_seqlens_q is torch.int32 [3] [0, 3, 2], expected 0, and then no number",
+    "bounds beyond the queries": "cu_seqlens_q is torch.int32 [2] [0, 3], expected the last bound at the end of q",
+    "more queries than it says": "max_seqlen_q is 1, expected at least the longest sequence of cu_seqlens_q",
+    "bounds of keys that fall": "cu_seqlens_k is torch.int32 [3] [0, 3, 2], expected 0, and then no number",
+    "bounds beyond the keys": "cu_seqlens_k is torch.int32 [2] [0, 3], expected the last bound within k",
+    "more keys than it says": "max_seqlen_k is 1, expected at least the longest sequence of cu_seqlens_k",
+    "a prefill's table that is too short": "kv_page_indices is torch.int32 [2] [1, 2], expected as many as the last",
+    "a prefill's page beyond the cache": "kv_page_indices is torch.int32 [3] [1, 2, 4], expected pages of k",
+    "one length of a last page for two queries": "kv_last_page_lens is torch.int32 [1], expected one for each query",
+    "a strided float32 residual of a norm": "residual_in is torch.float32 [4, 8] with strides (16, 1), expected",
+    "a strided float32 sum of a norm": "residual_out is torch.float32 [4, 8] with strides (16, 1), expected contiguous",
     "seeds on the host": "triton draw_kernel: its tensors are on cpu, cuda:0, expected one GPU",
     "seeds on another GPU": "triton draw_kernel: its tensors are on cuda:0, cuda:1, expected one GPU",
 }
@@ -148,3 +171,15 @@ def test_each_planted_fault_has_its_message(said: dict[str, Any]) -> None:
 @pytest.mark.parametrize("what", HEALTHY)
 def test_what_is_right_works(what: str, said: dict[str, Any]) -> None:
     assert said["healthy"][what] == HEALTHY[what]
+
+
+def test_each_rule_of_the_contracts_refuses_a_planted_fault(said: dict[str, Any]) -> None:
+    refused = {
+        (rule.argument, rule.expected)
+        for name, contract in CONTRACTS.items()
+        for rule in (*contract.sizes, *contract.contents)
+        for message in said["faults"].values()
+        if message.startswith(f"{name}: {rule.argument} is ") and f", expected {rule.expected} (" in message
+    }
+    rules = [rule for contract in CONTRACTS.values() for rule in (*contract.sizes, *contract.contents)]
+    assert [rule[:2] for rule in rules if rule[:2] not in refused] == []

@@ -108,12 +108,14 @@ def tree(package: str, **changed: object) -> None:
     module.build_tree_kernel_efficient(*(values | changed).values())
 
 
-def norm_into_columns() -> None:
-    """Let the norm of float32 rows write every second column of a wider tensor."""
+def norm_into_columns(argument: str) -> None:
+    """Let the norm of float32 rows read or write every second column of a wider tensor."""
     from aiter import rmsnorm2d_fwd_with_add
 
-    x, wide = torch.ones(4, 8, device="cuda"), torch.zeros(4, 16, device="cuda")
-    rmsnorm2d_fwd_with_add(wide[:, :8], x, x, torch.empty_like(x), torch.ones(8, device="cuda"), 1e-5)
+    names = ("out", "input", "residual_in", "residual_out")
+    values = {name: torch.ones(4, 8, device="cuda") for name in names}
+    values[argument] = torch.zeros(4, 16, device="cuda")[:, :8]
+    rmsnorm2d_fwd_with_add(**values, weight=torch.ones(8, device="cuda"), epsilon=1e-5)
 
 
 def route(experts: int = 8) -> None:
@@ -124,19 +126,35 @@ def route(experts: int = 8) -> None:
     STAND_INS["aiter.biased_grouped_topk"](gates, bias, weights, ids, 1, 1, True, 1.0)
 
 
-def attention(size: int = 8, heads: int = 2, **given: object) -> torch.Tensor:
+def attention(size: int = 8, heads: int = 2, **changed: object) -> torch.Tensor:
+    """Attend from two rows of one sequence to its two keys."""
     from aiter import flash_attn_varlen_func
 
     k, bounds = torch.ones(2, 2, size, device="cuda").bfloat16(), ints(0, 2)
-    q = k[:, :1].repeat(1, heads, 1)
-    found: torch.Tensor = flash_attn_varlen_func(q, k, k, bounds, bounds, 2, 2, causal=True, **given)
+    values = {"q": k[:, :1].repeat(1, heads, 1), "k": k, "v": k, "cu_seqlens_q": bounds, "cu_seqlens_k": bounds}
+    found: torch.Tensor = flash_attn_varlen_func(
+        **{**values, "max_seqlen_q": 2, "max_seqlen_k": 2, "causal": True, **changed}
+    )
     return found
+
+
+def prefill_over(*pages: int) -> None:
+    """Prefill two rows of one sequence over these pages of a cache of four."""
+    from aiter import mha_batch_prefill_func
+
+    q, cache = torch.ones(2, 2, 8, device="cuda").bfloat16(), torch.ones(4, 2, 8, device="cuda").bfloat16()
+    mha_batch_prefill_func(q, cache, cache, ints(0, 2), ints(0, 3), ints(*pages), 2, 3, causal=True)
 
 
 def rope(positions: int = 1, dtype: torch.dtype = torch.bfloat16) -> None:
     heads, table = torch.zeros(1, 2, 1, 8, device="cuda").bfloat16(), torch.zeros(4, 1, 1, 4, device="cuda").to(dtype)
     places = torch.tensor([[0, positions]], device="cuda")
     STAND_INS["aiter.rope_cached_positions_2c_fwd_inplace"](heads, heads, table, table, places, 0, True, False)
+
+
+def rotary(positions: int) -> None:
+    rows, table = columns(8), columns(4)
+    STAND_INS["sgl_kernel.rotary_embedding"](torch.tensor([0, positions], device="cuda"), rows, rows, 8, table, True)
 
 
 def store(last: int, dtype: torch.dtype = torch.bfloat16) -> None:

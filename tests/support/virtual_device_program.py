@@ -36,7 +36,9 @@ from .operator_calls import (  # noqa: E402
     nccl,
     norm_into_columns,
     paged,
+    prefill_over,
     rope,
+    rotary,
     route,
     store,
     tree,
@@ -132,6 +134,14 @@ def on(device: str) -> torch.Tensor:
     return torch.zeros(1, 4, dtype=torch.int64, device=device)
 
 
+def links(columns: int) -> torch.Tensor:
+    return torch.zeros(2, columns, dtype=torch.int64, device="cuda")
+
+
+def heads(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, device="cuda").bfloat16()
+
+
 def graph_after_reset() -> None:
     graph, tensor = torch.cuda.CUDAGraph(), torch.zeros(4, device="cuda")
     with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
@@ -204,7 +214,7 @@ FAULTS: dict[str, Callable[[], object]] = {
     ),
     "weights with another row stride than ids": route,
     "heads of 264": lambda: attention(size=264),
-    "a strided float32 output of a norm": norm_into_columns,
+    "a strided float32 output of a norm": lambda: norm_into_columns("out"),
     # Kinds that the lines above do not have, at the call sites of serving code.
     "a slot at the end of the cache": lambda: store(4),
     "float16 keys in a bfloat16 cache": lambda: store(1, torch.float16),
@@ -237,6 +247,29 @@ FAULTS: dict[str, Callable[[], object]] = {
     "a wait for an event that was never recorded": lambda: race(
         lambda x, side: (torch.cuda.current_stream().wait_event(torch.cuda.Event()), x.sum())
     ),
+    # One for each rule that nothing above breaks.
+    "a row short of the drafts": lambda: verify(predicts=ints(0, 0, 0)),
+    "three drafts in links of four": lambda: tree("sgl_kernel", draft_token_num=3),
+    "a draft too many (0.5.23)": lambda: tree("sglang_jit", selected_index=links(4)),
+    "no branch (0.5.23)": lambda: tree("sglang_jit", topk=0, depth=1),
+    "no depth (0.5.23)": lambda: tree("sglang_jit", parent_list=links(0), depth=0),
+    "an unknown mode of the mask (0.5.23)": lambda: tree("sglang_jit", tree_mask_mode=3),
+    "a position beyond the table": lambda: rotary(2),
+    "a row of a verify that no request has": lambda: mla(q=heads(9, 16, 12), o=heads(9, 16, 8)),
+    "bounds of a prefill that fall": lambda: mla(prefill=True, qo_indptr=ints(0, 9, 8)),
+    "a prefill that is longer than it says": lambda: mla(prefill=True, max_seqlen_q=3),
+    "values of 264": lambda: attention(v=heads(2, 2, 264)),
+    "bounds of queries that fall": lambda: attention(cu_seqlens_q=ints(0, 3, 2), cu_seqlens_k=ints(0, 1, 2)),
+    "bounds beyond the queries": lambda: attention(cu_seqlens_q=ints(0, 3)),
+    "more queries than it says": lambda: attention(max_seqlen_q=1),
+    "bounds of keys that fall": lambda: attention(cu_seqlens_q=ints(0, 1, 2), cu_seqlens_k=ints(0, 3, 2)),
+    "bounds beyond the keys": lambda: attention(cu_seqlens_k=ints(0, 3)),
+    "more keys than it says": lambda: attention(max_seqlen_k=1),
+    "a prefill's table that is too short": lambda: prefill_over(1, 2),
+    "a prefill's page beyond the cache": lambda: prefill_over(1, 2, 4),
+    "one length of a last page for two queries": lambda: paged(kv_last_page_lens=ints(1)),
+    "a strided float32 residual of a norm": lambda: norm_into_columns("residual_in"),
+    "a strided float32 sum of a norm": lambda: norm_into_columns("residual_out"),
     "seeds on the host": lambda: drawn("cpu"),
     "seeds on another GPU": lambda: drawn("cuda:1"),
 }
