@@ -71,6 +71,7 @@ def install() -> None:
         return patch(function)
 
     interpreter.GridExecutor.__call__, interpreter._patch_lang = call, patch_once
+    interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)  # as for AMD
     builder = interpreter.InterpreterBuilder
     load, store, cas, rmw = (
         getattr(builder, f"create_{name}") for name in ("masked_load", "masked_store", "atomic_cas", "atomic_rmw")

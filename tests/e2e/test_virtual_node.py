@@ -6,10 +6,12 @@ Two engines run on the node in each layout: one without drafts on its first GPUs
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,7 +58,8 @@ BOTH_SIDES = ("max-running-requests=40", "cuda-graph-bs-decode=[16,40]")
 class Layout(NamedTuple):
     """Settings of the engines, questions that are asked in each kind of request, and how many requests run at a time.
 
-    plain: settings of the engine without drafts alone. given: of `virtual_server`.
+    plain: settings of the engine without drafts alone. given: of `virtual_server`. compiled: by torch.compile, which
+    takes each process 10 s.
     """
 
     questions: int = 4
@@ -65,19 +68,20 @@ class Layout(NamedTuple):
     plain: tuple[str, ...] = ()
     newest: bool = False
     given: dict[str, str] = NUMPY
+    compiled: bool = True
 
 
 LAYOUTS = {
     "one GPU": Layout(3, 40, BOTH_SIDES),
-    "interpreted": Layout(1, settings=("cuda-graph-bs-decode=[8]",), given=CHUNKED),
+    "interpreted": Layout(1, settings=("cuda-graph-bs-decode=[8]",), given=CHUNKED, compiled=False),
     "newest release": Layout(3, 40, BOTH_SIDES, newest=True),
     "DP attention 2": Layout(
-        settings=("tp-size=2", "dp-size=2", "enable-dp-attention=true", "enable-attn-tp-input-scattered=false")
+        2, settings=("tp-size=2", "dp-size=2", "enable-dp-attention=true", "enable-attn-tp-input-scattered=false")
     ),
-    "EP 2": Layout(1, settings=("tp-size=2", "ep-size=2", "cuda-graph-bs-decode=[8]")),
+    "EP 2": Layout(1, settings=("tp-size=2", "ep-size=2", "cuda-graph-bs-decode=[8]"), compiled=False),
     # Without drafts `w4a8` keeps the custom all-reduce; with them `agent` has RCCL's.
     "TP 2, ranks apart": Layout(
-        settings=("tp-size=2", *Layout().settings), plain=("disable-custom-all-reduce=false",), given=NUMPY | APART
+        2, settings=("tp-size=2", *Layout().settings), plain=("disable-custom-all-reduce=false",), given=NUMPY | APART
     ),
 }
 
@@ -129,14 +133,14 @@ def greedy_tokens(server: EngineServer) -> list[Tokens]:
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
     folder, layout = tmp_path_factory.mktemp("virtual"), LAYOUTS[request.param]
     questions = QUESTIONS[: layout.questions]
-    common, plain = {"newest": layout.newest, **layout.given}, (*layout.settings, *layout.plain)
-    with (
-        virtual_server(
-            False, folder / "plain", *layout.settings, *layout.plain, "base-gpu-id=0", **common
-        ) as reference,
-        virtual_server(True, folder / "drafts", *layout.settings, "base-gpu-id=4", **common) as server,
-        ThreadPoolExecutor(2) as pool,
-    ):
+    common = {"newest": layout.newest, **layout.given}
+    settings = (*layout.settings, f"enable-torch-compile={json.dumps(layout.compiled)}")
+    engines = (
+        virtual_server(False, folder / "plain", *settings, *layout.plain, "base-gpu-id=0", **common),
+        virtual_server(True, folder / "drafts", *settings, "base-gpu-id=4", **common),
+    )
+    with ExitStack() as both, ThreadPoolExecutor(2) as pool:
+        reference, server = pool.map(both.enter_context, engines)
         before = scrape(server.address)
         plain, drafts = pool.map(lambda one: mixed_answers(one, questions, layout.at_once), (reference, server))
         accepted = acceptance_from_counters(scrape(server.address).since(before), 4)
@@ -148,7 +152,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_it_runs_the_hip_path_of_the_recipe(found: Found) -> None:
     said = {name: found.info[name] for name in ("device", "attention_backend", "disable_overlap_schedule")}
     assert said == {"device": "cuda", "attention_backend": "aiter", "disable_overlap_schedule": False}
-    assert found.info["enable_torch_compile"] is True and found.info["torch_compile_max_bs"] == 32
+    assert found.info["enable_torch_compile"] is found.layout.compiled and found.info["torch_compile_max_bs"] == 32
     assert (found.info["version"] == SGLANG_NEWEST) is found.layout.newest
     assert found.info["speculative_algorithm"] == "EAGLE3" and found.accepted > 1.2  # hot requests accept little
 
@@ -183,15 +187,20 @@ def test_its_greedy_tokens_are_those_of_the_engine_on_a_cpu_but_for_rounding(
 @LONG
 def test_ranks_that_share_attentions_input_answer_as_without(tmp_path: Path) -> None:
     """A prefill's padding rows hold NaN after attention; half of the prompts have an odd length."""
-    settings = ("tp-size=2", "max-running-requests=8", "cuda-graph-bs-decode=[4]")
-    asked, found = mixed([*QUESTIONS[:3], QUESTIONS[0][:-1]], ("greedy", "sampled")), []
-    for switch in ("false", "true"):
-        given = (*settings, f"enable-attn-tp-input-scattered={switch}")
+    settings = ("tp-size=2", "max-running-requests=8", "cuda-graph-bs-decode=[4]", "enable-torch-compile=false")
+    asked = mixed([*QUESTIONS[:3], QUESTIONS[0][:-1]], ("greedy", "sampled"))
+
+    def answers_with(switch: str) -> Answers:
+        given = (*settings, f"enable-attn-tp-input-scattered={switch}", f"base-gpu-id={4 * (switch == 'true')}")
         with virtual_server(True, tmp_path / switch, *given, **NUMPY) as server:
-            found.append(answers(server.address, [body | {"max_tokens": 12} for body in asked], 2))
+            found = answers(server.address, [body | {"max_tokens": 12} for body in asked], 2)
         log = (tmp_path / switch / "server.log").read_text()
         assert ("each rank of 2 computes its share" in log) is (switch == "true")
-    assert found[0] == found[1]
+        return found
+
+    with ThreadPoolExecutor(2) as pool:
+        alone, shared = pool.map(answers_with, ("false", "true"))
+    assert alone == shared
 
 
 @LONG

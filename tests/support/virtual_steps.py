@@ -12,6 +12,7 @@ import json
 import sys
 import tempfile
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -60,17 +61,23 @@ def counts_of(step: Step) -> Step:
     return sums | {"of them": {kind: counts[kind] for kind in _LISTED if kind in counts}}
 
 
+def steps(title: str, folder: Path) -> dict[str, dict[str, Step]]:
+    """Return the steps of an engine without or with drafts, by batch and kind."""
+    file = folder / "steps"
+    folder.mkdir()
+    file.touch()
+    settings = ("max-running-requests=40", f"cuda-graph-bs-decode={[*_TOKENS]}")
+    environ = {"KIMI_VIRTUAL_COUNTS": str(file), "module": "support.step_counts", library.DRAW: "reference"}
+    with virtual_server(title == "drafts", folder, *settings, **environ) as server:
+        return {str(batch): {kind: steps_of(server, file, kind, batch) for kind in KINDS} for batch in _TOKENS}
+
+
 def main() -> None:
-    found: dict[str, dict[str, dict[str, Step]]] = {"plain": {}, "drafts": {}}
-    with tempfile.TemporaryDirectory() as name:
-        file = Path(name) / "steps"
-        file.touch()
-        for title, requests in (("plain", 1), ("plain", 40), ("drafts", 1), ("drafts", 40)):
-            settings = ("max-running-requests=40", f"cuda-graph-bs-decode=[{requests}]")
-            environ = {"KIMI_VIRTUAL_COUNTS": str(file), "module": "support.step_counts", library.DRAW: "reference"}
-            with virtual_server(title == "drafts", Path(name), *settings, **environ) as server:
-                found[title][str(requests)] = {kind: steps_of(server, file, kind, requests) for kind in KINDS}
-                print(title, requests, json.dumps(found[title][str(requests)]), flush=True)
+    titles = ("plain", "drafts")
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(2) as pool:
+        found = dict(zip(titles, pool.map(lambda title: steps(title, Path(name) / title), titles), strict=True))
+    for title, requests, kind in product(found, map(str, _TOKENS), KINDS):
+        print(title, requests, kind, json.dumps(found[title][requests][kind]))
     if "--save" in sys.argv:
         SAVED.write_text(json.dumps(found, indent=1) + "\n")
     elif different := differences(json.loads(SAVED.read_text()), found):
