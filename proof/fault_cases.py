@@ -195,7 +195,7 @@ def kill_supervisor(stage: FaultStage) -> FaultRow:
 
 def kill_start(stage: FaultStage) -> FaultRow:
     """The same as soon as an engine has children, which have not loaded anything yet."""
-    row, server = FaultRow(clients="nobody is served yet"), stage.server
+    row, server = FaultRow(clients="no clients yet"), stage.server
     end = time.monotonic() + WHOLE_S
     while not _has_children(server):
         if time.monotonic() > end:
@@ -271,7 +271,7 @@ def port_taken(stage: FaultStage | None, folder: Path) -> FaultRow:
         row.expect(str(port) in message, f"no message about the {which} port: {ended.stderr[-300:]}")
         row.expect("Traceback" not in ended.stderr, "a traceback")
         row.expect(not list(place.rglob("*.log")), "an engine was started")
-    row.clients = "nobody is served"
+    row.clients = "no clients"
     row.remark = "; ".join(seen) + "; one message that names the port"
     return row
 

@@ -144,7 +144,7 @@ def _write_docs(rows: dict[str, dict[str, Any]]) -> None:
     known |= rows
     kept = {case.name: known[case.name] for case in CASES if case.name in known}
     write_json(ROWS, kept)
-    lines = ["| fault | clients saw | noticed after | whole again after |", "|---|---|---|---|"]
+    lines = ["| fault | clients saw | detected after | recovered after |", "|---|---|---|---|"]
     for row in kept.values():
         failed = "".join(f"; **FAILED: {problem[:200]}**" for problem in row["problems"])
         cells = [row["title"], row["clients"] + failed, _s(row["detected_s"]), _s(row["whole_s"])]

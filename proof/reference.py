@@ -36,12 +36,12 @@ BEGIN, END = "<!-- tables: begin (python -m proof.reference) -->\n", "<!-- table
 _CONFIG = GatewayConfig("", "")
 # Subject, bound, and the status of a request beyond it.
 _BOUNDS: list[tuple[str, str, str]] = [
-    ("headers", f"{MAX_HEADERS}, together {ClientProtocol.max_header_bytes >> 10} KiB", "closed"),
-    ("time to send the headers", f"{ClientProtocol.deadline_s:.0f} s", "closed"),
+    ("headers", f"{MAX_HEADERS}, {ClientProtocol.max_header_bytes >> 10} KiB in all", "connection closed"),
+    ("time to send headers", f"{ClientProtocol.deadline_s:.0f} s", "connection closed"),
     ("time to send the body", f"{exchange.BODY_S:.0f} s", "408"),
-    ("an idle connection", f"{KEEP_ALIVE_S} s", "closed"),
+    ("an idle connection", f"{KEEP_ALIVE_S} s", "connection closed"),
     ("body", f"{_CONFIG.max_body_bytes >> 20} MiB (`KIMI_MAX_BODY_BYTES`)", "413"),
-    ("bodies of one key that arrive or wait, in a worker", f"{limits.MAX_UNREAD_BYTES >> 20} MiB", "429"),
+    ("unread bodies of one key, per worker", f"{limits.MAX_UNREAD_BYTES >> 20} MiB", "429"),
     ("values in a body", f"{bodies.MAX_VALUES:,}", "413"),
     ("fields of a body", f"{bodies.MAX_FIELDS}", "400"),
     ("entries of an array without token ids, or of an object", f"{bodies.MAX_ENTRIES:,}", "400"),
@@ -53,14 +53,14 @@ _BOUNDS: list[tuple[str, str, str]] = [
     ("requests of one key at a time", "any number; `KIMI_MAX_CONCURRENT_REQUESTS` bounds them", "429"),
     ("`stop`", f"{requests.MAX_STOPS} texts of {requests.MAX_STOP:,} characters", "400"),
     ("logprobs of an answer", f"{limits.MAX_WHOLE_LOGPROBS:,}, streamed {limits.MAX_LOGPROBS:,}", "400"),
-    ("logprobs a token of all streams of one key, in a worker", f"{limits.MAX_CANDIDATES}", "429"),
+    ("logprobs per token of one key's running answers, per worker", f"{limits.MAX_CANDIDATES}", "429"),
     ("schemas in the tools of a request", f"{grammar.MAX_SCHEMAS:,}", "400"),
     ("text of a grammar", f"{grammar.MAX_GRAMMAR_CHARACTERS:,} characters", "400"),
     ("memory of a compiled grammar", f"{mask_walk.MAX_GRAMMAR_BYTES >> 20} MiB", "400"),
     ("CPU time of one token's mask", f"{_CONFIG.max_mask_ms:.0f} ms (`KIMI_MAX_MASK_MS`)", "400"),
     ("pictures of a request", f"{pictures.MAX_PICTURES}, together {pictures.MAX_PIXELS:,} pixels", "400"),
-    ("time of a trial of a grammar or of pictures", f"{trials.TRIAL_S:.0f} s", "400"),
-    ("trials that wait, in a worker", f"{trials.MAX_WAITING}", "503"),
+    ("time to try a grammar or pictures", f"{trials.TRIAL_S:.0f} s", "400"),
+    ("waiting trials, per worker", f"{trials.MAX_WAITING}", "503"),
 ]
 _EFFECTS = {
     "KIMI_API_KEY": "the key of all clients",
@@ -79,11 +79,11 @@ _DEFAULTS = {
 def tables() -> str:
     """Return all tables as Markdown."""
     parts = [
-        _table(("subject", "bound", "beyond it"), _BOUNDS),
-        "## Endpoints and fields\nEvery other path is a 404. A key opens the paths of clients. null means not sent.\n",
+        _table(("subject", "limit", "if exceeded"), _BOUNDS),
+        "## Endpoints and fields\nOther paths return 404. With keys, clients' paths need one. null means not sent.\n",
         _table(("path", "methods", "open to"), _endpoints()),
         _table(("path", "fields"), _bodies()),
-        "Fields of other APIs, and what happens to them. A field that no table names is dropped and counted:\n",
+        "The gateway refuses or drops these fields of other APIs. It drops and counts fields in no table:\n",
         _table(("field", "what happens"), _others()),
         "## Variables\nSet one for a server by `--set env.NAME=VALUE`. `kimi-w4a8 gates` prints all others.\n",
         _table(("variable", "default", "effect"), _variables()),

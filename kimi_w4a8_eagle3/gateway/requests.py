@@ -190,7 +190,7 @@ REFUSED = _each({
     "include_stop_str_in_output": "an answer ends before its stop string",
     "guided_json guided_regex guided_choice guided_grammar structured_outputs grammar format": "send response_format",
     "use_beam_search length_penalty bad_words allowed_token_ids logits_processors num_predict":
-        "it draws one token after the other",
+        "it samples one token at a time",
     "thread": "it keeps no threads: send the whole conversation",
 })  # fmt: skip
 THREADS = "thread_unsupported_request"  # on which Anthropic's tool_runner goes on without threads
@@ -210,13 +210,13 @@ HARMLESS = _each({
     "prompt_cache_key prompt_cache_retention prompt_cache_options cache_control extra_key":
         "the prefix cache finds every prefix by itself",
     "betas diagnostics fallbacks": "nothing depends on it here",
-    "context_management compaction": "the whole conversation is read, which is more",
+    "context_management compaction": "the whole conversation is read anyway",
     "verbosity prediction": "a hint that the model was not trained on",
-    "modalities": "text is what there is",
+    "modalities": "answers are always text",
     "store": "nothing is stored, and a response says so",
     "skip_special_tokens": "control tokens are never text",
     "no_stop_trim": "an answer ends before its stop string",
-    "return_cached_tokens_details": "usage has the cached tokens",
+    "return_cached_tokens_details": "usage reports the cached tokens",
     "truncation": "a prompt that is too long is refused",
     "stream_options": "the endpoint always ends with its usage",
     "add_special_tokens add_generation_prompt": "the template decides it",
