@@ -80,12 +80,12 @@ def tables() -> str:
     """Return all tables as Markdown."""
     parts = [
         _table(("subject", "limit", "if exceeded"), _BOUNDS),
-        "## Endpoints and fields\nOther paths return 404. With keys, clients' paths need one. null means not sent.\n",
+        "## Endpoints and fields\nOther paths return 404. Clients' paths need a key, if set. null means absent.\n",
         _table(("path", "methods", "open to"), _endpoints()),
         _table(("path", "fields"), _bodies()),
-        "The gateway refuses or drops these fields of other APIs. It drops and counts fields in no table:\n",
+        "Fields in no table are dropped and counted. Paths that do not list these refuse or drop them:\n",
         _table(("field", "what happens"), _others()),
-        "## Variables\nSet one for a server by `--set env.NAME=VALUE`. `kimi-w4a8 gates` prints all others.\n",
+        "## Variables\nSet one for a server with `--set env.NAME=VALUE`. `kimi-w4a8 gates` prints all others.\n",
         _table(("variable", "default", "effect"), _variables()),
         "## Metrics\nSGLang's own (`sglang:*`) keep their names.\n",
         _table(("metric", "meaning"), sorted(set(metrics()))),

@@ -97,5 +97,5 @@ async def _watch() -> None:
 def _lag() -> Histogram:
     from prometheus_client import Histogram  # it reads its environment when imported, and SGLang sets that late
 
-    text = "Seconds that the event loop of the HTTP server woke up too late."
+    text = "Seconds by which the event loop of the HTTP server woke up late."
     return Histogram("kimi_event_loop_lag_seconds", text, buckets=_LAG_BUCKETS)
