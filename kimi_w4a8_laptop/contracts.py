@@ -111,7 +111,10 @@ SGL_KERNEL: dict[str, Contract] = {
         f"sgl-kernel/csrc/speculative/eagle_utils.cu and {_CPU}/spec.cpp",
         ("predicts", "accept_index", "accept_token_num"),
         (Rule("predicts", "a token for each draft", lambda g: len(g["predicts"]) >= g["candidates"].numel()),),
-        (Rule("retrive_index", "places of predicts", lambda g: within(g["retrive_index"], len(g["predicts"]))),),
+        (
+            Rule("retrive_index", "places of predicts", lambda g: within(g["retrive_index"], len(g["predicts"]))),
+            Rule("accept_index", "-1, which the kernel leaves behind", lambda g: bool((g["accept_index"] == -1).all())),
+        ),
     ),
     # The GPU builds check nothing and read these types; drafts of topk 1 need no parents.
     "sgl_kernel.build_tree_kernel_efficient": Contract(

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kimi_w4a8_eagle3.moe.contract import PreparedMoe
+from kimi_w4a8_eagle3.moe.contract import PreparedMoe, check_call
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 
 from ..contract_check import ContractError
@@ -33,6 +33,7 @@ def forward(
     self: ReferenceBackend, x: torch.Tensor, moe: PreparedMoe, topk_weights: torch.Tensor, topk_ids: torch.Tensor
 ) -> torch.Tensor:
     """Run both stages; see MoeBackend.forward for shapes."""
+    check_call(x, moe, moe.layout, topk_weights, topk_ids)  # as the GPU's backends do
     tensors: dict[str, Any] = {field.name: host(getattr(moe, field.name)) for field in fields(moe)}
     on_host = replace(moe, **tensors)
     chosen, places = _routed.pop() if _routed else (topk_ids, None)
@@ -41,17 +42,14 @@ def forward(
         x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, chosen: torch.Tensor
     ) -> torch.Tensor:
         if not library.load().vg_capturing():
-            _require(topk_ids, moe.shape.num_experts)
+            experts = moe.shape.num_experts
+            if not within(topk_ids.clamp(min=0), experts):
+                raise ContractError(f"w4a8_moe: topk_ids names expert {int(topk_ids.max())}, expected one of {experts}")
             if places is not None:
                 _require_places(topk_ids, chosen, places)
         return _compute(self, x, on_host, topk_weights, topk_ids)
 
     return launch("w4a8_moe", compute, x, topk_weights, topk_ids, chosen)
-
-
-def _require(topk_ids: torch.Tensor, experts: int) -> None:
-    if not within(topk_ids.clamp(min=0), experts):
-        raise ContractError(f"w4a8_moe: topk_ids names expert {int(topk_ids.max())}, expected one of {experts}")
 
 
 def _require_places(topk_ids: torch.Tensor, chosen: torch.Tensor, places: torch.Tensor) -> None:

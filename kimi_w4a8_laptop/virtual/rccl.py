@@ -42,35 +42,37 @@ class Gloo:
         self, source: _Pointer, target: _Pointer, count: int, kind: int, op: int, group: dist.ProcessGroup, _: object
     ) -> None:
         read, written = _memory(source, count, kind), _memory(target, count, kind)
-        _require_sum(op)
-        _communicate("ncclAllReduce", read, written, lambda: group.allreduce([written.copy_(read)]).wait())
+        _transfer("ncclAllReduce", read, written, 0, lambda: group.allreduce([written.copy_(read)]).wait(), op)
 
     def ncclReduceScatter(
         self, source: _Pointer, target: _Pointer, count: int, kind: int, op: int, group: dist.ProcessGroup, _: object
     ) -> None:
         read, written = _memory(source, count * group.size(), kind), _memory(target, count, kind)
-        parts = list(read.chunk(group.size()))
-        _require_sum(op)
-        _communicate("ncclReduceScatter", read, written, lambda: group.reduce_scatter([written], [parts]).wait())
+        out, parts = [written], [list(read.chunk(group.size()))]
+        _transfer("ncclReduceScatter", read, written, group.rank(), lambda: group.reduce_scatter(out, parts).wait(), op)
 
     def ncclAllGather(
         self, source: _Pointer, target: _Pointer, count: int, kind: int, group: dist.ProcessGroup, _: object
     ) -> None:
         read, written = _memory(source, count, kind), _memory(target, count * group.size(), kind)
         parts = list(written.chunk(group.size()))
-        _communicate("ncclAllGather", read, written, lambda: group.allgather([parts], [read]).wait())
+        _transfer("ncclAllGather", read, written, group.rank(), lambda: group.allgather([parts], [read]).wait())
 
 
 @torch.compiler.disable(reason="compiled code")
-def _communicate(name: str, read: torch.Tensor, written: torch.Tensor, work: Callable[[], object]) -> None:
+def _transfer(
+    name: str, read: torch.Tensor, written: torch.Tensor, place: int, work: Callable[[], object], op: int = 0
+) -> None:
+    """Communicate in one launch. place: of the smaller buffer in the larger one, in its own size, if it is in place."""
+    if op:
+        raise NotImplementedError(f"an NCCL reduction with operation {op} has no stand-in")
+    small, large = sorted((read, written), key=len)
+    start = small.data_ptr() - large.data_ptr()
+    if -small.nbytes < start < large.nbytes and start != place * small.nbytes:
+        raise RuntimeError(f"{name}: its buffers overlap, and not as NCCL's in-place operations do")
     touched = Touched(())
     touched.reads, touched.writes = ([part.data_ptr(), part.data_ptr() + part.nbytes] for part in (read, written))
     launch(name, work, touched=touched)
-
-
-def _require_sum(op: int) -> None:
-    if op:
-        raise NotImplementedError(f"an NCCL reduction with operation {op} has no stand-in")
 
 
 def _memory(pointer: _Pointer, count: int, kind: int) -> torch.Tensor:

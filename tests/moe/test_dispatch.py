@@ -12,7 +12,7 @@ import torch
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.moe import dispatch
 from kimi_w4a8_eagle3.moe.contract import MoeShape, check_call
-from kimi_w4a8_eagle3.moe.op import MoeLayer
+from kimi_w4a8_eagle3.moe.op import MoeLayer, w4a8_moe
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 from kimi_w4a8_lab.kernels.random_layers import random_layer
 
@@ -115,6 +115,7 @@ def test_the_operator_runs_the_backend_and_traces_under_fake_tensors() -> None:
 
     compiled = torch.compile(lambda x: layer(x, weights, ids), backend="eager", fullgraph=True)
     assert torch.equal(compiled(x), expected)
+    torch.library.opcheck(w4a8_moe, (x, weights, ids, layer.handle), test_utils="test_faketensor")  # size and dtype
 
 
 def test_every_layer_runs_the_backend_object_that_prepared_it() -> None:

@@ -29,7 +29,7 @@ def verify(**changed: torch.Tensor | None) -> None:
 
     ints = {
         "predicts": torch.zeros(4, dtype=torch.int32, device="cuda"),
-        "accept_index": torch.zeros(1, 4, dtype=torch.int32, device="cuda"),
+        "accept_index": -torch.ones(1, 4, dtype=torch.int32, device="cuda"),
         "accept_token_num": torch.zeros(1, dtype=torch.int32, device="cuda"),
     }
     links = {name: torch.zeros(1, 4, dtype=torch.int64, device="cuda") for name in LINKS}
@@ -166,17 +166,27 @@ def store(last: int, dtype: torch.dtype = torch.bfloat16) -> None:
     STAND_INS["sglang_jit.store_cache"](**values, size_limit=4, reserved_skip_index=-1)
 
 
+def scatter_in_place(rank: int) -> None:
+    """Reduce-scatter four numbers over two ranks into the first half of them, which is the share of rank 0."""
+    buffer = torch.zeros(4, device="cuda")
+    group = SimpleNamespace(
+        size=lambda: 2, rank=lambda: rank, reduce_scatter=lambda *_: SimpleNamespace(wait=lambda: None)
+    )
+    pointer = ctypes.c_void_p(buffer.data_ptr())
+    rccl.Gloo().ncclReduceScatter(pointer, pointer, 2, FLOAT32, 0, group, None)
+
+
 def nccl(rows: int = 4, op: int = 0) -> None:
     buffer, group = torch.zeros(4, device="cuda"), SimpleNamespace(allreduce=lambda _: SimpleNamespace(wait=bool))
     pointer = ctypes.c_void_p(buffer.data_ptr())
     rccl.Gloo().ncclAllReduce(pointer, pointer, rows, FLOAT32, op, group, None)
 
 
-def moe(expert: int, chosen: int | None = None) -> None:
+def moe(expert: int, chosen: int | None = None, dtype: torch.dtype = torch.int32) -> None:
     """Route a row to an expert of this rank, which has experts 4 to 7. chosen: what the router said of them."""
     layer = random_layer(MoeShape(4, 64, 64, 2), torch.device("cpu"))
     prepared = ReferenceBackend().prepare(layer)
-    ids = torch.tensor([[-1, expert]], dtype=torch.int32, device="cuda")
+    ids = torch.tensor([[-1, expert]], dtype=dtype, device="cuda")
     if chosen is not None:
         places = SimpleNamespace(
             moe_ep_size=2, num_experts=8, _map_global_expert_id_to_local_expert_id=lambda one: max(one - 4, -1)

@@ -40,6 +40,7 @@ from .operator_calls import (  # noqa: E402
     rope,
     rotary,
     route,
+    scatter_in_place,
     store,
     tree,
     verify,
@@ -235,6 +236,8 @@ FAULTS: dict[str, Callable[[], object]] = {
     "a reduction by maximum": lambda: nccl(op=2),
     "a reduction of more than the buffer": lambda: nccl(8),
     "a kernel that stores beyond its tensor": lambda: copy_kernel[(1,)](columns(8), torch.zeros(4).cuda().int(), 8),
+    "a share in the place of another rank": lambda: scatter_in_place(1),
+    "expert ids in int64": lambda: moe(1, dtype=torch.int64),
     "an expert of another rank": lambda: moe(4),
     "an expert map that is one off": lambda: moe(1, chosen=6),
     "a link beyond the drafts": lambda: verify(retrive_index=LINK_BEYOND),
@@ -249,6 +252,7 @@ FAULTS: dict[str, Callable[[], object]] = {
     ),
     # One for each rule that nothing above breaks.
     "a row short of the drafts": lambda: verify(predicts=ints(0, 0, 0)),
+    "places of the step before": lambda: verify(accept_index=torch.zeros(1, 4, dtype=torch.int32, device="cuda")),
     "three drafts in links of four": lambda: tree("sgl_kernel", draft_token_num=3),
     "a draft too many (0.5.23)": lambda: tree("sglang_jit", selected_index=links(4)),
     "no branch (0.5.23)": lambda: tree("sglang_jit", topk=0, depth=1),
@@ -355,6 +359,7 @@ def healthy() -> dict[str, object]:
     counted = library.report()
     with torch.cuda.device(2):
         inside = torch.ones(1, device="cuda")
+    scatter_in_place(0)  # as NCCL allows
     moe(2, chosen=6)  # raises where the map is right, and the node says no
     return {
         "devices": [str(one.device) for one in (drawn, torch.ones(1, device="cuda:3"), inside, torch.ones(1).cuda())],
