@@ -68,9 +68,9 @@ HookRegistry.register("kimi_w4a8_eagle3.sglang_plugin.decoding.exact_sampling.dr
 
 
 def ranks_apart(output: Any, *_: Any, **__: Any) -> None:
-    """Move every second logit by a bfloat16 step on all ranks but the first."""
+    """Give all ranks but the first other logits, so that they choose other tokens."""
     if "KIMI_PLANTED_RANKS" in os.environ and get_tp_group().rank_in_group and output.next_token_logits is not None:
-        output.next_token_logits[:, ::2] *= 1 + 2**-8
+        output.next_token_logits[:, ::2] *= 1.25
 
 
 if os.environ.get("KIMI_VIRTUAL_NODE") == "1":  # Dynamo looks for it in __main__, which is another module by then

@@ -233,7 +233,10 @@ def sample_from_probs(
     """Draw with the requests' seeds; SGLang itself draws when a request asks for the sampling mask."""
     if info.sampling_mask_batch_indices is not None:
         return original(sampler, probs, info, positions, simple)
-    return draw(probs, _filters(info), info.sampling_seed, positions.long()), None
+    drawn = draw(probs, _filters(info), info.sampling_seed, positions.long())
+    if info.grammars:  # SGLang would take the least of the ranks' tokens, and verification takes rank 0's
+        _agree(drawn)
+    return drawn, None
 
 
 def _filters(info: SamplingBatchInfo) -> Filters:
