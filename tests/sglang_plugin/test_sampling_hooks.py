@@ -104,7 +104,10 @@ else:
     verify_input.draft_token = torch.arange(BATCH * N)
     exact_sampling.agree_on_drafts(None, SimpleNamespace(spec_info=verify_input))
     drawn = exact_sampling.sample(lambda *_: torch.arange(BATCH), None, None, SimpleNamespace(sampling_info=info))
-    answer |= {"shared": shared, "agreed": [t.unique().tolist() for t in (*verified, verify_input.draft_token, drawn)]}
+    info.sampling_mask_batch_indices, info.grammars = None, [None]
+    constrained, _ = exact_sampling.sample_from_probs(None, None, torch.full((BATCH, V), 1 / V), info, drawn, True)
+    agreed = (*verified, verify_input.draft_token, drawn, constrained)
+    answer |= {"shared": shared, "agreed": [tensor.unique().tolist() for tensor in agreed]}
 print(json.dumps(answer))
 """
 
@@ -170,8 +173,8 @@ def test_a_verify_step_is_the_operators_on_every_rank(newest: bool) -> None:
     """The draws of rank 0 equal all drafts of this test, so every rank accepts each chain."""
     step = found(SAMPLED, newest)
     assert step["dtypes"] == ["torch.int32"] * 3
-    assert step["agreed"] == [[7], [4], list(range(8)), [7], [7]]
-    assert step["shared"] == [8, 8, 8, 8, 2]  # one tensor each: verified, a grammar, penalties, drafts, a plain step
+    assert step["agreed"] == [[7], [4], list(range(8)), [7], [7], [7]]
+    assert step["shared"] == [8, 8, 8, 8, 2, 2]  # verified, grammar, penalties, drafts, two plain steps
     assert step["counted"] == [[[7, 7, 7, 7]] * 2]  # by penalties: every token that is accepted
     assert step["masked"] == [pytest.approx(-1e30)]  # as in plain decoding; SGLang's own verification leaves -inf
 
