@@ -61,7 +61,7 @@ def run(target: Target, plan: ToolPlan, judging: Judging, console: Console) -> P
     with evaluated(target, ToolsResult.kind, judging, console, plan) as evaluation:
         server = evaluation.server
         count = count or _own_counter(server)
-        probes = vendor_checks.probes(server.model, plan.max_tokens)
+        probes = vendor_checks.probes(server.model, plan.max_tokens, plan.extra)
         bodies = [_body(request.body, server.model, plan) for request in requests]
         asked = [*bodies, *(probe.body for probe in probes)]
         answers = evaluation.ask("tool calls", CHAT, asked, plan.concurrency, console)

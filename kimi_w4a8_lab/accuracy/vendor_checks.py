@@ -59,14 +59,18 @@ class VendorCheck:
         return json.dumps({k: v for k, v in self.body.items() if k not in ("messages", "model")}, ensure_ascii=False)
 
 
-def probes(model: str, max_tokens: int) -> list[VendorCheck]:
-    """Return all probes for a server of `model`; max_tokens limits a tool call."""
-    return [*_parameters(model), *_schemas(model, max_tokens)]
+def probes(model: str, max_tokens: int, extra: JsonBody) -> list[VendorCheck]:
+    """Return all probes for a server of `model`.
+
+    max_tokens limits a tool call. extra is added to each body where a probe does not set the field itself.
+    """
+    common = {"model": model, **extra}
+    return [*_parameters(common), *_schemas(common, max_tokens)]
 
 
-def _parameters(model: str) -> Iterator[VendorCheck]:
+def _parameters(common: JsonBody) -> Iterator[VendorCheck]:
     message = {"role": "user", "content": "Say OK."}
-    short: JsonBody = {"model": model, "messages": [message], "max_tokens": _SHORT}
+    short: JsonBody = {**common, "messages": [message], "max_tokens": _SHORT}
     for mode in _MODES:
         for parameter in _ACCEPTED:
             body = {**short, "chat_template_kwargs": mode, **parameter}
@@ -81,11 +85,11 @@ def _not_refused(answer: Answer) -> str:
     return "" if 400 <= (answer.status or 0) < 500 else answer.error or "accepted"
 
 
-def _schemas(model: str, max_tokens: int) -> Iterator[VendorCheck]:
+def _schemas(common: JsonBody, max_tokens: int) -> Iterator[VendorCheck]:
     for line in (operator_dir("eval") / "tool_schemas.jsonl").read_bytes().splitlines():
         function = {"name": _TOOL, "description": "Takes the result.", "parameters": json.loads(line), "strict": True}
         tools = [{"type": "function", "function": function}]
-        body: JsonBody = {"model": model, "messages": [{"role": "user", "content": _ASK}], "tools": tools}
+        body: JsonBody = {**common, "messages": [{"role": "user", "content": _ASK}], "tools": tools}
         body |= {"tool_choice": "required", "max_tokens": max_tokens}
 
         def judge(answer: Answer, tools: Sequence[Mapping[str, Any]] = tools) -> str:

@@ -113,7 +113,7 @@ def data(tmp_path_factory):
 def run(server, data, tmp_path, resume=None, stream=None, **judged):
     judged = {"max_unusable": 0.2, **judged}
     judging = tool_run.Judging(runs=tmp_path / "runs", patience=QUICK, resume=resume, **judged)
-    plan = tool_run.ToolPlan(str(data), stream=stream, concurrency=4)
+    plan = tool_run.ToolPlan(str(data), stream=stream, concurrency=4, extra={"seed": 7, "temperature": 0.25})
     with scripted_server(server) as listening:
         folder = tool_run.run(Target(listening.base_url), plan, judging, SILENT)
     return folder, json.loads((folder / "result.json").read_text())
@@ -194,6 +194,8 @@ def test_each_fault_is_found_by_the_check_that_looks_for_it(data, tmp_path):
 
     server.spoilt = spoilt
     _, result = run(server, data, tmp_path)
+    assert {body["seed"] for body in server.asked} == {7}
+    assert {body["temperature"] for body in server.asked} == {0.25, -0.1, 0.6, 1.0, 1.1, 2.0}  # a probe's own
     counts = ["1, the first", "13 of 14", "5 of 6", "0 of 6", "13 of 14", "13 of 14", "not counted"]
     for check, count in zip(result["checks"], counts, strict=True):
         assert check["found"].startswith(count)

@@ -43,7 +43,7 @@ def test_a_taken_port_fails_one_stage_and_the_same_command_runs_that_one_alone(
     assert "timetable" in first.output and "min so far, about" in first.output
     (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
     found = RunFolder.open(folder, AcceptResult).result
-    assert (found.names(Verdict.FAIL), found.names(*DONE)) == (["doctor"], ALL_HERE)
+    assert (found.names(Verdict.FAIL), found.names(*DONE)) == (["doctor"], ALL_HERE), first.output
     assert found.stages["tiny: tiny-con2"].verdict is Verdict.MEASURED
     assert found.stages["kernels flydsl, TP 8"].found == "needs a gfx942 GPU"
     assert "TPOT" in found.stages["tiny: tiny-con2"].found
