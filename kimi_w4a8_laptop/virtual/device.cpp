@@ -60,6 +60,8 @@ void join(Clock& into, const Clock& other) {
   for (int i = 0; i < kStreams; ++i) into[i] = std::max(into[i], other[i]);
 }
 
+int64_t recorded = 0, made = 0;  // the graph that is being captured, or 0; and the number of blocks so far
+
 struct Access {
   int stream = -1;
   uint64_t time = 0;
@@ -74,6 +76,7 @@ struct Block {
   std::map<int, Access> writes, reads;  // by stream
   bool pinned = false;
   bool unordered = false;  // vg_unordered
+  int64_t graph = recorded, number = ++made;  // graph: whose capture allocated it, or 0
 
   Block(c10::Storage storage) : cpu(std::move(storage)) { hold(static_cast<const char*>(cpu.data()), cpu.nbytes()); }
   Block(const char* data, size_t bytes) : pinned(true) { hold(data, bytes); }
@@ -105,21 +108,28 @@ struct Block {
   }
 };
 
-void release(void* block) { delete static_cast<Block*>(block); }
+std::map<int64_t, std::vector<std::unique_ptr<Block>>> pools;  // of the graphs: what their captures allocated and freed
 
-c10::DataPtr data_ptr(Block* block, int device) {
-  return {block->cpu.mutable_data(), block, &release, c10::Device(kCUDA, device)};
+void release(void* data) {
+  std::unique_ptr<Block> block(static_cast<Block*>(data));
+  std::lock_guard<std::recursive_mutex> guard(lock);
+  if (auto pool = pools.find(block->graph); pool != pools.end()) pool->second.push_back(std::move(block));
+}
+void keep(void*) {}  // for a graph's arguments, which do not keep their memory
+
+c10::DataPtr data_ptr(Block* block, int device, c10::DeleterFnPtr deleter = &release) {
+  return {block->cpu.mutable_data(), block, deleter, c10::Device(kCUDA, device)};
 }
 
 Block* block_of(const c10::Storage& storage) {
-  TORCH_CHECK(storage.data_ptr().get_deleter() == &release, "memory that the virtual device did not allocate");
+  const auto deleter = storage.data_ptr().get_deleter();
+  TORCH_CHECK(deleter == &release || deleter == &keep, "memory that the virtual device did not allocate");
   return static_cast<Block*>(storage.data_ptr().get_context());
 }
 
-c10::Storage cuda_storage(const c10::Storage& cpu, int device) {
-  auto* block = new Block{cpu};
-  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), cpu.nbytes(),
-                                                            data_ptr(block, device), c10::GetAllocator(kCUDA), true));
+c10::Storage cuda_storage(Block* block, int device, c10::DeleterFnPtr deleter = &release) {
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), block->cpu.nbytes(),
+                                                            data_ptr(block, device, deleter), c10::GetAllocator(kCUDA), true));
 }
 
 struct Allocator final : c10::Allocator {
@@ -278,9 +288,39 @@ struct Launch {
   const c10::OperatorHandle* op;
   Stack arguments, results;
   int64_t callback_id;
+  std::map<const char*, int64_t> touched;  // addresses and numbers of the blocks of the tensors
 };
 std::map<int64_t, std::vector<Launch>> graphs;
 std::vector<Launch>* recording = nullptr;
+
+// Replace the tensors of a recorded call by ones that do not keep their memory, as a graph has addresses alone.
+IValue borrowed(const IValue& value, Launch& launch) {
+  if (value.isTensor() && value.toTensor().is_cuda()) {
+    const at::Tensor& tensor = value.toTensor();
+    auto* block = block_of(tensor.storage());
+    if (block->cpu.data()) launch.touched[block->low] = block->number;
+    return with_storage(cuda_storage(block, tensor.get_device(), &keep), tensor, kCUDA);
+  }
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(borrowed(tensor, launch).toTensor());
+    return list;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector())
+      list.push_back(tensor ? std::optional<at::Tensor>(borrowed(*tensor, launch).toTensor()) : std::nullopt);
+    return list;
+  }
+  return value;
+}
+
+void record(const c10::OperatorHandle* op, const Stack& arguments, const Stack& results) {
+  Launch launch{op, {}, {}, 0, {}};
+  for (const auto& value : arguments) launch.arguments.push_back(borrowed(value, launch));
+  for (const auto& value : results) launch.results.push_back(borrowed(value, launch));
+  recording->push_back(std::move(launch));
+}
 
 // ---- the fallback ---------------------------------------------------------------------------------------------
 const std::set<std::string> kViews = {"aten::view", "aten::as_strided", "aten::_reshape_alias", "aten::alias", "aten::detach",
@@ -355,7 +395,7 @@ struct Call {
     for (auto& [cuda, known] : storages)
       if (known.is_alias_of(cpu)) return cuda;
     count(kAllocation, name);
-    return cuda_storage(cpu, device);
+    return cuda_storage(new Block{cpu}, device);
   }
 
   at::Tensor to_cuda(const at::Tensor& tensor) {
@@ -495,7 +535,7 @@ void run(const c10::OperatorHandle& op, Stack* stack) {
   if (!to.defined() || to.is_cuda())  // a copy to the host returns the host's tensor
     for (size_t i = stack->size() - results; i < stack->size(); ++i) (*stack)[i] = call.value_to_cuda((*stack)[i]);
   if (recording && !original.empty())
-    recording->push_back({&op, original, Stack(stack->end() - static_cast<int64_t>(results), stack->end()), 0});
+    record(&op, original, Stack(stack->end() - static_cast<int64_t>(results), stack->end()));
 }
 
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) { run(op, stack); }
@@ -511,6 +551,10 @@ void replay(int64_t graph) {
     if (!launch.op) {
       TORCH_CHECK(callback(launch.callback_id), "a kernel failed in the replay of a graph");
       continue;
+    }
+    for (auto& [low, number] : launch.touched) {
+      auto* block = Block::at(low);
+      TORCH_CHECK(block && block->number == number, "a graph's ", launch.op->schema().name(), " uses memory that was freed since its capture");
     }
     Stack stack = launch.arguments;
     run(*launch.op, &stack);
@@ -546,7 +590,7 @@ at::Tensor host_view(const at::Tensor& tensor) { return tensor.is_cuda() ? host_
 // Give a new CPU tensor to the device without a copy.
 at::Tensor adopt(const at::Tensor& tensor, int64_t device) {
   count(kAllocation, "result of a kernel");
-  return with_storage(cuda_storage(tensor.storage(), static_cast<int>(device)), tensor, kCUDA);
+  return with_storage(cuda_storage(new Block{tensor.storage()}, static_cast<int>(device)), tensor, kCUDA);
 }
 
 // ---- what torch asks of a device ------------------------------------------------------------------------------
@@ -727,20 +771,20 @@ void vg_report(char* out, size_t size) {
 void vg_capture_begin(int64_t graph) {
   std::lock_guard<std::recursive_mutex> guard(lock);
   capturing = true;
-  recording = &graphs[graph];
+  recorded = graph, recording = &graphs[graph], pools[graph];
 }
 void vg_capture_end() {
   std::lock_guard<std::recursive_mutex> guard(lock);
   capturing = false;
-  recording = nullptr;
+  recorded = 0, recording = nullptr;
 }
 bool vg_capturing() { return capturing; }
 void vg_callback(Callback function) { callback = function; }
 void vg_record_call(int64_t id) {
-  if (recording) recording->push_back({nullptr, {}, {}, id});
+  if (recording) recording->push_back({nullptr, {}, {}, id, {}});
 }
 void vg_forget(int64_t graph) {
   std::lock_guard<std::recursive_mutex> guard(lock);
-  graphs.erase(graph);
+  graphs.erase(graph), pools.erase(graph);
 }
 }

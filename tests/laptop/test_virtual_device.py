@@ -84,6 +84,8 @@ NOTICED = {
     "swapped weights of two norms": "fused_qk_rmsnorm: q_weight is shape [4], expected [hidden]",
     "a draw into a row too few": "greedy_sample: input is shape [2, 8], expected [rows vocabulary] with {'rows': 1}",
     "a replay after a reset": "Called CUDAGraph::replay without a preceding successful capture",
+    "an operator of a graph on freed memory": "a graph's aten::copy_ uses memory that was freed since its capture",
+    "a kernel of a graph on freed memory": "bytes that no tensor of the device holds as a whole",
     "a capture in a capture": f"{CAPTURE}a capture begins in another",
     "a query of an event in a capture": f"{CAPTURE}query of event",
     "a reduction by maximum": "an NCCL reduction with operation 2 has no stand-in",

@@ -151,6 +151,14 @@ def graph_after_reset() -> None:
     graph.replay()
 
 
+def freed_after_capture(action: Callable[[torch.Tensor, torch.Tensor], object]) -> None:
+    graph, out, freed = torch.cuda.CUDAGraph(), columns(8), columns(8)
+    with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
+        action(freed, out)
+    del freed
+    graph.replay()
+
+
 def begin_capture(_: object) -> None:
     with torch.cuda.stream(torch.cuda.Stream()):
         torch.cuda.CUDAGraph().capture_begin()
@@ -231,6 +239,8 @@ FAULTS: dict[str, Callable[[], object]] = {
     ),
     "a draw into a row too few": lambda: STAND_INS["aiter.ops.sample.greedy_sample"](ints(0), columns(8)),
     "a replay after a reset": graph_after_reset,
+    "an operator of a graph on freed memory": lambda: freed_after_capture(lambda freed, out: out.copy_(freed)),
+    "a kernel of a graph on freed memory": lambda: freed_after_capture(lambda *given: copy_kernel[(1,)](*given, 8)),
     "a capture in a capture": lambda: in_capture(begin_capture),
     "a query of an event in a capture": lambda: in_capture(lambda _: torch.cuda.Event().query()),
     "a reduction by maximum": lambda: nccl(op=2),
