@@ -106,7 +106,7 @@ def named_choice(name: str, tools: list[str]) -> ToolChoice:
 def _message(given: Any, at: int, past: bool) -> Message:
     if not isinstance(given, dict):
         raise Refusal("messages and their parts must be objects", param="messages")
-    role = _ROLES.get(given.get("role", ""))
+    role = _ROLES.get(str(given.get("role")))
     if role is None:
         raise Refusal(f"messages.{at}.role is {given.get('role')!r:.40}", param="messages")
     if role == "user" and given.get("content") is None:
@@ -118,7 +118,7 @@ def _message(given: Any, at: int, past: bool) -> Message:
     if role == "assistant":
         thinking = given.get("reasoning_content") or given.get("reasoning")
         message.thinking = thinking if isinstance(thinking, str) else ""
-        for one in given.get("tool_calls") or ():
+        for one in parts.listed(given.get("tool_calls"), f"messages.{at}.tool_calls", "messages"):
             function = one.get("function") if isinstance(one, dict) else None
             if not isinstance(function, dict):
                 raise Refusal("a tool call must have a function", param="messages")

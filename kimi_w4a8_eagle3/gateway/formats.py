@@ -15,10 +15,12 @@ from .grammar import checked_text, schema_grammar
 _CLOSED_PARTS = ("grammar", "ebnf", "lark", "repeat", "plus", "star")
 
 
-def format_of(given: dict[str, Any] | None, name: str) -> Grammar | None:
+def format_of(given: Any, name: str) -> Grammar | None:
     """Return the grammar of a response format in the form of any API; None for text."""
     if given is None:
         return None
+    if not isinstance(given, dict):
+        raise Refusal(f"{name} must be an object", param=name)
     kind = given.get("type")
     if kind in (None, "text"):
         return None

@@ -85,7 +85,7 @@ def check_tools(tools: list[Tool]) -> None:
             objects += 1
             kinds = schema.get("type", [])
             for kind in [kinds] if isinstance(kinds, str) else kinds if isinstance(kinds, list) else ():
-                if kind not in _TYPES:
+                if str(kind) not in _TYPES:
                     raise Refusal(f"{name}: {kind!r:.60} is not valid as a type, at {place}", param="tools")
         if tool.strict:
             require_enforceable(tool.parameters, name)

@@ -92,6 +92,13 @@ def contents(value: Any, read: Callable[[Any], Part | None], name: str = "conten
     return [part for part in map(read, value) if part is not None]
 
 
+def listed(value: Any, name: str, param: str) -> list[Any]:
+    """Return a list that may be missing; raise Refusal for anything else."""
+    if value and not isinstance(value, list):
+        raise Refusal(f"{name} must be a list", param=param)
+    return value or []
+
+
 def flat(content: Content) -> Content:
     """Return a content of one text as that text."""
     if not isinstance(content, str) and len(content) == 1 and isinstance(content[0], Text):

@@ -84,7 +84,7 @@ def _tools(given: list[Any]) -> tuple[list[Tool], dict[str, Declared]]:
             made = parts.function_tool({**tool, "parameters": _CUSTOM, "description": _custom_description(tool)}, place)
             add(made, Declared(made.name, custom=True))
         elif kind == "namespace" and isinstance(tool.get("name"), str):
-            groups.append((tool["name"], tool.get("tools") or [], place))
+            groups.append((tool["name"], parts.listed(tool.get("tools"), f"{place}.tools", "tools"), place))
     for namespace, members, place in groups:
         for member in members:
             if isinstance(member, dict) and member.get("name") and (member.get("type") or "function") == "function":
@@ -95,13 +95,12 @@ def _tools(given: list[Any]) -> tuple[list[Tool], dict[str, Declared]]:
 
 
 def _custom_description(tool: dict[str, Any]) -> str | None:
-    format_ = tool.get("format") or {}
-    grammar = isinstance(format_, dict) and format_.get("type") == "grammar"
-    follows = [f"The input must follow this {format_.get('syntax') or 'lark'} grammar:\n{format_.get('definition')}"]
-    return (
-        "\n\n".join([*([tool["description"]] if tool.get("description") else []), *(follows if grammar else [])])
-        or None
-    )
+    described, format_ = tool.get("description"), tool.get("format")
+    said = [described] if described and isinstance(described, str) else []
+    if isinstance(format_, dict) and format_.get("type") == "grammar":
+        syntax = format_.get("syntax") or "lark"
+        said.append(f"The input must follow this {syntax} grammar:\n{format_.get('definition')}")
+    return "\n\n".join(said) or None
 
 
 def _choice(given: str | dict[str, Any] | None, declared: dict[str, Declared]) -> ToolChoice:
@@ -138,7 +137,7 @@ def _item(item: Any, past: bool, seal: Seal) -> Message | None:
         raise Refusal("messages and their parts must be objects", param="input")
     kind = item.get("type") if "type" in item else "message"
     match kind:
-        case "message" if item.get("role") in _ROLES:
+        case "message" if str(item.get("role")) in _ROLES:
             role = _ROLES[item["role"]]
             content = parts.contents(item.get("content"), lambda part: _part(part, past or role != "user"))
             return Message(role, parts.flat(content))  # type: ignore[arg-type]  # of _ROLES
@@ -172,7 +171,7 @@ def _item(item: Any, past: bool, seal: Seal) -> Message | None:
 def _texts(given: Any) -> list[str]:
     return [
         part["text"]
-        for part in given or ()
+        for part in (given if isinstance(given, list) else ())
         if isinstance(part, dict) and isinstance(part.get("text"), str) and part["text"]
     ]
 
