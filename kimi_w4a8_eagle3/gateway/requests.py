@@ -181,17 +181,17 @@ def _each(reasons: Mapping[str, str]) -> dict[str, str]:
 
 # Fields that would change an answer if anything read them, with the reason that the client gets.
 REFUSED = _each({
-    "functions function_call": "OpenAI replaced it by tools",
-    "conversation prompt_logprobs documents web_search_options": "it has no such service",
-    "background background_options": "it stores no responses",
-    "mcp_servers container": "it runs no tools: give them to the client",
-    "chat_template truncate_prompt_tokens": "the prompt is the model's own",
-    "audio image moderation": "its answers are text",
+    "functions function_call": "OpenAI replaced it with tools",
+    "conversation prompt_logprobs documents web_search_options": "no such service here",
+    "background background_options": "responses are not stored",
+    "mcp_servers container": "tools run in the client",
+    "chat_template truncate_prompt_tokens": "the model's template makes the prompt",
+    "audio image moderation": "answers are always text",
     "include_stop_str_in_output": "an answer ends before its stop string",
     "guided_json guided_regex guided_choice guided_grammar structured_outputs grammar format": "send response_format",
     "use_beam_search length_penalty bad_words allowed_token_ids logits_processors num_predict":
-        "it samples one token at a time",
-    "thread": "it keeps no threads: send the whole conversation",
+        "tokens are sampled one by one",
+    "thread": "threads are not kept: send the whole conversation",
 })  # fmt: skip
 THREADS = "thread_unsupported_request"  # on which Anthropic's tool_runner goes on without threads
 # SGLang's own fields, by which a request could change the engine or read another's data.
@@ -220,7 +220,7 @@ HARMLESS = _each({
     "truncation": "a prompt that is too long is refused",
     "stream_options": "the endpoint always ends with its usage",
     "add_special_tokens add_generation_prompt": "the template decides it",
-    "include": "the endpoint has no parts to choose from",
+    "include": "this endpoint has no optional parts",
 })  # fmt: skip
 
 Model = TypeVar("Model", bound=Body)

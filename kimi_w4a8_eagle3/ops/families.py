@@ -21,7 +21,7 @@ def supervisor_families(state: EngineState, recent: Acceptance | None, answered:
     """Return our families. recent: acceptance of the last minute. answered: the engine's metrics were just read."""
     running = (__version__, version_of("sglang") or "", state.recipe)
     labels = ("version", "sglang", "recipe")
-    build = _family("kimi_build_info", "Always 1; what is running.", labels, [(running, 1.0)])
+    build = _family("kimi_build_info", "1; labels name what runs.", labels, [(running, 1.0)])
     return [build, *_state(state, answered), *_acceptance(state, recent)]
 
 

@@ -132,11 +132,11 @@ def left(account: Account, cluster: Cluster) -> list[Priced]:
             Change(
                 "dense products of prefills in FP8", ("env.KIMI_DENSE_FP8=prefill",), 0.0, dense_ms(account, cluster)
             ),
-            "`agent-fast`: no accuracy is judged",
+            "`agent-fast`: accuracy not judged",
         ),
         Priced(
             Change(
-                "the same of all passes",
+                "the same in all passes",
                 ("env.KIMI_DENSE_FP8=all",),
                 -dense_step_ms(cluster),
                 dense_ms(account, cluster),

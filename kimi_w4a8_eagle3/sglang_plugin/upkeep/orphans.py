@@ -17,7 +17,9 @@ import time
 from ...engine.given_folder import given_folder
 from ..hooks import Feature
 
-FEATURE = Feature("engines that end with their supervisor", remove_when="a drain of SGLang ends without its scheduler")
+FEATURE = Feature(
+    "engines that end with their supervisor", remove_when="SGLang's drain ends when its scheduler is gone"
+)
 _PR_SET_PDEATHSIG = 1
 _LOOK_S, _GRACE_S = 1.0, 30.0
 

@@ -70,6 +70,6 @@ def _features(req: Req) -> set[str]:
 
 def count(requests: int, place: str, error: Exception) -> None:
     """Add requests that ended by an error to the metric."""
-    text = "Requests that ended by an error inside the engine, by place (prefill, verify, ...) and type of the error."
+    text = "Requests that failed inside the engine, by place (prefill, verify, ...) and type of the error."
     found = counter("kimi_failed_requests_total", text, "place", "error")
     found.labels(place=place, error=type(error).__name__).inc(requests)
