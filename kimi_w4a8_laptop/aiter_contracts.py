@@ -51,6 +51,10 @@ def _contiguous_rows(argument: str) -> Rule:
     return Rule(argument, "contiguous rows", holds)
 
 
+def _in_tiles(n: int, k: int) -> bool:
+    return k >= 192 and n % 64 == k % 64 == 0
+
+
 AITER: dict[str, Contract] = {
     "aiter.mla.mla_decode_fwd": Contract(
         {
@@ -280,5 +284,29 @@ AITER: dict[str, Contract] = {
         },
         "aiter/tuned_gemm.py",
         sizes=(Rule("weights", "the columns of inp", lambda g: g["weights"].shape[1] == g["inp"].shape[-1]),),
+    ),
+    # The kernel reads rows without a stride, and its choice has these sizes: rowwise_heuristic_dispatch of c16d44b.
+    "aiter.per_token_quant_hip": Contract(
+        {
+            "x": Tensor(_HALF, "tokens k"),
+            "scale": _MAYBE_FLOATS,
+            "quant_dtype": Value(torch.dtype),
+            "num_rows": Tensor(_INT, optional=True),
+            "num_rows_factor": _MAYBE_INTEGER,
+        },
+        "aiter/ops/quant.py and csrc/kernels/quant_kernels.cu",
+    ),
+    "aiter.gemm_a8w8_bpreshuffle": Contract(
+        {
+            "XQ": Tensor(_FP8, "tokens k"),
+            "WQ": Tensor(_FP8, "n k"),
+            "x_scale": Tensor(_FLOAT, "tokens 1"),
+            "w_scale": Tensor(_FLOAT, "n 1"),
+            "bias": Tensor(_ANY, "n", optional=True),
+            "dtype": _MAYBE_DTYPE,
+            "check": _MAYBE_FLAG,
+        },
+        "aiter/ops/gemm_op_a8w8.py",
+        sizes=(Rule("WQ", "64 outputs, 192 inputs or more, in sixty-fours", lambda g: _in_tiles(*g["WQ"].shape)),),
     ),
 }

@@ -83,7 +83,7 @@ def tables() -> str:
         "## Endpoints and fields\nOther paths return 404. Clients' paths need a key, if set. null means absent.\n",
         _table(("path", "methods", "open to"), _endpoints()),
         _table(("path", "fields"), _bodies()),
-        "Fields in no table are dropped and counted. Paths whose row lacks these fields refuse or drop them:\n",
+        "Fields in no table are dropped and counted. Paths without these fields refuse or drop them:\n",
         _table(("field", "what happens"), _others()),
         "## Variables\nSet one for a server with `--set env.NAME=VALUE`. `kimi-w4a8 gates` prints all others.\n",
         _table(("variable", "default", "effect"), _variables()),

@@ -59,10 +59,11 @@ class Missing:
         self.__name__ = self.__qualname__ = full
         self.__doc__ = None
 
-    def __getattr__(self, name: str) -> Missing:
+    def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
-        return Missing(f"{self.__name__}.{name}")
+        full = f"{self.__name__}.{name}"
+        return _CONSTANTS[full] if full in _CONSTANTS else Missing(full)
 
     def __call__(self, *_: object, **__: object) -> object:
         if self.__name__ in _CALLED_AT_IMPORT:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from kimi_w4a8_eagle3.quark.fp8 import quantize_rows
+
 from ..cpu import draft_chain
 from .operators import STAND_INS, operator
 
@@ -70,6 +72,20 @@ def mm(
     inp: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None = None, otype: torch.dtype | None = None
 ) -> torch.Tensor:
     return F.linear(inp, weights, bias).to(otype or inp.dtype)
+
+
+@operator("aiter.per_token_quant_hip")
+def per_token_quant_hip(x: torch.Tensor, quant_dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    return quantize_rows(x, quant_dtype)
+
+
+@operator("aiter.gemm_a8w8_bpreshuffle")
+def gemm_a8w8_bpreshuffle(
+    XQ: torch.Tensor, WQ: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    n, k = WQ.shape
+    weights = WQ.float().view(n // 16, k // 32, 2, 16, 16).permute(0, 3, 1, 2, 4).reshape(n, k)
+    return (XQ.float() @ weights.t() * x_scale * w_scale.view(-1)).to(dtype)
 
 
 @operator("aiter.ops.sample.greedy_sample")
@@ -139,4 +155,13 @@ def fast_topk(values: torch.Tensor, topk: int, dim: int) -> tuple[torch.Tensor, 
     return found.values, found.indices
 
 
+def shuffle_weight(x: torch.Tensor, layout: tuple[int, int]) -> torch.Tensor:
+    """Return FP8 weights [N, K] in tiles of 16 rows and 32 columns; it is torch code in AITER, too."""
+    if layout != (16, 16) or x.element_size() != 1:
+        raise NotImplementedError(f"shuffle_weight of {x.dtype} with layout {layout} has no stand-in")
+    n, k = x.shape
+    return x.view(n // 16, 16, k // 32, 2, 16).permute(0, 2, 3, 1, 4).reshape(n, k)
+
+
 STAND_INS["sgl_kernel.fast_topk"] = fast_topk
+STAND_INS["aiter.ops.shuffle.shuffle_weight"] = shuffle_weight

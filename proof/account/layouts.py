@@ -1,7 +1,7 @@
 """`python -m proof.account.layouts`: layouts of one node with eight MI325X, as rows of docs/perf/machine-model.md.
 
 Equal requests start together, as in benchmarks, and are priced by the formulas of `bench predict`. The fit knows only
-published figures of one engine on eight GPUs. Staggered requests lose with DP attention what these gain.
+published figures of one engine on eight GPUs. Staggered requests gain less with DP attention.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every command line of the pages runs here, or is parsed by what would run it where it needs a GPU, Docker or hours.
 
 `kimi-w4a8` parses by its own commands (with recipes, workloads and --set by what reads them), make by its targets,
-`python -m proof.X` by the module's options, pip by the extras. bash reads every block of commands.
+`python -m proof.X` by the module's options, pip by the extras. bash and Python read their blocks.
 """
 
 from __future__ import annotations
@@ -159,6 +159,8 @@ def test_every_command_line_of_a_page_can_be_meant(page: Path) -> None:
     text = page.read_text()
     assert [found for words, alone in commands(text) if (found := wrong(words, alone))] == []
     shell = "\n".join(body for language, body in FENCED.findall(text) if language in ("sh", "bash", "console"))
+    for program in (body for language, body in FENCED.findall(text) if language == "python"):
+        ast.parse(program)
     done = subprocess.run(["bash", "-n"], input=shell.replace("\n$ ", "\n"), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

@@ -82,6 +82,8 @@ NOTICED = {
     "an activation as wide as its input": "sgl_kernel.silu_and_mul: out is torch.bfloat16 [2, 8], expected half as",
     "a projection with transposed weights": "aiter.tuned_gemm.tgemm.mm: weights is torch.bfloat16 [2, 2], expected",
     "swapped weights of two norms": "fused_qk_rmsnorm: q_weight is shape [4], expected [hidden]",
+    "FP8 of strided rows": "aiter.per_token_quant_hip: x is strides (8, 2), expected layout contiguous",
+    "an FP8 product of too few inputs": "aiter.gemm_a8w8_bpreshuffle: WQ is torch.float8_e4m3fnuz [64, 128], expected",
     "a draw into a row too few": "greedy_sample: input is shape [2, 8], expected [rows vocabulary] with {'rows': 1}",
     "a replay after a reset": "Called CUDAGraph::replay without a preceding successful capture",
     "an operator of a graph on freed memory": "a graph's aten::copy_ uses memory that was freed since its capture",
@@ -135,6 +137,8 @@ HEALTHY = {
     "on a GPU": True,
     "draw": [True, "torch.int64", ["triton draw_kernel"]],
     "attended into out": True,
+    "stream of FlyDSL's launches": True,  # the current one
+    "FP8 product": True,  # weights in AITER's order, rows without a stride
     "summed over ranks": [[1.0, 1.0, 1.0], [0.0, 3.0], [6.0, 9.0]],
     "after a wait": "not noticed",
     "replayed": 5.0 * 3 * 3,

@@ -64,7 +64,7 @@ from kimi_w4a8_eagle3.sglang_plugin.decoding import exact_sampling
 BATCH, N, V = 2, 4, 50
 exact_sampling.is_dp_attention_enabled = lambda: False
 shared, of_rank_0 = [], lambda tensor, src: shared.append(tensor.fill_(src + 7).numel())
-exact_sampling.get_tp_group = lambda: SimpleNamespace(world_size=2, broadcast=of_rank_0)
+exact_sampling.get_tp_group = lambda: SimpleNamespace(world_size=2, ranks=[4, 5], broadcast=of_rank_0)
 if sys.argv[1:]:  # a draw that returns another type
     drawn = exact_sampling.draw
     exact_sampling.draw = lambda *args: drawn(*args).to(getattr(torch, sys.argv[1]))
@@ -107,6 +107,9 @@ else:
     info.sampling_mask_batch_indices, info.grammars = None, [None]
     constrained, _ = exact_sampling.sample_from_probs(None, None, torch.full((BATCH, V), 1 / V), info, drawn, True)
     agreed = (*verified, verify_input.draft_token, drawn, constrained)
+    needs = [name for name in vars(info) if name.startswith("need_")]
+    filtered = [exact_sampling._filters(SimpleNamespace(**{**vars(info), need: True})) for need in needs]
+    answer["active"] = [one.active for one in [exact_sampling._filters(info), *filtered]]
     answer |= {"shared": shared, "agreed": [tensor.unique().tolist() for tensor in agreed]}
 print(json.dumps(answer))
 """
@@ -174,6 +177,7 @@ def test_a_verify_step_is_the_operators_on_every_rank(newest: bool) -> None:
     step = found(SAMPLED, newest)
     assert step["dtypes"] == ["torch.int32"] * 3
     assert step["agreed"] == [[7], [4], list(range(8)), [7], [7], [7]]
+    assert step["active"] == [False, True, True, True]  # filters: none, and each of the three alone
     assert step["shared"] == [8, 8, 8, 8, 2, 2]  # verified, grammar, penalties, drafts, two plain steps
     assert step["counted"] == [[[7, 7, 7, 7]] * 2]  # by penalties: every token that is accepted
     assert step["masked"] == [pytest.approx(-1e30)]  # as in plain decoding; SGLang's own verification leaves -inf

@@ -13,6 +13,7 @@ import torch
 from kimi_w4a8_eagle3.moe.contract import MoeShape
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 from kimi_w4a8_eagle3.sampling.draw import Filters, draw
+from kimi_w4a8_eagle3.sglang_plugin.model import dense_fp8
 from kimi_w4a8_lab.kernels.random_layers import random_layer
 from kimi_w4a8_laptop.contract_check import CONTRACTS
 from kimi_w4a8_laptop.virtual import rccl
@@ -193,6 +194,22 @@ def moe(expert: int, chosen: int | None = None, dtype: torch.dtype = torch.int32
         )
         note_routed(places, ids, SimpleNamespace(topk_ids=ints(0, chosen)[None]))
     ReferenceBackend().forward(torch.zeros(1, 64, device="cuda").bfloat16(), prepared, torch.ones(1, 2).cuda(), ids)
+
+
+def fp8_product(device: str, outputs: int = 64, inputs: int = 256) -> torch.Tensor:
+    """Return the product of every second column of x and a dense layer that the plugin quantized, on a device."""
+    numbers = torch.Generator().manual_seed(0)
+    layer = torch.nn.Module()
+    weight = torch.randn(outputs, inputs, generator=numbers).bfloat16().to(device)
+    layer.weight, layer.quant_method = torch.nn.Parameter(weight, requires_grad=False), None
+    dense_fp8.quantize(layer, everywhere=True)
+    x = torch.randn(3, 2 * inputs, generator=numbers).bfloat16().to(device)
+    return layer.quant_method.apply(layer, x[:, ::2]).float().cpu()
+
+
+def same_fp8_product() -> bool:
+    on_cpu = fp8_product("cpu")
+    return bool((fp8_product("cuda") - on_cpu).norm() < 0.02 * on_cpu.norm())
 
 
 def columns(count: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:

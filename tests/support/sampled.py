@@ -27,8 +27,8 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "presence": {"temperature": 0, "presence_penalty": 1.5},
     "repetition": {"temperature": 0, "repetition_penalty": 1.3},
     "all penalties": {
-        "temperature": 1.0, "seed": 5, "frequency_penalty": 0.7, "presence_penalty": -0.3, "repetition_penalty": 1.1,
-        "min_tokens": 30,
+        "temperature": 1.5, "seed": 5, "frequency_penalty": 0.7, "presence_penalty": -0.3, "repetition_penalty": 1.3,
+        "min_tokens": 30, "logit_bias": dict.fromkeys(map(str, range(34, 44)), 12.0),
     },
     "bias": {"temperature": 1.5, "seed": 6, "logit_bias": {"100": 3.0, "200": -5.0}},
     "stop string": {"temperature": 1.5, "seed": 7, "stop": ["th"], "frequency_penalty": 0.5},

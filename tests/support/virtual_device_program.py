@@ -20,7 +20,9 @@ import torch.distributed as dist  # noqa: E402
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
+from kimi_w4a8_eagle3.moe.flydsl.backend import stream_of  # noqa: E402
 from kimi_w4a8_eagle3.moe.reference import quantize_rows  # noqa: E402
+from kimi_w4a8_eagle3.quark.fp8 import FP8  # noqa: E402
 from kimi_w4a8_eagle3.sampling.draw import Filters, draw  # noqa: E402
 from kimi_w4a8_laptop.virtual import library, rccl  # noqa: E402
 from kimi_w4a8_laptop.virtual.operators import STAND_INS  # noqa: E402
@@ -30,6 +32,7 @@ from .operator_calls import (  # noqa: E402
     attention,
     columns,
     drawn,
+    fp8_product,
     ints,
     mla,
     moe,
@@ -40,6 +43,7 @@ from .operator_calls import (  # noqa: E402
     rope,
     rotary,
     route,
+    same_fp8_product,
     scatter_in_place,
     store,
     tree,
@@ -237,6 +241,8 @@ FAULTS: dict[str, Callable[[], object]] = {
     "swapped weights of two norms": lambda: STAND_INS["aiter.ops.fused_qk_rmsnorm_group_quant.fused_qk_rmsnorm"](
         columns(8), columns(4), columns(8), columns(4)[0], 1e-5, columns(4), columns(8)[0], 1e-5, 0
     ),
+    "FP8 of strided rows": lambda: STAND_INS["aiter.per_token_quant_hip"](columns(8)[:, ::2], quant_dtype=FP8),
+    "an FP8 product of too few inputs": lambda: fp8_product("cuda", inputs=128),
     "a draw into a row too few": lambda: STAND_INS["aiter.ops.sample.greedy_sample"](ints(0), columns(8)),
     "a replay after a reset": graph_after_reset,
     "an operator of a graph on freed memory": lambda: freed_after_capture(lambda freed, out: out.copy_(freed)),
@@ -370,6 +376,8 @@ def healthy() -> dict[str, object]:
     with torch.cuda.device(2):
         inside = torch.ones(1, device="cuda")
     scatter_in_place(0)  # as NCCL allows
+    with torch.cuda.stream(side := torch.cuda.Stream()):
+        launched = stream_of(x) == side.cuda_stream
     moe(2, chosen=6)  # raises where the map is right, and the node says no
     return {
         "devices": [str(one.device) for one in (drawn, torch.ones(1, device="cuda:3"), inside, torch.ones(1).cuda())],
@@ -382,6 +390,8 @@ def healthy() -> dict[str, object]:
         "copied": copied(),
         "divided": divided,
         "quantized": quantized,
+        "stream of FlyDSL's launches": launched,
+        "FP8 product": same_fp8_product(),
         "summed over ranks": [summed.tolist(), *halves],
         "counted": counted,
     }
