@@ -55,8 +55,10 @@ print(json.dumps(answer))
 SAMPLED = """
 import json, sys
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import torch
+from sglang.srt.layers import sampler
 from sglang.srt.speculative import eagle_utils
 
 from kimi_w4a8_eagle3.sglang_plugin.decoding import exact_sampling
@@ -107,6 +109,8 @@ else:
     info.sampling_mask_batch_indices, info.grammars = None, [None]
     constrained, _ = exact_sampling.sample_from_probs(None, None, torch.full((BATCH, V), 1 / V), info, drawn, True)
     agreed = (*verified, verify_input.draft_token, drawn, constrained)
+    sampler.get_exec = sampler.get_tp_group = MagicMock()
+    answer["torch's softmax"] = sampler.Sampler().enable_deterministic is True
     needs = [name for name in vars(info) if name.startswith("need_")]
     filtered = [exact_sampling._filters(SimpleNamespace(**{**vars(info), need: True})) for need in needs]
     answer["active"] = [one.active for one in [exact_sampling._filters(info), *filtered]]
@@ -150,6 +154,8 @@ def counted(*arguments, **more):
     return copy(*arguments, **more)
 penalties.Penalties._sent = counted
 
+given = [Req("x", frequency) for frequency in (0.0, 0.5, 0.0)]
+scanned = [exact_sampling._any_penalized([req]) for req in given]
 pool, reqs = Pool(), [Req("a", 0.0), Req("b", 0.5), Req("c", 0.5)]
 copies = []
 for one in (batch(reqs[:1]), batch(reqs, extend=True), batch(reqs), batch(reqs), batch(reqs[1:]), batch(reqs[1:]),
@@ -161,14 +167,15 @@ exact_sampling.penalties_of(batch(reqs[1:]), 50)
 reqs[1].output_ids = [2, 2, 2]
 exact_sampling.penalties_of(batch(reqs[1:], extend=True), 50)  # retracted: the same batch prefills again
 rows = exact_sampling._tables[pool].counts
-print(json.dumps({"copies": copies, "rows": [int(row[2]) for row in rows[:3]]}))
+print(json.dumps({"scanned": scanned, "copies": copies, "rows": [int(row[2]) for row in rows[:3]]}))
 """
 
 
 @BOTH
 def test_penalties_are_copied_only_when_the_batch_changes_and_made_again_in_a_prefill(newest: bool) -> None:
     """Five tensors a change of the batch, and one for each request whose counts are made."""
-    assert found(KEPT, newest) == {"copies": [0, 7, 0, 0, 5, 0, 6], "rows": [3, 2, 2]}
+    scanned = [False, True, False]  # of new lists in the same memory
+    assert found(KEPT, newest) == {"scanned": scanned, "copies": [0, 7, 0, 0, 5, 0, 6], "rows": [3, 2, 2]}
 
 
 @BOTH
@@ -177,6 +184,7 @@ def test_a_verify_step_is_the_operators_on_every_rank(newest: bool) -> None:
     step = found(SAMPLED, newest)
     assert step["dtypes"] == ["torch.int32"] * 3
     assert step["agreed"] == [[7], [4], list(range(8)), [7], [7], [7]]
+    assert step["torch's softmax"]
     assert step["active"] == [False, True, True, True]  # filters: none, and each of the three alone
     assert step["shared"] == [8, 8, 8, 8, 2, 2]  # verified, grammar, penalties, drafts, two plain steps
     assert step["counted"] == [[[7, 7, 7, 7]] * 2]  # by penalties: every token that is accepted

@@ -159,9 +159,13 @@ def loaded_mxfp4(scheme: QuarkW4A8MoE, least: int) -> torch.nn.Module:
 
 @pytest.mark.parametrize(("least", "parts"), [(109, 1), (108, 2), (90, 3)])
 def test_rows_of_too_many_octaves_are_computed_in_parts_and_logged(
-    least: int, parts: int, caplog: pytest.LogCaptureFixture
+    least: int, parts: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheme = new_scheme(MXFP4)
+    from kimi_w4a8_eagle3.sglang_plugin.model import w4a8_moe
+
+    select, asked = w4a8_moe.select_backend, list[bool]()
+    monkeypatch.setattr(w4a8_moe, "select_backend", lambda *given, in_parts: asked.append(in_parts) or select(*given))
     layer = loaded_mxfp4(scheme, least)
     w13, w2 = layer.w13_weight.clone(), layer.w2_weight.clone()
     folded = fold_layer((w13, layer.w13_weight_scale), (w2, layer.w2_weight_scale))
@@ -169,7 +173,7 @@ def test_rows_of_too_many_octaves_are_computed_in_parts_and_logged(
     far = sum(int((shifts == ABSENT).sum()) for shifts, _ in folded[0])
     for _ in range(2):  # SGLang may call it twice
         scheme.process_weights_after_loading(layer)
-    assert len(folded) == parts and bool(far) == (parts > 1)
+    assert len(folded) == parts and [bool(far)] == asked == [parts > 1]  # flydsl computes one part
     assert (f"layer 7: {far} of 24576 MXFP4 blocks lie too far below" in caplog.text) == (parts > 1)
     reference, call = ReferenceBackend(), batch()
     topk = call.topk_output
@@ -195,6 +199,10 @@ def test_an_mxfp4_mlp_is_computed_in_bfloat16() -> None:
     scheme.create_weights(layer, [8, 8], 64, torch.bfloat16, print)
     with pytest.raises(KimiError, match="layer 0: an MXFP4 scale is missing or NaN"):
         scheme.process_weights_after_loading(layer)
+    for parameter, width in ((layer.weight, 32), (layer.weight_scale, 2)):  # rank 1 of 2 takes the second half of K
+        whole = torch.arange(16 * 2 * width, dtype=torch.uint8).view(16, 2 * width)
+        parameter.load_row_parallel_weight(whole, tp_rank=1)
+        assert torch.equal(parameter.data, whole[:, width:])
     layer.weight.random_(0, 256)
     layer.weight_scale.random_(100, 140)
     weight, x = dequantized(layer.weight, layer.weight_scale), torch.randn(3, 64).bfloat16()

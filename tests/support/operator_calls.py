@@ -11,8 +11,10 @@ from types import SimpleNamespace
 import torch
 
 from kimi_w4a8_eagle3.moe.contract import MoeShape
+from kimi_w4a8_eagle3.moe.flydsl.backend import device_of, stream_of
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 from kimi_w4a8_eagle3.sampling.draw import Filters, draw
+from kimi_w4a8_eagle3.sampling.finite import FiniteLogits
 from kimi_w4a8_eagle3.sglang_plugin.model import dense_fp8
 from kimi_w4a8_lab.kernels.random_layers import random_layer
 from kimi_w4a8_laptop.contract_check import CONTRACTS
@@ -207,9 +209,21 @@ def fp8_product(device: str, outputs: int = 64, inputs: int = 256) -> torch.Tens
     return layer.quant_method.apply(layer, x[:, ::2]).float().cpu()
 
 
-def same_fp8_product() -> bool:
-    on_cpu = fp8_product("cpu")
-    return bool((fp8_product("cuda") - on_cpu).norm() < 0.02 * on_cpu.norm())
+def wrong_of_ours() -> list[str]:
+    """Return what of our own code is wrong on the node."""
+    on_cpu, logits = fp8_product("cpu"), torch.zeros(6, 640, device="cuda")
+    logits[5, 1], finite = float("nan"), FiniteLogits()
+    finite.make(logits[:2])
+    finite.make(logits)  # a larger batch
+    with torch.cuda.stream(side := torch.cuda.Stream()):
+        on_stream = stream_of(logits) == side.cuda_stream
+    right = {
+        "FP8 product": bool((fp8_product("cuda") - on_cpu).norm() < 0.02 * on_cpu.norm()),
+        "finite": bool(logits.isfinite().all()),
+        "stream of FlyDSL's launches": on_stream,
+        "device of FlyDSL's launches": device_of(torch.ones(1, device="cuda:2")) == 2,
+    }
+    return [name for name in right if not right[name]]
 
 
 def columns(count: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -31,7 +32,10 @@ LEFT_OUT = {
     "cuda-graph-max-bs-decode": "a layout lists its graphs, because a capture takes seconds",
     "env.SGLANG_NUMA_BIND_V2": "it binds to the sockets of numa-node",
 }
-OWN = ("device=cuda", "max-total-tokens=8192", "max-running-requests=8", "cuda-graph-bs-decode=[4,8]")
+# A collective that a rank does not join ends after dist-timeout seconds.
+OWN = (
+    "device=cuda", "max-total-tokens=8192", "max-running-requests=8", "cuda-graph-bs-decode=[4,8]", "dist-timeout=120",
+)  # fmt: skip
 
 
 def settings() -> tuple[str, ...]:
@@ -62,4 +66,7 @@ def virtual_server(
     words = tuple(engine.command[engine.command.index("-m") + 1 :])
     engine.command = Program(module, words) if module else Program(*words[:1], words[1:])
     with running(engine) as server:
-        yield server
+        try:
+            yield server
+        finally:  # a failing test shows what the engine refused
+            print(*re.findall(r"^.*\wError: .*$", (folder / "server.log").read_text(), re.MULTILINE)[-2:], sep="\n")
