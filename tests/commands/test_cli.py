@@ -176,8 +176,7 @@ def test_bad_input_is_one_message_and_leaves_nothing(words, tmp_path, monkeypatc
     files = {"deep.json": "[" * 100_000, "deep.toml": "x = " + "[" * 5_000, "result.json": '{"kind": "demo"}'}
     files |= {"args.toml": 'extends = "tiny"\nsummary = "s"\n[args]\nchunked-prefil-size = 7', "latin1.jsonl": "\xff"}
     files |= {"piped.toml": 'extends = "pipe.toml"'}
-    files |= {"empty.jsonl": "\n", "late.jsonl": '{"timestamp": 1e30, "input_length": 9, "output_length": 9}'}
-    files["collect.json"] = '{"share": "all"}'
+    files |= {"empty.jsonl": "\n", "collect.json": '{"share": "all"}'}
     files["config.json"] = '{"hidden_size": 1, "num_hidden_layers": "x", "first_k_dense_replace": 1}'
     for name, text in files.items():
         tmp_path.joinpath(name).write_text(text, "latin-1")

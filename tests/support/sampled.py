@@ -15,6 +15,7 @@ QUESTIONS = [
     "Omar walks 3 miles a day for 2 days. The trip is 46 miles long. How many miles are left?",
     "Ruth has 31 balls. Ruth sells 16. Then Ruth loses 7. How many balls does Ruth have now?",
 ]
+DIGITS = dict.fromkeys(map(str, range(34, 44)), 9.0)
 REQUESTS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
     "sampled": {"temperature": 1.0, "seed": 1},
@@ -27,10 +28,11 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "presence": {"temperature": 0, "presence_penalty": 1.5},
     "repetition": {"temperature": 0, "repetition_penalty": 1.3},
     "all penalties": {
-        "temperature": 1.5, "seed": 5, "frequency_penalty": 0.7, "presence_penalty": -0.3, "repetition_penalty": 1.3,
-        "min_tokens": 30, "logit_bias": dict.fromkeys(map(str, range(34, 44)), 12.0),
+        "temperature": 1.0, "seed": 5, "frequency_penalty": 0.7, "presence_penalty": -0.3, "repetition_penalty": 1.1,
+        "min_tokens": 30,
     },
-    "bias": {"temperature": 1.5, "seed": 6, "logit_bias": {"100": 3.0, "200": -5.0}},
+    # The bias is added after the penalty.
+    "bias": {"temperature": 1.5, "seed": 6, "repetition_penalty": 1.5, "logit_bias": {"200": -5.0, **DIGITS}},
     "stop string": {"temperature": 1.5, "seed": 7, "stop": ["th"], "frequency_penalty": 0.5},
     "choices": {"temperature": 1.8, "seed": 8, "n": 3, "presence_penalty": 0.5},
     "schema": {
