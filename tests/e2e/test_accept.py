@@ -31,7 +31,7 @@ def test_a_taken_port_fails_one_stage_and_the_same_command_runs_that_one_alone(
     sizes = stages.Sizes(smoke=4, prompts=2, problems=4, lossless=2, samples=0, tools=2)
     monkeypatch.setattr(stages, "QUICK", sizes)
     monkeypatch.setattr(stages, "_STREAMED", 6)  # prompts, of which one is maths, is streamed and asked whole
-    # At the default temperature the built-in model sometimes ends its answer while it thinks, before a forced call.
+    # The same calls in every run: drawn ones differ, and some are cut.
     greedy = partial(stages.tool_run.ToolPlan, max_tokens=128, extra={"temperature": 0})
     monkeypatch.setattr(stages.tool_run, "ToolPlan", greedy)
     command = ["accept", "--quick", "--full", "--recipe", "tiny", "--runs", str(tmp_path)]
