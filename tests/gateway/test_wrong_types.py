@@ -14,7 +14,7 @@ from kimi_w4a8_eagle3.gateway.errors import Refusal
 from proof.conformance.cases import cases
 from proof.conformance.forms import ABSENT
 
-WRONG = ([], {}, "", "x", -1, 1.5, True, [1], ["x"], [[]], [{}], {"type": []})
+WRONG = (None, [], {}, "", "x", -1, 1.5, True, [1], ["x"], [[]], [{}], {"type": []})
 Place = tuple[str, ...]
 
 

@@ -5,6 +5,7 @@ from fractions import Fraction
 import pytest
 import torch
 
+from kimi_w4a8_eagle3.quark import packing
 from kimi_w4a8_eagle3.quark.packing import ABSENT, MAX_SHIFT, MOST_STEPS, fold_exponents, pack_codes, unpack_codes
 from kimi_w4a8_eagle3.quark.weight_format import INT4, MXFP4
 
@@ -50,6 +51,16 @@ def test_a_row_within_twelve_octaves_has_one_part(highest):
     exponents = torch.randint(highest - MAX_SHIFT, highest + 1, (64, 12), dtype=torch.uint8)
     (shifts,), weights = folded(codes, exponents)
     assert weights == stored(codes, exponents) and int(shifts.max()) == MAX_SHIFT
+
+
+def test_a_layer_that_is_folded_in_slices_has_the_same_parts(monkeypatch):
+    codes = torch.randint(0, 256, (3, 2, 64), dtype=torch.uint8)
+    codes[0] = 0
+    layer = codes, torch.randint(100, 140, (3, 2, 4), dtype=torch.uint8)
+    whole = fold_exponents(*layer)
+    monkeypatch.setattr(packing, "_CHUNK_BYTES", 1)
+    for (shifts, scales), again in zip(whole, fold_exponents(*layer), strict=True):
+        assert torch.equal(shifts, again[0]) and torch.equal(scales, again[1])
 
 
 def test_blocks_and_rows_of_zeros_do_not_count():

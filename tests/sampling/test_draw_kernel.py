@@ -21,6 +21,7 @@ def without_spills(compiled: Any) -> str:
     code: str = compiled.asm["amdgcn"]
     assert set(re.findall(r"(?:vgpr|sgpr)_spill_count:\s+(\d+)", code)) == {"0"}
     assert re.findall(r"ScratchSize: (\d+)", code) == ["0"]
+    assert compiled.metadata.num_warps * 64 <= 1024  # threads of a workgroup of gfx942
     return code
 
 

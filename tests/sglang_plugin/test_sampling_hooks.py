@@ -163,6 +163,10 @@ for one in (batch(reqs[:1]), batch(reqs, extend=True), batch(reqs), batch(reqs),
     sent = 0
     found = exact_sampling.penalties_of(one, 50)
     copies.append(sent)
+rest = batch(reqs[:1])  # the penalized requests of this sampling_info have ended
+rest.sampling_info = SimpleNamespace(kimi_penalties=found, vocab_size=50)
+exact_sampling.keep_penalties(None, rest)
+copies.append(rest.sampling_info.kimi_penalties)
 exact_sampling.penalties_of(batch(reqs[1:]), 50)
 reqs[1].output_ids = [2, 2, 2]
 exact_sampling.penalties_of(batch(reqs[1:], extend=True), 50)  # retracted: the same batch prefills again
@@ -175,7 +179,7 @@ print(json.dumps({"scanned": scanned, "copies": copies, "rows": [int(row[2]) for
 def test_penalties_are_copied_only_when_the_batch_changes_and_made_again_in_a_prefill(newest: bool) -> None:
     """Five tensors a change of the batch, and one for each request whose counts are made."""
     scanned = [False, True, False]  # of new lists in the same memory
-    assert found(KEPT, newest) == {"scanned": scanned, "copies": [0, 7, 0, 0, 5, 0, 6], "rows": [3, 2, 2]}
+    assert found(KEPT, newest) == {"scanned": scanned, "copies": [0, 7, 0, 0, 5, 0, 6, None], "rows": [3, 2, 2]}
 
 
 @BOTH

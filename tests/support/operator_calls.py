@@ -13,6 +13,7 @@ import torch
 from kimi_w4a8_eagle3.moe.contract import MoeShape
 from kimi_w4a8_eagle3.moe.flydsl.backend import device_of, stream_of
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
+from kimi_w4a8_eagle3.quark.packing import unpack_codes
 from kimi_w4a8_eagle3.sampling.draw import Filters, draw
 from kimi_w4a8_eagle3.sampling.finite import FiniteLogits
 from kimi_w4a8_eagle3.sglang_plugin.model import dense_fp8
@@ -212,6 +213,7 @@ def fp8_product(device: str, outputs: int = 64, inputs: int = 256) -> torch.Tens
 def wrong_of_ours() -> list[str]:
     """Return what of our own code is wrong on the node."""
     on_cpu, logits = fp8_product("cpu"), torch.zeros(6, 640, device="cuda")
+    codes = torch.arange(64, dtype=torch.uint8)
     logits[5, 1], finite = float("nan"), FiniteLogits()
     finite.make(logits[:2])
     finite.make(logits)  # a larger batch
@@ -219,6 +221,7 @@ def wrong_of_ours() -> list[str]:
         on_stream = stream_of(logits) == side.cuda_stream
     right = {
         "FP8 product": bool((fp8_product("cuda") - on_cpu).norm() < 0.02 * on_cpu.norm()),
+        "codes": torch.equal(unpack_codes(codes.cuda()).cpu(), unpack_codes(codes)),
         "finite": bool(logits.isfinite().all()),
         "stream of FlyDSL's launches": on_stream,
         "device of FlyDSL's launches": device_of(torch.ones(1, device="cuda:2")) == 2,

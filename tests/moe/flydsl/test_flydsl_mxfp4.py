@@ -75,11 +75,13 @@ def test_the_packed_layout_is_the_contracts_integers() -> None:
     assert torch.equal(moe.s13, weights.s13) and moe.layout == "flydsl-mxfp4-16x128"
 
 
-def test_the_down_projection_is_paired_with_its_shifts() -> None:
+def test_the_down_projection_is_paired_with_its_shifts(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = random_weights()
     assert weights.shift2 is not None
     straight = layout.pack(weights.w2.view(torch.int32), shifts=weights.shift2)
     paired = layout.pack(weights.w2.view(torch.int32), True, weights.shift2)
+    monkeypatch.setattr(layout, "_SLICE_WORDS", 1)
+    assert torch.equal(layout.pack(weights.w2.view(torch.int32), True, weights.shift2), paired)
     codes = SMALL.hidden * SMALL.inter // 2
     for part, size in ((slice(codes), 16), (slice(codes, None), 1)):
         lanes = straight[:, part].view(2, -1, 4, 16, size)  # tile, g, n of one chunk
