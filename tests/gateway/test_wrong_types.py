@@ -15,7 +15,6 @@ from proof.conformance.cases import cases
 from proof.conformance.forms import ABSENT
 
 WRONG = (None, [], {}, "", "x", -1, 1.5, True, [1], ["x"], [[]], [{}], {"type": []})
-Place = tuple[str, ...]
 
 
 def bodies() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -36,7 +35,7 @@ def short(value: Any) -> Any:
     return value[:40] if isinstance(value, str) else value
 
 
-def places(value: Any, shape: Place = ()) -> Iterator[tuple[Place, Any, Any]]:
+def places(value: Any, shape: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
     """Yield each place below a value as (shape, container, key). A shape has no indices and no names of properties."""
     keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
     for key in keys:
@@ -47,7 +46,7 @@ def places(value: Any, shape: Place = ()) -> Iterator[tuple[Place, Any, Any]]:
 
 
 def test_no_wrong_type_makes_the_gateway_fail() -> None:
-    service, seen, failed = App(ScriptedEngine()).service, set[tuple[str, Place]](), list[str]()
+    service, seen, failed = App(ScriptedEngine()).service, set[tuple[str, tuple[str, ...]]](), list[str]()
     for path, body in bodies():
         for shape, container, key in [*places(body)]:
             if (path, shape) in seen:

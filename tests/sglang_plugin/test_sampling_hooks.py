@@ -109,6 +109,11 @@ else:
     info.sampling_mask_batch_indices, info.grammars = None, [None]
     constrained, _ = exact_sampling.sample_from_probs(None, None, torch.full((BATCH, V), 1 / V), info, drawn, True)
     agreed = (*verified, verify_input.draft_token, drawn, constrained)
+    at, info.kimi_penalties = [], SimpleNamespace(apply=lambda _, at_: at.append(at_.tolist()), count=lambda _: None)
+    prefill = SimpleNamespace(sampling_info=info, forward_mode=SimpleNamespace(is_decode=lambda: False))
+    prefill.seq_lens = torch.tensor([5, 9])
+    exact_sampling.sample(lambda *_: torch.arange(BATCH), None, logits, prefill)
+    answer["last tokens"] = at
     sampler.get_exec = sampler.get_tp_group = MagicMock()
     answer["torch's softmax"] = sampler.Sampler().enable_deterministic is True
     needs = [name for name in vars(info) if name.startswith("need_")]
@@ -188,9 +193,9 @@ def test_a_verify_step_is_the_operators_on_every_rank(newest: bool) -> None:
     step = found(SAMPLED, newest)
     assert step["dtypes"] == ["torch.int32"] * 3
     assert step["agreed"] == [[7], [4], list(range(8)), [7], [7], [7]]
-    assert step["torch's softmax"]
+    assert step["torch's softmax"] and step["last tokens"] == [[4, 8]]
     assert step["active"] == [False, True, True, True]  # filters: none, and each of the three alone
-    assert step["shared"] == [8, 8, 8, 8, 2, 2]  # verified, grammar, penalties, drafts, two plain steps
+    assert step["shared"] == [8, 8, 8, 8, 2, 2, 2]  # verified, grammar, penalties, drafts, three plain steps
     assert step["counted"] == [[[7, 7, 7, 7]] * 2]  # by penalties: every token that is accepted
     assert step["masked"] == [pytest.approx(-1e30)]  # as in plain decoding; SGLang's own verification leaves -inf
 

@@ -82,8 +82,6 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
         f"image at {url}": (C, image(url), "fetches no media")
         for url in ({"url": "http://127.0.0.1/x"}, "http://169.254.169.254/x", {"url": "file:///etc"}, {"url": "/etc"})
     },
-    "audio": (C, {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "/x"}}]}]},
-        "content of type 'input_audio'"),
     "image in a tool's result": (M, {**MESSAGE, "messages": [{"role": "user", "content": [
         {"type": "tool_result", "content": [{"type": "image", "source": {"url": "http://x"}}]}]}]}, "fetches no media"),
     "an address beside data": (C, image({"type": "base64", "data": "AAAA", "url": "http://127.0.0.1/x"}),

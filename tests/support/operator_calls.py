@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import torch
 
-from kimi_w4a8_eagle3.moe.contract import MoeShape
+from kimi_w4a8_eagle3.moe.contract import MoeShape, gpu_arch
 from kimi_w4a8_eagle3.moe.flydsl.backend import device_of, stream_of
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 from kimi_w4a8_eagle3.quark.packing import unpack_codes
@@ -221,6 +221,7 @@ def wrong_of_ours() -> list[str]:
         on_stream = stream_of(logits) == side.cuda_stream
     right = {
         "FP8 product": bool((fp8_product("cuda") - on_cpu).norm() < 0.02 * on_cpu.norm()),
+        "architecture": gpu_arch(logits.device) == "gfx942",
         "codes": torch.equal(unpack_codes(codes.cuda()).cpu(), unpack_codes(codes)),
         "finite": bool(logits.isfinite().all()),
         "stream of FlyDSL's launches": on_stream,
