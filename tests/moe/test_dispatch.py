@@ -115,6 +115,7 @@ def test_the_operator_runs_the_backend_and_traces_under_fake_tensors() -> None:
 
     compiled = torch.compile(lambda x: layer(x, weights, ids), backend="eager", fullgraph=True)
     assert torch.equal(compiled(x), expected)
+    assert torch._C._dispatch_has_kernel_for_dispatch_key("kimi::w4a8_moe", "CompositeExplicitAutograd")  # any device
     torch.library.opcheck(w4a8_moe, (x, weights, ids, layer.handle), test_utils="test_faketensor")  # size and dtype
 
 

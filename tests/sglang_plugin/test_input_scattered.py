@@ -51,7 +51,8 @@ def served(model="DeepseekV3ForCausalLM", graphs=False, dp=False, a2a=False, dra
 
 elsewhere = torch.ones(3, 1)  # rows outside of a prefill by shares
 input_scattered.clear_padding(elsewhere)
-embeds, batch = torch.ones(3, 1), SimpleNamespace(spec_info=None, extend_num_tokens=2, mm_input_embeds=None)
+embeds = torch.ones(3, 1)
+batch = SimpleNamespace(spec_info=None, extend_num_tokens=2, mm_input_embeds=embeds)
 context.use_input_scattered = lambda _: True
 input_scattered._inner_norms.add(1)
 group.rank_in_group = 1
@@ -62,7 +63,7 @@ def fails(*given):
 try:
     input_scattered.forward(fails, None, None, None, batch, embeds)
 except ValueError as error:
-    failed = [*error.args, embeds.sum().item(), *input_scattered._rows]
+    failed = [*error.args, embeds.sum().item(), *input_scattered._rows, len(batch.mm_input_embeds)]
 of_draft = [SimpleNamespace(spec_info=spec_info) for spec_info in (None, object())]
 print(json.dumps({
     "of draft": [input_scattered.use_input_scattered(lambda *_: True, None, batch) for batch in of_draft],
@@ -103,7 +104,8 @@ def test_what_does_not_go_with_it_is_served_without_it_and_says_so_once(newest: 
         assert (allowed, len(said), features) == (False, 1, missing), name
         assert said[0].startswith("serving without input-scattered attention: ") and why in said[0]
     assert answers["rank 1"] == [False, [], missing]  # rank 0 says it
-    assert answers["failed"] == [0, 3, 0]  # what is summed; the caller's embeddings; rows for the next pass
+    # What is summed, the caller's embeddings, rows for the next pass, and the draft's without padding.
+    assert answers["failed"] == [0, 3, 0, 2]
     assert answers["elsewhere"] == [[1.0]] * 3  # no row is padding there
 
 

@@ -9,7 +9,7 @@ import pytest
 from support.sglang_program import BOTH, found
 
 PROGRAM = """
-import json
+import json, os
 from types import SimpleNamespace
 
 from sglang.srt import runtime_context
@@ -45,10 +45,10 @@ seeds = [SimpleNamespace(rid=rid, sampling_params=SimpleNamespace(sampling_seed=
          for rid, seed in (("a", None), ("b", None), ("a", None), ("c", 7), ("d", 2**64 + 7), ("e", -1))]
 answer["seeds"] = [exact_sampling._seed(req) for req in seeds]
 
-feature = Feature("a class", "never")  # SGLang's registry hooks no class, and only logs it
-feature.before("sglang.srt.layers.sampler.Sampler")(lambda *_: None)
+feature = Feature("a class", "never", environ={"KIMI_OF_A_FEATURE": "1"})
+feature.before("sglang.srt.layers.sampler.Sampler")(lambda *_: None)  # SGLang's registry only logs that it cannot
 register(HookRegistry, [feature])
-answer["unapplied"] = ended(HookRegistry.apply_hooks)
+answer["unapplied"], answer["environ"] = ended(HookRegistry.apply_hooks), os.environ.get("KIMI_OF_A_FEATURE")
 print(json.dumps(answer))
 """
 
@@ -114,7 +114,7 @@ else:
     prefill.seq_lens = torch.tensor([5, 9])
     exact_sampling.sample(lambda *_: torch.arange(BATCH), None, logits, prefill)
     answer["last tokens"] = at
-    sampler.get_exec = sampler.get_tp_group = MagicMock()
+    sampler.get_exec = sampler.get_parallel = sampler.get_tp_group = MagicMock()
     answer["torch's softmax"] = sampler.Sampler().enable_deterministic is True
     needs = [name for name in vars(info) if name.startswith("need_")]
     filtered = [exact_sampling._filters(SimpleNamespace(**{**vars(info), need: True})) for need in needs]
@@ -159,6 +159,9 @@ def counted(*arguments, **more):
     return copy(*arguments, **more)
 penalties.Penalties._sent = counted
 
+stopping = Req("x", 0.5)
+stopping.eos_token_ids = [4]
+stops = exact_sampling._penalized(stopping, 0, 0, False).stops
 given = [Req("x", frequency) for frequency in (0.0, 0.5, 0.0)]
 scanned = [exact_sampling._any_penalized([req]) for req in given]
 pool, reqs = Pool(), [Req("a", 0.0), Req("b", 0.5), Req("c", 0.5)]
@@ -176,7 +179,7 @@ exact_sampling.penalties_of(batch(reqs[1:]), 50)
 reqs[1].output_ids = [2, 2, 2]
 exact_sampling.penalties_of(batch(reqs[1:], extend=True), 50)  # retracted: the same batch prefills again
 rows = exact_sampling._tables[pool].counts
-print(json.dumps({"scanned": scanned, "copies": copies, "rows": [int(row[2]) for row in rows[:3]]}))
+print(json.dumps({"scanned": scanned, "stops": stops, "copies": copies, "rows": [int(row[2]) for row in rows[:3]]}))
 """
 
 
@@ -184,7 +187,8 @@ print(json.dumps({"scanned": scanned, "copies": copies, "rows": [int(row[2]) for
 def test_penalties_are_copied_only_when_the_batch_changes_and_made_again_in_a_prefill(newest: bool) -> None:
     """Five tensors a change of the batch, and one for each request whose counts are made."""
     scanned = [False, True, False]  # of new lists in the same memory
-    assert found(KEPT, newest) == {"scanned": scanned, "copies": [0, 7, 0, 0, 5, 0, 6, None], "rows": [3, 2, 2]}
+    copies = [0, 7, 0, 0, 5, 0, 6, None]
+    assert found(KEPT, newest) == {"scanned": scanned, "stops": [4], "copies": copies, "rows": [3, 2, 2]}
 
 
 @BOTH
@@ -212,7 +216,7 @@ def test_what_cannot_be_verified_is_not_served(newest: bool) -> None:
     assert answer["chain"] is None
     assert "--speculative-eagle-topk 4 makes a tree" in answer["tree"]
     assert "calls another verification" in answer["not called"]
-    assert "sglang.srt.layers.sampler.Sampler" in answer["unapplied"]
+    assert "sglang.srt.layers.sampler.Sampler" in answer["unapplied"] and answer["environ"] == "1"
 
 
 @BOTH
