@@ -115,7 +115,7 @@ void release(void* data) {
   std::lock_guard<std::recursive_mutex> guard(lock);
   if (auto pool = pools.find(block->graph); pool != pools.end()) pool->second.push_back(std::move(block));
 }
-void keep(void*) {}  // for a graph's arguments, which do not keep their memory
+void borrow(void*) {}  // the deleter of a graph's arguments, which do not keep their memory
 
 c10::DataPtr data_ptr(Block* block, int device, c10::DeleterFnPtr deleter = &release) {
   return {block->cpu.mutable_data(), block, deleter, c10::Device(kCUDA, device)};
@@ -123,7 +123,7 @@ c10::DataPtr data_ptr(Block* block, int device, c10::DeleterFnPtr deleter = &rel
 
 Block* block_of(const c10::Storage& storage) {
   const auto deleter = storage.data_ptr().get_deleter();
-  TORCH_CHECK(deleter == &release || deleter == &keep, "memory that the virtual device did not allocate");
+  TORCH_CHECK(deleter == &release || deleter == &borrow, "memory that the virtual device did not allocate");
   return static_cast<Block*>(storage.data_ptr().get_context());
 }
 
@@ -281,6 +281,24 @@ void begin_launch(int device) {
   ++clocks[stream][stream];
 }
 
+// Return a value with `change` made to its tensor, or to each of a list.
+template <typename Change>
+IValue changed(const IValue& value, Change change) {
+  if (value.isTensor()) return change(value.toTensor());
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(change(tensor));
+    return list;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector())
+      list.push_back(tensor ? std::optional<at::Tensor>(change(*tensor)) : std::nullopt);
+    return list;
+  }
+  return value;
+}
+
 // ---- graphs: the operators of a capture, run again on the same memory -------------------------------------------
 using Callback = bool (*)(int64_t);  // false: the kernel raised
 Callback callback = nullptr;
@@ -295,24 +313,12 @@ std::vector<Launch>* recording = nullptr;
 
 // Replace the tensors of a recorded call by ones that do not keep their memory, as a graph has addresses alone.
 IValue borrowed(const IValue& value, Launch& launch) {
-  if (value.isTensor() && value.toTensor().is_cuda()) {
-    const at::Tensor& tensor = value.toTensor();
+  return changed(value, [&](const at::Tensor& tensor) {
+    if (!tensor.is_cuda()) return tensor;
     auto* block = block_of(tensor.storage());
     if (block->cpu.data()) launch.touched[block->low] = block->number;
-    return with_storage(cuda_storage(block, tensor.get_device(), &keep), tensor, kCUDA);
-  }
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> list;
-    for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(borrowed(tensor, launch).toTensor());
-    return list;
-  }
-  if (value.isOptionalTensorList()) {
-    c10::List<std::optional<at::Tensor>> list;
-    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector())
-      list.push_back(tensor ? std::optional<at::Tensor>(borrowed(*tensor, launch).toTensor()) : std::nullopt);
-    return list;
-  }
-  return value;
+    return with_storage(cuda_storage(block, tensor.get_device(), &borrow), tensor, kCUDA);
+  });
 }
 
 void record(const c10::OperatorHandle* op, const Stack& arguments, const Stack& results) {
@@ -361,18 +367,6 @@ struct Call {
   }
 
   IValue value_to_cpu(const IValue& value, bool written) {
-    if (value.isTensor()) return to_cpu(value.toTensor(), written);
-    if (value.isTensorList()) {
-      c10::List<at::Tensor> list;
-      for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(to_cpu(tensor, written));
-      return list;
-    }
-    if (value.isOptionalTensorList()) {
-      c10::List<std::optional<at::Tensor>> list;
-      for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector())
-        list.push_back(tensor ? std::optional<at::Tensor>(to_cpu(*tensor, written)) : std::nullopt);
-      return list;
-    }
     if (value.isList() && value.toListRef().size() && value.toListRef()[0].isTensorList()) {
       c10::List<c10::List<at::Tensor>> lists;
       for (const auto& inner : value.toListRef()) lists.push_back(value_to_cpu(inner, written).toTensorList());
@@ -386,7 +380,7 @@ struct Call {
       storages.emplace_back(value.toStorage(), block_of(value.toStorage())->cpu);
       return storages.back().second;
     }
-    return value;
+    return changed(value, [&](const at::Tensor& tensor) { return to_cpu(tensor, written); });
   }
 
   c10::Storage storage_of(const c10::Storage& cpu) {
@@ -409,13 +403,7 @@ struct Call {
   }
 
   IValue value_to_cuda(const IValue& value) {
-    if (value.isTensor()) return to_cuda(value.toTensor());
-    if (value.isTensorList()) {
-      c10::List<at::Tensor> list;
-      for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(to_cuda(tensor));
-      return list;
-    }
-    return value;
+    return changed(value, [&](const at::Tensor& tensor) { return to_cuda(tensor); });
   }
 
   // Carry a resize or a new storage of an argument over to the CUDA tensor.
